@@ -1,0 +1,38 @@
+# Every command works from a fresh clone: each target first brings .venv up to date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test test-all lint bench clean
+
+help:  ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+install: $(STAMP)  ## make .venv and install Swift with its development tools
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: install  ## train a small MoE GPT with experts placed anew every iteration, and with a static placement
+	$(BIN)/python -m swift compare experiments/demo.gin --vary Experiment.placement=@symi,@static --run-dir runs/demo
+
+test: install  ## the quick tests (at most 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+test-all: install  ## all tests, and the quick ones on every newer Python that is installed
+	$(BIN)/python -m pytest -n 2
+	$(BIN)/python tests/other_pythons.py
+
+lint: install  ## style, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install  ## every benchmark; each prints one JSON document
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove the virtual environment and all runs
+	rm -rf $(VENV) runs

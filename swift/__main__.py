@@ -1,0 +1,7 @@
+"""``python -m swift``."""
+
+import sys
+
+from swift.cli import main
+
+sys.exit(main())

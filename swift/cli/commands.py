@@ -1,0 +1,131 @@
+"""What each command does; the functions bear the commands' names."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from swift.cli.configuration import config_text, load_experiment
+from swift.errors import SettingError
+from swift.mesh import emulate_devices
+from swift.record import read_run, replace_file
+from swift.report import comparison_rows, comparison_table, write_report
+from swift.train import Experiment, TrainOptions, export_model
+from swift.train import generate as generate_text
+from swift.train import train as run_training
+
+_EXPORTED_CONFIG = "config.gin"
+
+
+def train(options: argparse.Namespace) -> None:
+    """``swift train CONFIG.gin``."""
+    experiment = load_experiment(options.config, options.set)
+    if options.resume and options.run_dir is None:
+        raise SettingError("--resume", True, "needs --run-dir, the run to go on with")
+    run_dir = options.run_dir or _new_run_dir(options.config.stem)
+    _prepare([experiment])
+    summary = run_training(
+        experiment,
+        TrainOptions(
+            run_dir, config_text(experiment), options.resume, options.stop_at, _profile_window(options.profile)
+        ),
+    )
+    write_report([read_run(run_dir)], run_dir / "report.html")
+    if options.format == "json":
+        print(json.dumps(summary))
+    else:
+        Console().print(comparison_table([read_run(run_dir)]))
+        print(f"report: {run_dir / 'report.html'}")
+
+
+def compare(options: argparse.Namespace) -> None:
+    """``swift compare CONFIG.gin ...``: every experiment in a directory of its own, and one report of all."""
+    names = [path.stem for path in options.configs]
+    if len(set(names)) < len(names):
+        raise SettingError("CONFIG", names, "the files need different names, which their runs will bear")
+    experiments = [load_experiment(path, options.set) for path in options.configs]
+    _prepare(experiments)
+    top = options.run_dir or _new_run_dir(names[0])
+    run_dirs = [top / name for name in names]
+    for run_dir in run_dirs:
+        if run_dir.exists():
+            raise SettingError("--run-dir", str(top), f"holds {run_dir.name} already; choose another directory")
+    for experiment, run_dir in zip(experiments, run_dirs, strict=True):
+        run_training(experiment, TrainOptions(run_dir, config_text(experiment)))
+    runs = [read_run(run_dir) for run_dir in run_dirs]
+    page = top / "report.html"
+    write_report(runs, page)
+    if options.format == "json":
+        print(json.dumps({"runs": comparison_rows(runs), "report": str(page)}))
+    else:
+        Console().print(comparison_table(runs))
+        print(f"report: {page}")
+
+
+def report(options: argparse.Namespace) -> None:
+    """``swift report RUN_DIR ...``."""
+    runs = [read_run(path) for path in options.run_dirs]
+    page = options.out or options.run_dirs[0] / "report.html"
+    write_report(runs, page)
+    print(page)
+
+
+def export(options: argparse.Namespace) -> None:
+    """``swift export RUN_DIR --out MODEL``."""
+    run = read_run(options.run_dir)
+    experiment = load_experiment(run.path / "config.gin")
+    _prepare([experiment], num_devices=1)
+    step = export_model(experiment, options.run_dir, options.out, options.step)
+    replace_file(options.out / _EXPORTED_CONFIG, run.config_text.encode())
+    print(f"{options.out}: the model of iteration {step}; try: swift generate {options.out}")
+
+
+def generate(options: argparse.Namespace) -> None:
+    """``swift generate MODEL``."""
+    if not (options.model / _EXPORTED_CONFIG).is_file():
+        raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
+    experiment = load_experiment(options.model / _EXPORTED_CONFIG)
+    _prepare([experiment], num_devices=1)
+    pieces = generate_text(
+        experiment,
+        options.model,
+        options.prompt,
+        options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    for index, piece in enumerate(pieces):
+        sys.stdout.write((options.prompt if index == 0 else "") + piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
+    """Settles, before JAX starts, what all experiments of this process share."""
+    for name in ("ranks", "compute_dtype"):
+        values = {getattr(experiment, name) for experiment in experiments}
+        if len(values) > 1:
+            raise SettingError(f"Experiment.{name}", sorted(values), "must be the same in all files of one comparison")
+    if experiments[0].ranks == "emulated":
+        emulate_devices(num_devices or max(experiment.topology.num_devices for experiment in experiments))
+    jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
+
+
+def _new_run_dir(name: str) -> Path:
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _profile_window(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    numbers = re.fullmatch(r"(\d+):(\d+)", text)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise SettingError("--profile", text, "must be FIRST:LAST, such as 10:12")
+    return int(numbers[1]), int(numbers[2])

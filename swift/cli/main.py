@@ -1,0 +1,81 @@
+"""The command line: its words, and how a mistake is told."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swift.errors import RunError, SettingError
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists what is possible)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        The exit code: 0; 2 for a user's mistake, told in one line; 3 for a run that cannot go on; 130 for Ctrl-C.
+    """
+    options = _parser().parse_args(arguments)
+    # JAX takes a second to import: --help and a misspelt command should not wait for it.
+    from swift.cli import commands
+    from swift.mesh import EmulationError
+
+    try:
+        getattr(commands, options.command)(options)
+    except (SettingError, EmulationError) as error:
+        return _tell(error, 2)
+    except RunError as error:
+        return _tell(error, 3)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _tell(error: Exception, code: int) -> int:
+    print(f"swift: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
+    commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="run one experiment")
+    train.add_argument("config", type=Path, metavar="CONFIG.gin")
+    _add_settings(train)
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
+    train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
+    train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
+
+    compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
+    compare.add_argument("configs", type=Path, nargs="+", metavar="CONFIG.gin")
+    _add_settings(compare)
+
+    report = commands.add_parser("report", help="write one HTML page about a run, or about several together")
+    report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    report.add_argument("--out", type=Path, help="the page (default: report.html in the first RUN_DIR)")
+
+    export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
+    export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    export.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the directory to make")
+    export.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+
+    generate = commands.add_parser("generate", help="continue a text with an exported model")
+    generate.add_argument("model", type=Path, metavar="MODEL")
+    generate.add_argument("--prompt", default="def ", help="the text to continue (default: %(default)r)")
+    generate.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
+    generate.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest (default: %(default)s)")
+    generate.add_argument("--top-k", type=int, default=40, help="choose among so many (default: %(default)s)")
+    generate.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: a new directory under runs/")
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")

@@ -1,0 +1,157 @@
+"""Batches by iteration number: Grain shuffles, repeats and batches the windows of a split."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, get_args
+
+import grain
+import numpy as np
+
+from swift.data.config import DataConfig, Split
+from swift.data.stream import open_stream
+from swift.data.tokenizer import Tokenizer
+from swift.data.windows import Batch, Windows, count_windows
+from swift.errors import SettingError, check_count
+
+_STATE_VERSION = 1
+
+
+class Loader(Iterator[Batch]):
+    """The batches of a split, endlessly: a pure function of the arguments and the iteration number.
+
+    Training: the windows are shuffled anew every epoch, and each is seen once an epoch; a batch may hold the end of
+    one epoch and the start of the next. Validation: the windows come in the order of the stream, in every pass the
+    same, and the last batch of a pass is filled up with padding, so ``num_batches_per_epoch`` batches score every
+    token exactly once.
+
+    Any batch or micro-batch can be loaded at any time by any worker; iterating only counts. A loader is its own
+    iterator, and starts no threads.
+
+    Args:
+        config: the data.
+        split: 'train' or 'validation'.
+        num_microbatches: M, micro-batches per iteration, of all pipelines together.
+        sequences_per_microbatch: B.
+        sequence_length: T.
+        seed: of the order of the training windows.
+
+    Raises:
+        SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
+            number is out of range.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        split: Split,
+        *,
+        num_microbatches: int,
+        sequences_per_microbatch: int,
+        sequence_length: int,
+        seed: int,
+    ):
+        check_count("Experiment.num_microbatches", num_microbatches, least=1)
+        check_count("Experiment.sequences_per_microbatch", sequences_per_microbatch, least=1)
+        check_count("ModelConfig.sequence_length", sequence_length, least=1)
+        check_count("Experiment.seed", seed, least=0)
+        if split not in get_args(Split):
+            raise SettingError("Loader.split", split, f"must be one of {', '.join(get_args(Split))}")
+        stream = open_stream(config, split)
+        _check_one_window(stream.num_tokens, split, sequence_length)
+
+        self._config = config
+        self._num_microbatches = num_microbatches
+        self._num_windows = count_windows(stream.num_tokens, sequence_length)
+        num_sequences = num_microbatches * sequences_per_microbatch
+        self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
+        num_filled = self._num_windows if split == "train" else self._num_batches_per_epoch * num_sequences
+        windows = grain.MapDataset.source(Windows(stream, config, sequence_length, num_filled))
+        if split == "train":
+            windows = windows.shuffle(seed=_spread_seed(seed))
+        # An endless dataset has no remainder; without dropping it Grain's length overflows for batches of one.
+        self._microbatches = windows.repeat().batch(sequences_per_microbatch, drop_remainder=True)
+        self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)
+        self._next_step = 0
+        self._identity: dict[str, Any] = {
+            "split": split,
+            "num_microbatches": num_microbatches,
+            "sequences_per_microbatch": sequences_per_microbatch,
+            "sequence_length": sequence_length,
+            "seed": seed,
+            "num_tokens": stream.num_tokens,
+            "checksum": stream.checksum(),
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token of any batch."""
+        return self._config.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns tokens back to text."""
+        return self._config.tokenizer
+
+    @property
+    def num_windows(self) -> int:
+        """The number of sequences in an epoch that hold a label."""
+        return self._num_windows
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        """How many batches it takes to see every window; rounded up."""
+        return self._num_batches_per_epoch
+
+    def batch(self, step: int) -> Batch:
+        """The batch of iteration ``step``, counted from 0: arrays [M, B, T]."""
+        assert step >= 0
+        return self._batches[step]
+
+    def microbatch(self, step: int, index: int) -> Batch:
+        """Micro-batch ``index`` of ``batch(step)``, without loading the others: arrays [B, T]."""
+        assert step >= 0
+        assert 0 <= index < self._num_microbatches
+        return self._microbatches[step * self._num_microbatches + index]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self.batch(self._next_step)
+        self._next_step += 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Where the iterator stands, and the data it stands in, as a dict that JSON can hold."""
+        return {"version": _STATE_VERSION, "next_step": self._next_step, "data": dict(self._identity)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Puts the iterator where ``state`` was taken: the next batch is the one that would have come next.
+
+        Raises:
+            SettingError: the state is of another version, or of other data, order or batch shape; it says what
+                differs.
+        """
+        if state.get("version") != _STATE_VERSION:
+            allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
+            raise SettingError("version of the saved data state", state.get("version"), allowed)
+        saved = state["data"]
+        names = [name for name in self._identity if saved.get(name) != self._identity[name]]
+        if names:
+            now = ", ".join(f"{name} = {self._identity[name]!r}" for name in names)
+            allowed = f"this run has {now}; a run resumes with the data and settings that it began with"
+            raise SettingError("the saved data state", {name: saved.get(name) for name in names}, allowed)
+        self._next_step = int(state["next_step"])
+
+
+def _check_one_window(num_tokens: int, split: Split, sequence_length: int) -> None:
+    if num_tokens < sequence_length + 1:
+        allowed = (
+            f"the {split} split holds {num_tokens} tokens, and a window needs {sequence_length + 1}: "
+            "use a shorter sequence or more data"
+        )
+        raise SettingError("ModelConfig.sequence_length", sequence_length, allowed)
+
+
+def _spread_seed(seed: int) -> int:
+    # Grain shuffles epoch e with seed + e: unspread, epoch 1 of seed 0 would be epoch 0 of seed 1.
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])

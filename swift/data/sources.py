@@ -1,0 +1,170 @@
+"""Where documents come from: the standard library of the running Python, text files, a file of tokens."""
+
+import functools
+import glob
+import os
+import re
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from swift.errors import SettingError
+
+BLOCK_TOKENS = 16384
+"""Tokens of a document where a token file does not say where its documents end."""
+
+_SCAN_TOKENS = 1 << 22
+_PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that is read when it is needed.
+
+    Args:
+        name: the same on every machine that has the document, and on no other document of its source.
+        read: returns the text.
+    """
+
+    name: str
+    read: Callable[[], str]
+
+
+class TextSource(Protocol):
+    """A source of texts."""
+
+    def documents(self) -> list[Document]:
+        """All documents, in an order that is the same on every machine."""
+        ...
+
+
+@dataclass(frozen=True)
+class StandardLibrary:
+    """The Python files of the running Python's standard library, its tests included: about 30 MB on every machine.
+
+    Installed packages are left out. A few of its files are not UTF-8 on purpose, to test Python; what cannot be
+    decoded there becomes U+FFFD.
+    """
+
+    def documents(self) -> list[Document]:
+        """All files, by path.
+
+        Raises:
+            SettingError: the library is not on disk as ``.py`` files.
+        """
+        root = Path(sysconfig.get_path("stdlib"))
+        paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+        names = sorted(name for name in paths if _PACKAGE_DIRECTORIES.isdisjoint(name.split("/")))
+        if not names:
+            allowed = f"{root} holds no .py files, so this Python cannot serve as data: use TextFiles"
+            raise SettingError("DataConfig.source", self, allowed)
+        return [Document(name, functools.partial(self._read, paths[name])) for name in names]
+
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_bytes().decode("utf-8", errors="replace")
+        except OSError as error:
+            raise SettingError("DataConfig.source", self, f"cannot read {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """UTF-8 text files, each a document, named by its path below the part of ``pattern`` that has no wildcard.
+
+    A file that is not UTF-8 is refused, since a binary file among the texts is a mistake of the pattern.
+
+    Args:
+        pattern: as of ``glob``; ``**`` matches directories at any depth.
+    """
+
+    pattern: str
+
+    def documents(self) -> list[Document]:
+        """All files, by name.
+
+        Raises:
+            SettingError: no file matches, or all are empty.
+        """
+        paths = [Path(path) for path in glob.glob(self.pattern, recursive=True) if not os.path.isdir(path)]
+        if not paths:
+            raise SettingError("TextFiles.pattern", self.pattern, "no file matches")
+        if all(os.path.exists(path) and os.path.getsize(path) == 0 for path in paths):
+            raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
+        directory = os.path.dirname(re.split(r"[*?[]", self.pattern, maxsplit=1)[0]) or "."
+        named = {Path(os.path.relpath(path, directory)).as_posix(): path for path in paths}
+        return [Document(name, functools.partial(self._read, named[name])) for name in sorted(named)]
+
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise SettingError("TextFiles.pattern", self.pattern, f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            allowed = f"{path} is not UTF-8 text (byte {error.start})"
+            raise SettingError("TextFiles.pattern", self.pattern, allowed) from error
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A file of little-endian tokens without a header, memory-mapped and never loaded whole.
+
+    Args:
+        path: the file.
+        dtype: 'uint16' or 'uint32'.
+        end_of_document: the token that ends each document; without it, blocks of ``BLOCK_TOKENS`` tokens count as
+            documents. Finding the ends reads the file once.
+        vocab_size: one more than the largest token it may hold; the tokenizer's if not given.
+    """
+
+    path: str
+    dtype: str = "uint16"
+    end_of_document: int | None = None
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("uint16", "uint32"):
+            raise SettingError("TokenFile.dtype", self.dtype, "must be 'uint16' or 'uint32'")
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise SettingError("TokenFile.vocab_size", self.vocab_size, "must be a whole number of at least 1")
+
+    def tokens(self) -> np.memmap:
+        """All tokens, memory-mapped: uint16[num_tokens] or uint32[num_tokens].
+
+        Raises:
+            SettingError: the file cannot be read, is empty, or its size is no multiple of the dtype's.
+        """
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        try:
+            num_bytes = os.stat(self.path).st_size
+            if num_bytes == 0:
+                raise SettingError("TokenFile.path", self.path, "the file is empty")
+            if num_bytes % dtype.itemsize:
+                allowed = f"{self.path} holds {num_bytes} bytes, no multiple of {dtype.itemsize}"
+                raise SettingError("TokenFile.dtype", self.dtype, allowed)
+            return np.memmap(self.path, dtype, mode="r")
+        except OSError as error:
+            raise SettingError("TokenFile.path", self.path, f"cannot be read: {error.strerror}") from error
+
+    def document_bounds(self, tokens_N: np.ndarray) -> np.ndarray:
+        """Where documents begin in the file, then its end: int64[num_documents + 1].
+
+        A document includes the token that ends it; what follows the last such token is a document too.
+
+        Raises:
+            SettingError: ``end_of_document`` occurs nowhere.
+        """
+        num_tokens = len(tokens_N)
+        if self.end_of_document is None:
+            return np.append(np.arange(0, num_tokens, BLOCK_TOKENS), num_tokens)
+        # Piece by piece, so that the comparison's result stays small for a file of any size.
+        pieces = range(0, num_tokens, _SCAN_TOKENS)
+        ends = [np.flatnonzero(tokens_N[i : i + _SCAN_TOKENS] == self.end_of_document) + i + 1 for i in pieces]
+        bounds = np.unique(np.concatenate([[0], *ends, [num_tokens]]))
+        if not any(len(piece) for piece in ends):
+            allowed = f"{self.path} holds no such token"
+            raise SettingError("TokenFile.end_of_document", self.end_of_document, allowed)
+        return bounds

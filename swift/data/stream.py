@@ -1,0 +1,99 @@
+"""The tokens of a split as one sequence, of which any part can be read.
+
+Shapes: N tokens at hand, S spans of them that belong to the split.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.data.config import DataConfig, Split, in_split
+from swift.data.sources import Document, TokenFile
+from swift.data.tokenizer import Tokenizer
+
+_CHECKSUM_PIECES = 64
+_CHECKSUM_TOKENS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStream:
+    """Spans of an array of tokens, joined end to end without copying them.
+
+    Args:
+        tokens_N: unsigned integers; may be memory-mapped.
+        starts_S: int64, where each span starts in ``tokens_N``.
+        offsets_S: int64, where each span starts in the stream, from 0 and ascending.
+        num_tokens: the length of the stream.
+    """
+
+    tokens_N: np.ndarray
+    starts_S: np.ndarray
+    offsets_S: np.ndarray
+    num_tokens: int
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer or none where it ends before."""
+        stop = min(stop, self.num_tokens)
+        if start >= stop:
+            return self.tokens_N[:0]
+        first = int(np.searchsorted(self.offsets_S, start, side="right")) - 1
+        last = int(np.searchsorted(self.offsets_S, stop, side="left")) - 1
+        pieces = []
+        for span in range(first, last + 1):
+            begin = int(self.offsets_S[span])
+            end = int(self.offsets_S[span + 1]) if span < last else stop
+            shift = int(self.starts_S[span]) - begin
+            pieces.append(self.tokens_N[max(begin, start) + shift : end + shift])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def checksum(self) -> int:
+        """A CRC-32 of pieces spread evenly over the stream, so that a file of any size is checked in milliseconds."""
+        last_start = max(0, self.num_tokens - _CHECKSUM_TOKENS)
+        crc = 0
+        for start in np.unique(np.linspace(0, last_start, _CHECKSUM_PIECES).astype(np.int64)).tolist():
+            crc = zlib.crc32(self.read(start, start + _CHECKSUM_TOKENS).astype("<u4").tobytes(), crc)
+        return crc
+
+
+def open_stream(config: DataConfig, split: Split) -> TokenStream:
+    """The documents of a split, in the source's order, each followed by a separator (empty ones are left out).
+
+    Texts are read and tokenized here, into memory, with as few bytes per token as the vocabulary allows. A token
+    file stays on disk, and its documents keep the ends they have there.
+
+    Raises:
+        SettingError: the source cannot be read, or a split would have no document.
+    """
+    source = config.source
+    if isinstance(source, TokenFile):
+        return _spans_of_file(source, split, config.validation_share)
+    documents = source.documents()
+    members = in_split((document.name for document in documents), split, config.validation_share)
+    chosen = [document for document, member in zip(documents, members, strict=True) if member]
+    tokens_N = _tokenize(chosen, config.tokenizer)
+    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N))
+
+
+def _tokenize(documents: list[Document], tokenizer: Tokenizer) -> np.ndarray:
+    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+    separator_1 = np.array([tokenizer.separator], dtype)
+    pieces = [np.empty(0, dtype)]
+    for document in documents:
+        tokens = tokenizer.encode(document.read())
+        if len(tokens):
+            assert int(tokens.max()) < tokenizer.vocab_size, f"{tokenizer} exceeds its vocabulary"
+            pieces += [tokens.astype(dtype, copy=False), separator_1]
+    return np.concatenate(pieces)
+
+
+def _spans_of_file(source: TokenFile, split: Split, validation_share: float) -> TokenStream:
+    tokens_N = source.tokens()
+    bounds = source.document_bounds(tokens_N)
+    members = in_split((str(number) for number in range(len(bounds) - 1)), split, validation_share)
+    # Neighbours of the same split are one span: a span begins and ends where membership changes.
+    changes = np.flatnonzero(np.diff(members, prepend=False, append=False))
+    starts_S, ends_S = bounds[changes[0::2]], bounds[changes[1::2]]
+    ends_in_stream = np.cumsum(ends_S - starts_S)
+    offsets_S = ends_in_stream - (ends_S - starts_S)
+    return TokenStream(tokens_N, starts_S, offsets_S, int(ends_in_stream[-1]))

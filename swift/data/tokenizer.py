@@ -1,0 +1,112 @@
+"""Text to tokens and back: bytes, or the vocabulary of a Hugging Face ``tokenizers`` file."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from swift.errors import SettingError
+
+
+class Tokenizer(Protocol):
+    """What the data pipeline asks of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token."""
+        ...
+
+    @property
+    def separator(self) -> int:
+        """The token that ends a document."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """The tokens of a text, [length], without a separator."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens, [length]; what is no valid text becomes U+FFFD."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """One token per byte of UTF-8; byte 0, which text does not contain, ends a document."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of bytes."""
+        return 256
+
+    @property
+    def separator(self) -> int:
+        """The token that ends a document."""
+        return 0
+
+    def encode(self, text: str) -> np.ndarray:
+        """The bytes of a text, uint8[length]."""
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens, [length]; bytes that are no UTF-8 and tokens that are no byte become U+FFFD."""
+        tokens = np.asarray(tokens)
+        # 0xFF occurs nowhere in UTF-8; a plain cast would turn token 321 into "A".
+        in_range = (tokens >= 0) & (tokens < self.vocab_size)
+        return np.where(in_range, tokens, 0xFF).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A Hugging Face ``tokenizers`` JSON file; needs the extra ``tokenizers``. The file is read at first use.
+
+    Args:
+        path: the JSON file.
+        end_of_document: the token of its vocabulary that ends a document.
+
+    Raises:
+        SettingError: at first use, where the extra is missing, the file cannot be read, or it has no such token.
+    """
+
+    path: str
+    end_of_document: str = "<|endoftext|>"
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest token, added tokens included."""
+        # The library's own size counts tokens, and a file may leave numbers out.
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def separator(self) -> int:
+        """The token that ends a document."""
+        token = self._tokenizer.token_to_id(self.end_of_document)
+        if token is None:
+            raise SettingError("TokenizerFile.end_of_document", self.end_of_document, f"{self.path} has no such token")
+        return token
+
+    def encode(self, text: str) -> np.ndarray:
+        """The tokens of a text, uint32[length]; no special token is added."""
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens, [length], special tokens included."""
+        return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            import tokenizers
+        except ImportError:
+            allowed = "needs the extra 'tokenizers': pip install 'swift-moe[tokenizers]'"
+            raise SettingError("TokenizerFile.path", self.path, allowed) from None
+        try:
+            text = Path(self.path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError("TokenizerFile.path", self.path, f"cannot be read: {error}") from error
+        try:
+            return tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception for every kind of malformed file
+            raise SettingError("TokenizerFile.path", self.path, f"is not a tokenizers file: {error}") from error

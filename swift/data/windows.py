@@ -1,0 +1,69 @@
+"""Windows cut from a stream of tokens, and the batches they make.
+
+Shapes: M micro-batches, B sequences per micro-batch, T positions.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from swift.data.config import DataConfig
+from swift.data.stream import TokenStream
+from swift.errors import SettingError
+
+
+class Batch(NamedTuple):
+    """Sequences with their labels; a micro-batch lacks the first dim, a single window the first two."""
+
+    inputs: np.ndarray  # int32[M, B, T], 0 where not valid
+    labels: np.ndarray  # int32[M, B, T], the token after each input, 0 where not valid
+    valid: np.ndarray  # bool[M, B, T], False where padding: it counts in nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """The windows of a stream, by number: a random-access source for Grain.
+
+    Window i reads tokens i*T to (i+1)*T inclusive, so every token but the stream's first is a label once. The last
+    window that holds a label may be padded at its end.
+
+    Args:
+        stream: the tokens.
+        config: what they come from, for messages.
+        sequence_length: T.
+        num_windows: how many windows there are; those past the end of the stream are padding only.
+    """
+
+    stream: TokenStream
+    config: DataConfig
+    sequence_length: int
+    num_windows: int
+
+    def __len__(self) -> int:
+        return self.num_windows
+
+    def __getitem__(self, index: int) -> Batch:
+        start = index * self.sequence_length
+        tokens = self.stream.read(start, start + self.sequence_length + 1)
+        self._check_vocabulary(tokens, start)
+        num_labels = max(0, len(tokens) - 1)
+        inputs_T, labels_T = np.zeros((2, self.sequence_length), np.int32)
+        inputs_T[:num_labels], labels_T[:num_labels] = tokens[:num_labels], tokens[1:]
+        return Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
+
+    def _check_vocabulary(self, tokens: np.ndarray, start: int) -> None:
+        vocab_size = self.config.vocab_size
+        if len(tokens) == 0 or int(tokens.max()) < vocab_size:
+            return
+        position = int(np.argmax(tokens >= vocab_size))
+        allowed = (
+            f"it holds token {tokens[position]} (token {start + position} of the split), the vocabulary ends at "
+            f"{vocab_size - 1}: set DataConfig.tokenizer to the one that wrote it, or TokenFile.vocab_size"
+        )
+        raise SettingError("DataConfig.source", self.config.source, allowed)
+
+
+def count_windows(num_tokens: int, sequence_length: int) -> int:
+    """How many windows of ``sequence_length`` labels hold at least one label of a stream of ``num_tokens``."""
+    return -(-(num_tokens - 1) // sequence_length)

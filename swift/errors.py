@@ -1,0 +1,34 @@
+"""The errors that a person, rather than the program, has caused; the command line prints them as one line."""
+
+
+class SettingError(ValueError):
+    """A setting has a value that cannot work. Exit code 2.
+
+    Args:
+        setting: the setting's name as the user writes it, such as ``Experiment.num_steps`` or ``--run-dir``.
+        value: what it was set to.
+        allowed: what would be accepted, or what to do instead, as a phrase.
+    """
+
+    def __init__(self, setting: str, value: object, allowed: str):
+        super().__init__(f"{setting} = {value!r}: {allowed}")
+        self.setting, self.value, self.allowed = setting, value, allowed
+
+
+class RunError(RuntimeError):
+    """A run that began well cannot go on; the message says how to continue. Exit code 3."""
+
+
+def check_count(setting: str, value: object, least: int) -> None:
+    """Raises SettingError unless ``value`` is a whole number of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SettingError(setting, value, f"must be a whole number of at least {least}")
+
+
+def check_number(setting: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
+    """Raises SettingError unless ``value`` is a finite number, above or at least a bound."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    if above is not None and not (is_number and value > above):  # type: ignore[operator]
+        raise SettingError(setting, value, f"must be a number above {above}")
+    if least is not None and not (is_number and value >= least):  # type: ignore[operator]
+        raise SettingError(setting, value, f"must be a number of at least {least}")

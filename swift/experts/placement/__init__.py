@@ -1,0 +1,31 @@
+"""Expert placement: which class every slot of every rank holds, chosen anew each iteration from popularity."""
+
+from swift.experts.placement.counts import changed_slots, contiguous, load_imbalance, replica_counts
+from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
+from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.policy import (
+    PlacementPolicy,
+    PolicyState,
+    check_slots,
+    place_contiguously,
+    uniform_placement,
+)
+from swift.experts.placement.static import Static
+from swift.experts.placement.symi import Symi
+
+__all__ = [
+    "FlexMoE",
+    "FlexMoEState",
+    "MinMax",
+    "PlacementPolicy",
+    "PolicyState",
+    "Static",
+    "Symi",
+    "changed_slots",
+    "check_slots",
+    "contiguous",
+    "load_imbalance",
+    "place_contiguously",
+    "replica_counts",
+    "uniform_placement",
+]

@@ -1,0 +1,101 @@
+"""FlexMoE's placement: now and then, replicas are shifted one at a time to the most loaded class.
+
+Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank, M = N * S slots of a layer.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.errors import SettingError
+from swift.experts.placement.counts import replica_counts
+from swift.experts.placement.policy import uniform_placement
+
+
+class FlexMoEState(NamedTuple):
+    """What FlexMoE remembers; one for all layers, so that they rebalance together."""
+
+    iteration: jax.Array  # int32[], iterations since the last rebalance
+
+
+@dataclass(frozen=True)
+class FlexMoE:
+    """Rebalances at every ``interval``-th iteration, shift by shift (FlexMoE, SIGMOD'23).
+
+    A shift takes one slot from the class whose load per replica would be the smallest without it, and gives it to the
+    class with the largest load per replica, as long as the giver ends below that load. The giver loses the last of its
+    slots in flat order; every other slot keeps its class, so the slots that change are what has to migrate.
+
+    The largest load per replica never rises, and a rebalance ends only at the least that any placement can have, up to
+    float32 rounding: where no class can spare a slot, none could in a better placement. No slot changes twice in one
+    rebalance, since a class that was given a slot can then not spare one, nor can one that gave become worth giving to.
+
+    Args:
+        interval: iterations from one rebalance to the next.
+
+    Raises:
+        SettingError: the interval is below 1.
+
+    >>> policy = FlexMoE(interval=1)
+    >>> placement_LNS, state = policy.init(num_layers=1, num_classes=3, num_ranks=3, slots_per_rank=2)
+    >>> placement_LNS.tolist()
+    [[[0, 0], [1, 1], [2, 2]]]
+    >>> policy(jnp.array([[10, 70, 20]]), placement_LNS, state)[0].tolist()
+    [[[0, 1], [1, 1], [2, 1]]]
+    """
+
+    interval: int = 10
+
+    def __post_init__(self) -> None:
+        if self.interval < 1:
+            raise SettingError("FlexMoE.interval", self.interval, "at least 1 iteration")
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return f"flexmoe({self.interval})"
+
+    def init(
+        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
+    ) -> tuple[jax.Array, FlexMoEState]:
+        """The uniform placement, int32[L, N, S], and a counter at zero."""
+        placement_LNS = uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank)
+        return placement_LNS, FlexMoEState(jnp.zeros((), jnp.int32))
+
+    def __call__(
+        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: FlexMoEState
+    ) -> tuple[jax.Array, FlexMoEState]:
+        """The rebalanced placement when the interval is over, otherwise the placement as it is."""
+        iteration = state.iteration + 1
+        due = iteration >= self.interval
+        counts_LE = replica_counts(placement_LNS, popularity_LE.shape[1])
+        placement_LM = placement_LNS.reshape(placement_LNS.shape[0], -1)
+        placement_LM = jax.vmap(partial(_rebalance, due))(popularity_LE, placement_LM, counts_LE)
+        return placement_LM.reshape(placement_LNS.shape), FlexMoEState(jnp.where(due, 0, iteration))
+
+
+def _rebalance(due: jax.Array, popularity_E: jax.Array, placement_M: jax.Array, counts_E: jax.Array) -> jax.Array:
+    """One layer's slots after as many shifts as help; as they are unless a rebalance is due."""
+    tokens_E = popularity_E.astype(jnp.float32)
+    classes_E = jnp.arange(counts_E.shape[0], dtype=jnp.int32)
+    slots_M = jnp.arange(placement_M.shape[0], dtype=jnp.int32)
+
+    def shift(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        placement_M, counts_E, _ = carry
+        load_E = tokens_E / counts_E.astype(jnp.float32)
+        load_without_E = tokens_E / jnp.maximum(counts_E - 1, 1).astype(jnp.float32)
+        load_without_E = jnp.where(counts_E > 1, load_without_E, jnp.inf)
+        helps = jnp.min(load_without_E) < jnp.max(load_E)
+
+        taker = classes_E[jnp.argmax(load_E)]
+        giver = classes_E[jnp.argmin(load_without_E)]
+        slot = jnp.max(jnp.where(placement_M == giver, slots_M, -1))
+        shifted_M = jnp.where(slots_M == slot, taker, placement_M)
+        change_E = (classes_E == taker).astype(jnp.int32) - (classes_E == giver).astype(jnp.int32)
+        return jnp.where(helps, shifted_M, placement_M), jnp.where(helps, counts_E + change_E, counts_E), helps
+
+    return lax.while_loop(lambda carry: carry[2], shift, (placement_M, counts_E, due))[0]

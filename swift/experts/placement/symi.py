@@ -1,0 +1,68 @@
+"""SYMI's expert placement scheduler: replicas in proportion to the popularity of the iteration before.
+
+Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.experts.placement.counts import total_tokens
+from swift.experts.placement.policy import PolicyState, place_contiguously, uniform_placement
+
+
+@dataclass(frozen=True)
+class Symi:
+    """Replicas in proportion to popularity, in class order (SYMI, arXiv 2504.19925, Algorithm 1).
+
+    >>> policy = Symi()
+    >>> placement_LNS, state = policy.init(num_layers=1, num_classes=3, num_ranks=3, slots_per_rank=2)
+    >>> policy(jnp.array([[10, 70, 20]]), placement_LNS, state)[0].tolist()
+    [[[0, 1], [1, 1], [1, 2]]]
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return "symi"
+
+    def init(
+        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
+    ) -> tuple[jax.Array, PolicyState]:
+        """The uniform placement, int32[L, N, S], and no state."""
+        return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
+
+    def __call__(
+        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
+    ) -> tuple[jax.Array, PolicyState]:
+        """The placement in proportion to the popularity; uniform for a layer without tokens."""
+        return place_contiguously(_proportional_replicas, popularity_LE, placement_LNS), state
+
+
+def _proportional_replicas(popularity_E: jax.Array, num_slots: int) -> jax.Array:
+    tokens_E = popularity_E.astype(jnp.float32)
+    # Without tokens every goal is zero, and the slots go round the classes. The barrier is there because XLA divides by
+    # one number by multiplying with its inverse, which rounds otherwise and parts classes that are level.
+    total_E = lax.optimization_barrier(jnp.full_like(tokens_E, jnp.maximum(total_tokens(popularity_E), 1.0)))
+    goal_E = tokens_E / total_E * num_slots
+    classes_E = jnp.arange(popularity_E.shape[0])
+
+    # The paper carries diff = cnt - goal along with cnt. Both change by one together, so diff is taken afresh here,
+    # inside the loops; outside, a compiler may fuse the product in goal with the subtraction and round otherwise.
+    def diff_E(counts_E: jax.Array) -> jax.Array:
+        return counts_E.astype(jnp.float32) - goal_E
+
+    def shrink(counts_E: jax.Array) -> jax.Array:
+        # The paper's loop also visits classes of one replica, but changes only their diff, which tells no more than
+        # when to visit them again. Passing over them gives the same counts in at most E steps rather than E * E.
+        widest = jnp.argmax(jnp.where(counts_E > 1, diff_E(counts_E), -jnp.inf))
+        return counts_E - (classes_E == widest).astype(jnp.int32)
+
+    def grow(counts_E: jax.Array) -> jax.Array:
+        return counts_E + (classes_E == jnp.argmin(diff_E(counts_E))).astype(jnp.int32)
+
+    counts_E = jnp.floor(jnp.maximum(goal_E, 1.0)).astype(jnp.int32)
+    counts_E = lax.while_loop(lambda counts_E: jnp.sum(counts_E, dtype=jnp.int32) > num_slots, shrink, counts_E)
+    return lax.while_loop(lambda counts_E: jnp.sum(counts_E, dtype=jnp.int32) < num_slots, grow, counts_E)

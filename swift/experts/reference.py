@@ -1,0 +1,72 @@
+"""The expert layer written plainly, without a mesh, slots or rows: the oracle of the tests.
+
+It computes every class on every token and shares only the router with the parallel layer; the drop rule is restated
+here from its definition.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from swift.experts.config import ExpertConfig
+from swift.experts.layer import Load
+from swift.experts.routing import Routing, balance_loss, count_choices, route
+
+
+def reference_moe(
+    config: ExpertConfig,
+    logits_TE: jax.Array,
+    x_TD: jax.Array,
+    valid_T: jax.Array,
+    placement_NS: jax.Array,
+    num_ranks: int,
+    apply_classes: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array, Load]:
+    """What ``expert_parallel_moe`` computes on all ranks together.
+
+    Args:
+        config: the experts.
+        logits_TE: the router's output for all tokens, those of rank 0 first.
+        x_TD: what the experts read.
+        valid_T: False for padding.
+        placement_NS: the class in every slot; only the number of replicas matters here.
+        num_ranks: source ranks among which the tokens are split evenly.
+        apply_classes: ``[T, D]`` -> the output of every class on every token, ``[E, T, D]``.
+
+    Returns:
+        (y_TD, the auxiliary loss, the load).
+    """
+    routing = route(logits_TE, config.top_k)
+    replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
+    room_E = replicas_E * config.rows_per_slot(x_TD.shape[0] // num_ranks, num_ranks)
+
+    def kept_by_rank(choices_TK: jax.Array, valid_T: jax.Array) -> jax.Array:
+        class_A, valid_A = choices_TK.reshape(-1), jnp.repeat(valid_T, config.top_k)
+        earlier_AA = jnp.tril(class_A[:, None] == class_A[None, :], -1) & valid_A[None, :]
+        return (valid_A & (earlier_AA.sum(axis=1) < room_E[class_A])).reshape(choices_TK.shape)
+
+    choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
+    kept_TK = jax.vmap(kept_by_rank)(choices_NTK, valid_T.reshape(num_ranks, -1)).reshape(routing.choices_TK.shape)
+
+    popularity_E = count_choices(routing.choices_TK, valid_T[:, None] & jnp.ones_like(kept_TK), config.num_classes)
+    kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
+    y_TD = weigh_classes(routing, kept_TK, apply_classes(x_TD))
+    aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
+    return y_TD, aux, Load(popularity_E, popularity_E - kept_E)
+
+
+def dropless_moe(
+    config: ExpertConfig, logits_TE: jax.Array, x_TD: jax.Array, apply_classes: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """The output of the expert layer when every token is served: what a trained model computes at inference."""
+    routing = route(logits_TE, config.top_k)
+    return weigh_classes(routing, jnp.ones(routing.choices_TK.shape, bool), apply_classes(x_TD))
+
+
+def weigh_classes(routing: Routing, kept_TK: jax.Array, outputs_ETD: jax.Array) -> jax.Array:
+    """Sums the outputs of a token's kept choices, weighted by their gates."""
+    is_class_TKE = jax.nn.one_hot(routing.choices_TK, outputs_ETD.shape[0], dtype=routing.gates_TK.dtype)
+    weights_TK = jnp.where(kept_TK, routing.gates_TK, jnp.zeros_like(routing.gates_TK))
+    weights_TE = jnp.einsum("tk,tke->te", weights_TK, is_class_TKE)
+    return jnp.einsum("te,etd->td", weights_TE.astype(outputs_ETD.dtype), outputs_ETD)

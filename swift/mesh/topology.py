@@ -1,0 +1,50 @@
+"""Who works where: pipelines, stages and expert ranks, as numbers. No JAX here."""
+
+from dataclasses import dataclass
+
+from swift.errors import SettingError, check_count
+
+Worker = tuple[int, int]
+"""A worker (pipeline d, stage p): the unit that fails."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The shape of a cluster: worker (d, p) runs stage p of pipeline d on ``num_expert_ranks`` devices.
+
+    (1, 1, N) is SYMI's own setting: N ranks, dense part data-parallel, experts parallel.
+    """
+
+    num_pipelines: int = 1
+    num_stages: int = 1
+    num_expert_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_pipelines", "num_stages", "num_expert_ranks"):
+            check_count(f"Topology.{name}", getattr(self, name), least=1)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All workers, pipeline by pipeline: the order of the rows of the mesh axis ``worker``."""
+        return tuple((d, p) for d in range(self.num_pipelines) for p in range(self.num_stages))
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices all workers have together."""
+        return len(self.workers) * self.num_expert_ranks
+
+    def live_workers(self, failed: frozenset[Worker] = frozenset()) -> tuple[Worker, ...]:
+        """The workers that are up, in mesh order.
+
+        Raises:
+            SettingError: ``failed`` names a worker outside the topology, or leaves a stage without a survivor.
+        """
+        for worker in sorted(failed):
+            if worker not in self.workers:
+                allowed = f"no such worker among {self.num_pipelines} pipelines x {self.num_stages} stages"
+                raise SettingError("failed worker", f"{worker[0]}:{worker[1]}", allowed)
+        live = tuple(worker for worker in self.workers if worker not in failed)
+        for stage in range(self.num_stages):
+            if not any(p == stage for _, p in live):
+                raise SettingError("failed workers", sorted(failed), f"stage {stage} has no live worker")
+        return live

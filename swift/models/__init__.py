@@ -1,0 +1,18 @@
+"""The GPT used by experiments."""
+
+from swift.models.config import MODEL_SIZES, ModelConfig, model_size
+from swift.models.gpt import GPT, MoeFunction, Weights
+from swift.models.packing import Group
+from swift.models.plain import plain_logits, plain_sums
+
+__all__ = [
+    "GPT",
+    "MODEL_SIZES",
+    "Group",
+    "ModelConfig",
+    "MoeFunction",
+    "Weights",
+    "model_size",
+    "plain_logits",
+    "plain_sums",
+]

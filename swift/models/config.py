@@ -1,0 +1,84 @@
+"""Sizes of the GPT: SYMI's three and one for a laptop."""
+
+from dataclasses import dataclass
+
+from swift.errors import SettingError, check_count
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a GPT.
+
+    Attributes:
+        num_layers: transformer layers.
+        model_dim: width of the residual stream.
+        num_heads: attention heads.
+        ffn_dim: hidden width of a feed-forward network, dense or expert.
+        sequence_length: positions T of a sequence.
+        moe_pattern: which layers are mixtures of experts, repeated over all layers.
+    """
+
+    num_layers: int = 4
+    model_dim: int = 128
+    num_heads: int = 4
+    ffn_dim: int = 512
+    sequence_length: int = 128
+    moe_pattern: tuple[bool, ...] = (False, True)
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length"):
+            check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
+        if self.model_dim % self.num_heads:
+            allowed = f"must be a multiple of ModelConfig.num_heads = {self.num_heads}"
+            raise SettingError("ModelConfig.model_dim", self.model_dim, allowed)
+        pattern = tuple(bool(layer) for layer in self.moe_pattern)
+        object.__setattr__(self, "moe_pattern", pattern)  # gin gives lists, too
+        if not pattern or self.num_layers % len(pattern):
+            allowed = f"its length must divide ModelConfig.num_layers = {self.num_layers}"
+            raise SettingError("ModelConfig.moe_pattern", pattern, allowed)
+
+    @property
+    def moe_layers(self) -> tuple[bool, ...]:
+        """For every layer, whether it is a mixture of experts."""
+        return self.moe_pattern * (self.num_layers // len(self.moe_pattern))
+
+    def stage_pattern(self, num_stages: int) -> tuple[bool, ...]:
+        """For every layer of a stage, whether it is a mixture of experts; the same in all stages.
+
+        Raises:
+            SettingError: the layers, or the pattern, cannot be split evenly over the stages.
+        """
+        if self.num_layers % num_stages:
+            allowed = f"must be a multiple of Topology.num_stages = {num_stages}"
+            raise SettingError("ModelConfig.num_layers", self.num_layers, allowed)
+        size = self.num_layers // num_stages
+        stages = {self.moe_layers[i : i + size] for i in range(0, self.num_layers, size)}
+        if len(stages) > 1:
+            allowed = f"must repeat in every stage, and a stage has {size} layer(s)"
+            raise SettingError("ModelConfig.moe_pattern", self.moe_pattern, allowed)
+        return stages.pop()
+
+
+def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:
+    return ModelConfig(num_layers, model_dim, num_heads, ffn_dim=4 * model_dim, sequence_length=512)
+
+
+MODEL_SIZES: dict[str, ModelConfig] = {
+    "demo": ModelConfig(),
+    "gpt-small": _gpt(12, 768, 12),
+    "gpt-medium": _gpt(24, 1024, 16),
+    "gpt-large": _gpt(24, 1536, 16),
+}
+"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, sequences of 512, and the size of the demo. Every second
+layer is a mixture of experts, as in DeepSpeed-MoE; the paper does not say."""
+
+
+def model_size(name: str) -> ModelConfig:
+    """The model of a named size.
+
+    >>> model_size("gpt-small").model_dim
+    768
+    """
+    if name not in MODEL_SIZES:
+        raise SettingError("model_size.name", name, f"choose one of {', '.join(MODEL_SIZES)}")
+    return MODEL_SIZES[name]

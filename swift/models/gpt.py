@@ -1,0 +1,133 @@
+"""The GPT: one forward pass for every way of running it.
+
+The pass is three functions, because a pipeline cuts there: ``embed``, ``stage`` (any run of layers) and
+``head_loss``. How a mixture of experts is computed is a function that the caller passes in: expert-parallel over
+ranks, or plain on one device.
+
+Legend: B sequences, T positions, D model dim, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from swift.experts import Load
+from swift.models.config import ModelConfig
+from swift.models.modules import Attention, Embedding, Expert, Head, Mlp, Router
+from swift.models.packing import Group
+
+Weights = dict[str, list[Any]]
+"""For each group, the state of the module of every row; an expert row has a leading dim of slots or classes."""
+
+MoeFunction = Callable[[int, jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array, Load]]
+"""(MoE row, logits_TE, x_TD, valid_T, expert state of the row) -> (y_TD, aux, load)."""
+
+
+@dataclass(frozen=True)
+class GPT:
+    """A GPT's architecture; its parameters live outside, one array ``[rows, classes, size]`` for each group.
+
+    Attributes:
+        config: the shape.
+        vocab_size: V, which the tokenizer decides.
+        num_classes: experts of a mixture, E.
+    """
+
+    config: ModelConfig
+    vocab_size: int
+    num_classes: int
+    groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        config, num_moe = self.config, sum(self.config.moe_layers)
+        groups = [
+            Group("embedding", 1, 1, lambda rngs: Embedding(config, self.vocab_size, rngs)),
+            Group("attention", config.num_layers, 1, lambda rngs: Attention(config, rngs)),
+            Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
+            Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
+            Group("expert", num_moe, self.num_classes, lambda rngs: Expert(config, rngs), is_expert=True),
+            Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
+        ]
+        object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_rows})
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of all classes of all layers."""
+        return sum(group.num_rows * group.num_classes * group.size for group in self.groups.values())
+
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Fresh parameters, float32 ``[rows, classes, size]`` for each group."""
+        keys = jax.random.split(key, len(self.groups))
+        return {name: group.init(key) for (name, group), key in zip(self.groups.items(), keys, strict=True)}
+
+    def unpack(self, packed: Mapping[str, jax.Array]) -> Weights:
+        """``[rows, slots or classes, size]`` for each group -> the weights that the forward pass reads."""
+        weights: Weights = {}
+        for name, group in self.groups.items():
+            rows = [packed[name][row] for row in range(packed[name].shape[0])]
+            weights[name] = [group.unpack(row if group.is_expert else row[0]) for row in rows]
+        return weights
+
+    def pack(self, weights: Weights) -> dict[str, jax.Array]:
+        """The inverse of ``unpack``."""
+        packed = {}
+        for name, group in self.groups.items():
+            rows = [group.pack(state) for state in weights[name]]
+            packed[name] = jnp.stack([row if group.is_expert else row[None] for row in rows])
+        return packed
+
+    def embed(self, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
+        """Tokens, int32 -> x_BTD."""
+        return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT)
+
+    def stage(
+        self, weights: Weights, pattern: Sequence[bool], x_BTD: jax.Array, valid_BT: jax.Array, moe: MoeFunction
+    ) -> tuple[jax.Array, jax.Array, list[Load]]:
+        """Runs the layers of a stage.
+
+        Args:
+            weights: rows of this stage only.
+            pattern: for each layer of the stage, whether it is a mixture of experts.
+            x_BTD: the residual stream.
+            valid_BT: False for padding.
+            moe: computes a mixture of experts.
+
+        Returns:
+            (x_BTD, the sum of the layers' auxiliary losses, the load of each MoE layer).
+        """
+        aux, num_mlp = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32)), 0
+        loads: list[Load] = []
+        for layer, is_moe in enumerate(pattern):
+            x_BTD = x_BTD + self.groups["attention"].module(weights["attention"][layer])(x_BTD)
+            if is_moe:
+                row = len(loads)
+                y, layer_aux, load = self._mixture(weights, row, x_BTD, valid_BT, moe)
+                x_BTD, aux = x_BTD + y, aux + layer_aux
+                loads.append(load)
+            else:
+                x_BTD = x_BTD + self.groups["mlp"].module(weights["mlp"][num_mlp])(x_BTD)
+                num_mlp += 1
+        return x_BTD, aux, loads
+
+    def _mixture(
+        self, weights: Weights, row: int, x_BTD: jax.Array, valid_BT: jax.Array, moe: MoeFunction
+    ) -> tuple[jax.Array, jax.Array, Load]:
+        normed, logits = self.groups["router"].module(weights["router"][row])(x_BTD)
+        flat = normed.reshape(-1, x_BTD.shape[-1])
+        y, aux, load = moe(
+            row, logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"][row]
+        )
+        return y.reshape(x_BTD.shape), aux, load
+
+    def logits(self, weights: Weights, x_BTD: jax.Array) -> jax.Array:
+        """The residual stream after the last layer -> logits_BTV, at least float32."""
+        return self.groups["head"].module(weights["head"][0])(x_BTD)
+
+    def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
+        """The sum of the cross-entropies, in nats, of the valid tokens."""
+        log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
+        chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
+        return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))

@@ -1,0 +1,123 @@
+"""The parts of the GPT as Flax NNX modules: pre-norm, learned positions, no biases in the matrices.
+
+Parameters come in the compute type and so do activations; norms, softmaxes and the loss are at least float32.
+
+Legend: B sequences, T positions, D model dim, V vocabulary, E classes, R rows.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from swift.models.config import ModelConfig
+
+_INIT_STD = 0.02  # GPT-2's
+
+
+def _linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = _INIT_STD) -> nnx.Linear:
+    return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=nnx.initializers.normal(std), rngs=rngs)
+
+
+def _norm(rngs: nnx.Rngs, dim: int) -> nnx.LayerNorm:
+    return nnx.LayerNorm(dim, use_fast_variance=False, rngs=rngs)
+
+
+def _residual_std(config: ModelConfig) -> float:
+    # GPT-2 scales the matrices that write into the residual stream by the number of writers.
+    return _INIT_STD / (2 * config.num_layers) ** 0.5
+
+
+class Embedding(nnx.Module):
+    """Token and position embeddings."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
+        # nnx.Embed would turn float64 and bfloat16 tables to float32.
+        init = nnx.initializers.normal(_INIT_STD)
+        self.token_VD = nnx.Param(init(rngs.params(), (vocab_size, config.model_dim)))
+        self.position_TD = nnx.Param(init(rngs.params(), (config.sequence_length, config.model_dim)))
+
+    def __call__(self, tokens_BT: jax.Array) -> jax.Array:
+        """Tokens, int32 -> x_BTD."""
+        return self.token_VD[...][tokens_BT] + self.position_TD[...][None, : tokens_BT.shape[1]]
+
+
+def causal_attention(query_BTHC: jax.Array, key_BTHC: jax.Array, value_BTHC: jax.Array) -> jax.Array:
+    """What every position takes from itself and those before it, in H heads of C channels.
+
+    ``jax.nn.dot_product_attention`` does the same, but takes its softmax in float32 also where the inputs are
+    float64, and the parallel model is tested against the plain one in float64.
+    """
+    length, channels = query_BTHC.shape[1], query_BTHC.shape[3]
+    scores_BHTS = jnp.einsum("bthc,bshc->bhts", query_BTHC, key_BTHC) * channels**-0.5
+    scores_BHTS = scores_BHTS.astype(jnp.promote_types(scores_BHTS.dtype, jnp.float32))
+    causal_TS = jnp.tril(jnp.ones((length, length), bool))[None, None]
+    probs_BHTS = jax.nn.softmax(jnp.where(causal_TS, scores_BHTS, jnp.finfo(scores_BHTS.dtype).min), axis=-1)
+    return jnp.einsum("bhts,bshc->bthc", probs_BHTS.astype(value_BTHC.dtype), value_BTHC)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with its norm; the residual is added by the caller."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.num_heads = config.num_heads
+        self.norm = _norm(rngs, config.model_dim)
+        self.qkv = _linear(rngs, config.model_dim, 3 * config.model_dim)
+        self.out = _linear(rngs, config.model_dim, config.model_dim, _residual_std(config))
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """x_BTD -> what to add to it."""
+        batch, length, dim = x_BTD.shape
+        heads = self.qkv(self.norm(x_BTD)).reshape(batch, length, 3, self.num_heads, dim // self.num_heads)
+        mixed = causal_attention(heads[:, :, 0], heads[:, :, 1], heads[:, :, 2])
+        return self.out(mixed.reshape(batch, length, dim))
+
+
+class Expert(nnx.Module):
+    """A feed-forward network. It maps zeros to zeros, so that empty rows of a slot stay empty."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.up = _linear(rngs, config.model_dim, config.ffn_dim)
+        self.down = _linear(rngs, config.ffn_dim, config.model_dim, _residual_std(config))
+
+    def __call__(self, x_RD: jax.Array) -> jax.Array:
+        """x ``[..., D]`` -> same shape."""
+        return self.down(jax.nn.gelu(self.up(x_RD)))
+
+
+class Mlp(nnx.Module):
+    """The feed-forward network of a dense layer, with its norm."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.norm = _norm(rngs, config.model_dim)
+        self.ffn = Expert(config, rngs)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """x_BTD -> what to add to it."""
+        return self.ffn(self.norm(x_BTD))
+
+
+class Router(nnx.Module):
+    """The norm in front of the experts and the matrix that scores them."""
+
+    def __init__(self, config: ModelConfig, num_classes: int, rngs: nnx.Rngs):
+        self.norm = _norm(rngs, config.model_dim)
+        self.score = _linear(rngs, config.model_dim, num_classes)
+
+    def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x_BTD -> (normed x_BTD for the experts, logits_BTE at least float32)."""
+        normed = self.norm(x_BTD)
+        dtype = jnp.promote_types(normed.dtype, jnp.float32)
+        return normed, jnp.einsum("btd,de->bte", normed.astype(dtype), self.score.kernel[...].astype(dtype))
+
+
+class Head(nnx.Module):
+    """The last norm and the projection to the vocabulary."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
+        self.norm = _norm(rngs, config.model_dim)
+        self.out = _linear(rngs, config.model_dim, vocab_size)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """x_BTD -> logits_BTV, at least float32."""
+        logits = self.out(self.norm(x_BTD))
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

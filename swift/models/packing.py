@@ -1,0 +1,85 @@
+"""Packing: the parameters of one kind of module as rows of flat vectors, which is how the optimizer shares them.
+
+A group is all modules of one kind: the attentions, the experts. Its parameters are one array [rows, classes, size]:
+a row for a layer, a class for each expert (dense modules have one), ``size`` numbers for one module.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class _Template(NamedTuple):
+    """A module without its numbers."""
+
+    graphdef: Any
+    treedef: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """All modules of one kind.
+
+    Attributes:
+        name: such as ``attention``.
+        num_rows: layers that have such a module.
+        num_classes: E for experts, 1 for everything else.
+        create: makes one module from random keys.
+        is_expert: whether the group's classes are placed in slots.
+    """
+
+    name: str
+    num_rows: int
+    num_classes: int
+    create: Callable[[nnx.Rngs], nnx.Module]
+    is_expert: bool = False
+
+    @cached_property
+    def _template(self) -> "_Template":
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: self.create(nnx.Rngs(0))))
+        leaves, treedef = jax.tree.flatten(state)
+        return _Template(graphdef, treedef, tuple(leaf.shape for leaf in leaves))
+
+    @property
+    def size(self) -> int:
+        """Parameters of one module, W."""
+        return sum(math.prod(shape) for shape in self._template.shapes)
+
+    def init(self, key: jax.Array) -> jax.Array:
+        """Fresh parameters, float32 ``[rows, classes, size]``; class e of row i depends on ``key`` only."""
+
+        def one(key: jax.Array) -> jax.Array:
+            return self.pack(nnx.state(self.create(nnx.Rngs(key))))
+
+        keys = jax.random.split(key, (self.num_rows, self.num_classes))
+        return jax.vmap(jax.vmap(one))(keys)
+
+    def pack(self, state: Any) -> jax.Array:
+        """A module's state, its leaves with any leading dims ``[..., *shape]`` -> ``[..., size]``."""
+        leaves = self._template.treedef.flatten_up_to(state)
+        lead = leaves[0].ndim - len(self._template.shapes[0])
+        return jnp.concatenate([jnp.reshape(leaf, (*leaf.shape[:lead], -1)) for leaf in leaves], axis=-1)
+
+    def unpack(self, vectors: jax.Array) -> Any:
+        """``[..., size or more]`` -> a module's state with leaves ``[..., *shape]``; padding is left out."""
+        leaves, start = [], 0
+        for shape in self._template.shapes:
+            end = start + math.prod(shape)
+            leaves.append(vectors[..., start:end].reshape(*vectors.shape[:-1], *shape))
+            start = end
+        return jax.tree.unflatten(self._template.treedef, leaves)
+
+    def module(self, state: Any) -> Any:
+        """The module with that state."""
+        return nnx.merge(self._template.graphdef, state)
+
+    def apply_stacked(self, state: Any, rows: jax.Array) -> jax.Array:
+        """Module i on ``rows[i]``, for a state with one leading dim ``[X, ...]`` and rows ``[X, R, D]``."""
+        return jax.vmap(lambda state, rows: self.module(state)(rows))(state, rows)

@@ -1,0 +1,66 @@
+"""The plain single-device model: what every parallel run is tested against, and what an exported model is.
+
+Legend: B sequences, T positions, D model dim, V vocabulary, E classes, N ranks, S slots.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from swift.experts import ExpertConfig, Load, dropless_moe, reference_moe
+from swift.models.gpt import GPT, Weights
+
+
+def plain_sums(
+    gpt: GPT,
+    experts: ExpertConfig,
+    weights: Weights,
+    placement_LNS: jax.Array,
+    inputs_BT: jax.Array,
+    labels_BT: jax.Array,
+    valid_BT: jax.Array,
+) -> tuple[jax.Array, jax.Array, list[Load]]:
+    """Runs a whole micro-batch on one device, dropping the tokens that ranks would drop.
+
+    Args:
+        gpt: the architecture.
+        experts: the expert layers.
+        weights: of whole classes, ``gpt.unpack`` of ``[rows, classes, size]``.
+        placement_LNS: the class in every slot of every rank.
+        inputs_BT: sequences, those of rank 0 first.
+        labels_BT: the tokens to predict.
+        valid_BT: False for padding.
+
+    Returns:
+        (the sum of the tokens' losses, the auxiliary loss, the load of each MoE layer).
+    """
+    num_ranks = placement_LNS.shape[1]
+
+    def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+        outputs = _all_classes(gpt, state)
+        return reference_moe(experts, logits_TE, x_TD, valid_T, placement_LNS[row], num_ranks, outputs)
+
+    x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, inputs_BT), valid_BT, moe)
+    return gpt.head_loss(weights, x_BTD, labels_BT, valid_BT), aux, loads
+
+
+def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
+    """Logits_BTV of a model at inference: every token is served by the experts it asks for."""
+    none = jnp.zeros(experts.num_classes, jnp.int32)
+
+    def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+        del row, valid_T
+        y_TD = dropless_moe(experts, logits_TE, x_TD, _all_classes(gpt, state))
+        return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none)
+
+    valid_BT = jnp.ones(tokens_BT.shape, bool)
+    x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, tokens_BT), valid_BT, moe)
+    return gpt.logits(weights, x_BTD)
+
+
+def _all_classes(gpt: GPT, state: Any) -> Any:
+    def apply(x_TD: jax.Array) -> jax.Array:
+        return gpt.groups["expert"].apply_stacked(state, jnp.broadcast_to(x_TD, (gpt.num_classes, *x_TD.shape)))
+
+    return apply

@@ -1,0 +1,17 @@
+"""The record of a run: its directory, written while it trains and read back, and what its metrics come to."""
+
+from swift.record.files import replace_file
+from swift.record.measures import measure, ratio, running_mean, scalars, steps_to_target
+from swift.record.run_directory import Run, RunDirectory, read_run
+
+__all__ = [
+    "Run",
+    "RunDirectory",
+    "measure",
+    "ratio",
+    "read_run",
+    "replace_file",
+    "running_mean",
+    "scalars",
+    "steps_to_target",
+]

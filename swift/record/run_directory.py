@@ -1,0 +1,262 @@
+"""A run directory: what a run leaves on disk while it trains, and how that is read back. No JAX here."""
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from swift.errors import SettingError
+from swift.record.files import replace_file
+
+CONFIG, METRICS, EVENTS, SUMMARY = "config.gin", "metrics.jsonl", "events.jsonl", "summary.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it was read from its directory.
+
+    Args:
+        path: the run directory.
+        name: the run's name in ``summary.json``, or else the directory's.
+        config_text: the operative configuration, gin.
+        metrics: one object per step, in steps' order.
+        events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
+        summary: the object written at the end of the run; None while it has not ended.
+    """
+
+    path: Path
+    name: str
+    config_text: str
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+
+class RunDirectory:
+    """A run's directory, open for writing; made by :meth:`create` or :meth:`resume`, and a context manager."""
+
+    def __init__(self, path: Path, last_step: int):
+        self.path = path
+        self._last_step = last_step
+        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+        self._events = (path / EVENTS).open("a", encoding="utf-8")
+        # TensorBoard then ignores what an interrupted run had written of later steps.
+        self._board = SummaryWriter(str(path / "tensorboard"), purge_step=last_step + 1, flush_secs=10)
+
+    @classmethod
+    def create(cls, path: str | Path, config_text: str) -> Self:
+        """Starts a run in a directory that holds none; the directory is made where it is missing.
+
+        Args:
+            path: the run directory.
+            config_text: the operative configuration, kept as ``config.gin``.
+
+        Raises:
+            SettingError: the directory holds a run already, or cannot be made. Nothing was written.
+        """
+        path = Path(path)
+        if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
+            raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
+        replace_file(path / CONFIG, config_text.encode())
+        return cls(path, last_step=0)
+
+    @classmethod
+    def resume(cls, path: str | Path, config_text: str, step: int, may_change: Collection[str] = ()) -> Self:
+        """Continues a run after ``step``: metrics of later steps are dropped, events are kept.
+
+        ``summary.json`` is removed, for it tells of a run that has ended.
+
+        Args:
+            path: the run directory.
+            config_text: the operative configuration of the run that continues.
+            step: the last step that is done, which the checkpoint holds.
+            may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
+
+        Raises:
+            SettingError: there is no run, its files are damaged, or its configuration is another one.
+        """
+        path = Path(path)
+        run = read_run(path, setting="--run-dir")
+        difference = _first_difference(run.config_text, config_text, may_change)
+        if difference:
+            raise SettingError("--resume", str(path), difference)
+        replace_file(path / METRICS, _lines(record for record in run.metrics if record["step"] <= step))
+        replace_file(path / EVENTS, _lines(run.events))
+        replace_file(path / CONFIG, config_text.encode())
+        (path / SUMMARY).unlink(missing_ok=True)
+        return cls(path, last_step=step)
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Where the run's checkpoints lie; whoever saves the first one makes the directory."""
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        """Where the run's report is written."""
+        return self.path / "report.html"
+
+    def log_step(self, metrics: Mapping[str, Any]) -> None:
+        """Appends the metrics of one step; its numbers go to TensorBoard as well.
+
+        Args:
+            metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and
+                arrays are accepted; a number that is not finite is written as null.
+        """
+        record = _plain(metrics)
+        assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
+        self._last_step = record["step"]
+        self._metrics.write(_line(record))
+        self._metrics.flush()
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self._board.add_scalar(name, value, record["step"])
+
+    def log_event(self, event: str, step: int, **fields: Any) -> None:
+        """Appends one event, with the time of the call (ISO 8601, UTC).
+
+        Args:
+            event: what happened, such as ``failure`` or ``checkpoint``.
+            step: the last step that was done when it happened.
+            **fields: what else is known of it; as in :meth:`log_step`.
+        """
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._events.write(_line({"time": time, "event": event, "step": step} | fields))
+        self._events.flush()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes ``summary.json``: the run has ended."""
+        replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        """Closes all files; a second call does nothing."""
+        self._metrics.close()
+        self._events.close()
+        self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
+    """Reads and checks a run directory, also one whose run has not ended.
+
+    Args:
+        path: the run directory.
+        setting: what the user calls it, for the error message.
+
+    Raises:
+        SettingError: the directory holds no run, or a file in it is damaged. The last line of a file of lines may
+            be torn: it is left out, for the run died, or is, in the midst of writing it.
+    """
+    path = Path(path)
+    if not (path / CONFIG).is_file():
+        raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
+    metrics = _read_lines(path / METRICS)
+    last_step = 0
+    for number, record in enumerate(metrics, start=1):
+        step = record.get("step")
+        if not isinstance(step, int) or step <= last_step:
+            raise SettingError(str(path / METRICS), f"line {number}", f"step {step!r} must be above {last_step}")
+        last_step = step
+    summary = _read_summary(path / SUMMARY)
+    name = str((summary or {}).get("name") or path.resolve().name)
+    return Run(path, name, _read_text(path / CONFIG), metrics, _read_lines(path / EVENTS), summary)
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types; a number that is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist() if value.dtype.kind in "iub" else _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(record), allow_nan=False) + "\n"
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(map(_line, records)).encode()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingError(str(path), f"byte {error.start}", "is damaged: not UTF-8 text") from error
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):  # What follows the last line feed is empty, or torn.
+            raise SettingError(str(path), f"line {number}", "is damaged: not a JSON object")
+    return records
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    summary = _parse(path.read_bytes())
+    if summary is None:
+        raise SettingError("summary", str(path), "is damaged: not a JSON object")
+    return summary
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _first_difference(run_config: str, config: str, may_change: Collection[str]) -> str | None:
+    """How the first setting that differs is set in both, in one line; None where all agree."""
+    before, now = _settings(run_config), _settings(config)
+    for name in [*before, *(name for name in now if name not in before)]:
+        if name not in may_change and before.get(name) != now.get(name):
+            texts = [" ".join(settings.get(name, f"no {name}").split()) for settings in (before, now)]
+            return (
+                f"the run has `{texts[0]}`, this configuration has `{texts[1]}`; start a new run in another --run-dir"
+            )
+    return None
+
+
+def _settings(config_text: str) -> dict[str, str]:
+    """The statements of a gin file by the name they bind; an indented line continues the statement above it."""
+    statements: list[str] = []
+    for line in config_text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line[0].isspace() and statements:
+            statements[-1] += "\n" + line
+        else:
+            statements.append(line)
+    return {statement.partition("=")[0].strip(): statement for statement in statements}

@@ -1,0 +1,128 @@
+"""A trained model without its training: plain arrays for one device, and text from them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from swift.checkpoint import (
+    checkpoint_path,
+    checkpoint_steps,
+    load_arrays,
+    load_checkpoint,
+    load_metadata,
+    save_arrays,
+)
+from swift.errors import SettingError, check_count, check_number
+from swift.mesh import live_mesh
+from swift.models import GPT, Weights, plain_logits
+from swift.train.experiment import Experiment
+
+
+def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> int:
+    """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
+
+    Args:
+        experiment: the run's.
+        run_dir: the run directory.
+        out: the directory to make.
+        step: of the checkpoint; the newest unless given.
+
+    Returns:
+        The iteration that was exported.
+
+    Raises:
+        SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
+    """
+    if out.exists():
+        raise SettingError("--out", str(out), "exists already")
+    steps = checkpoint_steps(run_dir / "checkpoints")
+    step = steps[-1] if step is None and steps else step
+    if step not in steps:
+        raise SettingError("--step", step, f"the run has checkpoints of iterations {steps or 'none'}")
+    program = experiment.program(live_mesh(experiment.topology, "virtual"))
+    path = checkpoint_path(run_dir / "checkpoints", step)
+    state, _ = load_checkpoint(path, program.abstract(), experiment.identity())
+    weights = program.gpt.unpack(program.whole_classes(state))
+    save_arrays(out, _pure(weights), {"step": step, "model": _shape(program.gpt)})
+    return step
+
+
+def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
+    """Reads an exported model.
+
+    Args:
+        experiment: whose model it is; only its shape and its data's vocabulary matter.
+        path: what ``export_model`` wrote.
+
+    Raises:
+        SettingError: it is not an exported model, one of another shape, or damaged.
+    """
+    gpt = GPT(experiment.model, experiment.data.vocab_size, experiment.experts.num_classes)
+    theirs = load_metadata(path, "MODEL").get("model")
+    if theirs != _shape(gpt):
+        raise SettingError("MODEL", str(path), f"is a model of shape {theirs}, and its config.gin says {_shape(gpt)}")
+    dtype = jnp.promote_types(experiment.compute_dtype, jnp.float32)
+    abstract = jax.eval_shape(
+        lambda: gpt.unpack({name: p.astype(dtype) for name, p in gpt.init(jax.random.key(0)).items()})
+    )
+    pure = load_arrays(path, _pure(abstract), "MODEL")
+    return gpt, jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(pure))
+
+
+def generate(
+    experiment: Experiment, path: Path, prompt: str, num_tokens: int, *, temperature: float, top_k: int, seed: int
+) -> Iterator[str]:
+    """Continues a text, piece by piece.
+
+    Args:
+        experiment: whose model it is.
+        path: the exported model.
+        prompt: the text to continue.
+        num_tokens: how many tokens to add.
+        temperature: 0 for the likeliest token always.
+        top_k: choose among so many of the likeliest tokens.
+        seed: of the choices.
+
+    Yields:
+        New text, as soon as it is known.
+    """
+    check_count("--tokens", num_tokens, least=1)
+    check_number("--temperature", temperature, least=0)
+    check_count("--top-k", top_k, least=1)
+    gpt, weights = load_exported(experiment, path)
+    tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
+    tokens = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator]
+    num_likeliest = min(top_k, gpt.vocab_size)
+
+    @jax.jit
+    def choose(window_T: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
+        logits_V = plain_logits(gpt, experiment.experts, weights, window_T[None])[0, last]
+        values, candidates = jax.lax.top_k(logits_V, num_likeliest)
+        scaled = values / jnp.maximum(jnp.asarray(temperature, values.dtype), 1e-6)
+        return candidates[jax.random.categorical(key, scaled)]
+
+    shown, first_new = "", len(tokens)
+    for key in jax.random.split(jax.random.key(seed), num_tokens):
+        seen = tokens[-length:]
+        window_T = np.zeros(length, np.int32)
+        window_T[: len(seen)] = seen
+        tokens.append(int(choose(window_T, len(seen) - 1, key)))
+        text = tokenizer.decode(np.array(tokens[first_new:]))
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # a character may take several tokens
+            yield text[len(shown) :]
+            shown = text
+
+
+def _pure(weights: Weights) -> dict[str, Any]:
+    return {
+        name: {row: nnx.to_pure_dict(state) for row, state in enumerate(states)} for name, states in weights.items()
+    }
+
+
+def _shape(gpt: GPT) -> dict[str, Any]:
+    return {"config": repr(gpt.config), "vocab_size": gpt.vocab_size, "num_classes": gpt.num_classes}

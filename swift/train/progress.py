@@ -1,0 +1,117 @@
+"""How a run shows that it gets on: a live display on a terminal, a few plain lines in a log. No JAX here."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+NUM_PLAIN_LINES = 10
+NUM_TIMED_UPDATES = 50
+MAX_TITLE, MAX_WIDTH = 24, 100
+
+
+class Progress:
+    """A run's progress on stderr, so that stdout stays clean; a context manager.
+
+    On a terminal a bar and the newest metrics are redrawn in place; elsewhere a plain line is printed after the first
+    step, about every 10 % of the steps, and after the last one. The terminal is restored however the block is left.
+
+    Args:
+        title: what runs, such as the experiment's name.
+        num_steps: the last step of the run.
+        first_step: the first step to come, from 1; above 1 where a run is resumed.
+        console: where to write; stderr unless told.
+    """
+
+    def __init__(self, title: str, num_steps: int, first_step: int, console: Console | None = None):
+        self._title, self._num_steps, self._step = title, num_steps, first_step - 1
+        self._console = console or Console(stderr=True)
+        self._num_lines = 0
+        self._metrics: Mapping[str, Any] = {}
+        self._updates: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            # Redirecting stdout would send what is printed there to stderr.
+            self._live = Live(get_renderable=self._draw, console=self._console, redirect_stdout=False)
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, metrics: Mapping[str, Any]) -> None:
+        """Shows the newest step.
+
+        Args:
+            metrics: as in ``metrics.jsonl``: ``step``, and of ``loss``, ``tokens_per_s``, ``drop_share`` and
+                ``load_imbalance`` those that are known.
+        """
+        num_lines_due = int(metrics["step"]) * NUM_PLAIN_LINES // self._num_steps
+        is_first = not self._updates
+        self._step, self._metrics = int(metrics["step"]), metrics
+        self._updates.append((self._step, time.monotonic()))
+        if self._live is None and (is_first or num_lines_due > self._num_lines):
+            self._num_lines = num_lines_due
+            parts = [f"{self._title}: step {self._counter()}", *describe(metrics), self._time_left()]
+            self._print("  ".join(part for part in parts if part))
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays, above the live display."""
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True, highlight=False)
+
+    def _counter(self) -> str:
+        return f"{self._step:,}/{self._num_steps:,}"
+
+    def _time_left(self) -> str:
+        """The time of the remaining steps at the pace of the latest; the first update, which compiles, is left out."""
+        if len(self._updates) < 2:
+            return ""
+        (first_step, start), (last_step, end) = self._updates[0], self._updates[-1]
+        seconds = (end - start) / (last_step - first_step) * (self._num_steps - last_step)
+        return f"{format_duration(seconds)} left"
+
+    def _draw(self) -> RenderableType:
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(no_wrap=True, max_width=MAX_TITLE, overflow="ellipsis")
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True)
+        line.add_column(no_wrap=True)
+        bar = ProgressBar(total=self._num_steps, completed=self._step)
+        line.add_row(Text(self._title, style="bold"), bar, Text(self._counter()), Text(self._time_left()))
+        metrics = "  ".join(describe(self._metrics)) if self._updates else "waiting for the first step, which compiles"
+        return Constrain(Group(line, Text(metrics, no_wrap=True, overflow="ellipsis")), MAX_WIDTH)
+
+
+def describe(metrics: Mapping[str, Any]) -> list[str]:
+    """The metrics that a reader watches, each as a short text; those that are missing are left out."""
+    formats = {
+        "loss": lambda value: f"loss {value:.3f}",
+        "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
+        "drop_share": lambda value: f"{100 * value:.1f} % dropped",
+        "load_imbalance": lambda value: f"imbalance {value:.2f}",
+    }
+    return [show(metrics[name]) for name, show in formats.items() if metrics.get(name) is not None]
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as h:mm:ss, or m:ss under an hour."""
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"

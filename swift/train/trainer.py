@@ -1,0 +1,231 @@
+"""The training loop: batches in, iterations, and a run directory out."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from swift.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint, save_checkpoint
+from swift.data import Loader
+from swift.errors import RunError, SettingError
+from swift.record import RunDirectory, measure, read_run
+from swift.train.experiment import Experiment, put_batch
+from swift.train.metrics import step_record
+from swift.train.progress import Progress
+from swift.train.state import Program, TrainState
+from swift.train.step import evaluate_step, train_step
+
+MAY_CHANGE = tuple(
+    f"Experiment.{name}" for name in ("eval_every", "num_eval_batches", "checkpoint_every", "num_checkpoints_kept")
+)
+"""Settings that a resumed run may have changed: they alter what is recorded, and no parameter."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How this invocation of a run goes, apart from what it computes.
+
+    Attributes:
+        run_dir: the run directory.
+        config_text: the operative configuration, to be kept there.
+        resume: continue the run that is there.
+        stop_at: stop, with a checkpoint, after this iteration, though the run goes further.
+        profile: (first, last) iteration to trace with the profiler, or None.
+    """
+
+    run_dir: Path
+    config_text: str
+    resume: bool = False
+    stop_at: int | None = None
+    profile: tuple[int, int] | None = None
+
+
+def train(experiment: Experiment, options: TrainOptions) -> dict[str, Any]:
+    """Runs an experiment to its end, or to ``options.stop_at``.
+
+    Returns:
+        The summary, as in ``summary.json``.
+
+    Raises:
+        SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
+        RunError: the loss was no longer finite.
+    """
+    loader, validation = experiment.loader("train"), experiment.loader("validation")
+    program = experiment.program()
+    last_step = min(experiment.num_steps, options.stop_at or experiment.num_steps)
+    state, loader_state = _begin(experiment, program, options)
+    if loader_state is not None:
+        loader.restore(loader_state)
+    done = int(state.step[0])
+    if done >= last_step:
+        raise SettingError("--resume", str(options.run_dir), f"has nothing left to do: it is at iteration {done}")
+    with _open_run(options, done) as directory, Progress(options.run_dir.name, last_step, done + 1) as progress:
+        run = _Run(experiment, options, program, directory, progress)
+        run.announce(done)
+        run.loop(state, loader, validation, last_step)
+        return run.summarize()
+
+
+def _begin(experiment: Experiment, program: Program, options: TrainOptions) -> tuple[TrainState, Any]:
+    """The state to go on from, and the loader's state if there is one."""
+    if not options.resume:
+        return program.init(jax.random.key(experiment.seed)), None
+    directory = options.run_dir / "checkpoints"
+    steps = checkpoint_steps(directory)
+    if not steps:
+        raise SettingError("--resume", str(options.run_dir), "holds no checkpoint to resume from")
+    state, extra = load_checkpoint(checkpoint_path(directory, steps[-1]), program.abstract(), experiment.identity())
+    return program.fill_slots(state), extra["loader"]
+
+
+def _open_run(options: TrainOptions, done: int) -> RunDirectory:
+    if options.resume:
+        return RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
+    return RunDirectory.create(options.run_dir, options.config_text)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run under way: its program, and where its record goes."""
+
+    experiment: Experiment
+    options: TrainOptions
+    program: Program
+    directory: RunDirectory
+    progress: Progress
+
+    def announce(self, done: int) -> None:
+        live = self.program.live
+        self.directory.log_event(
+            "resume" if done else "start",
+            done,
+            parameters=self.program.gpt.num_parameters,
+            ranks=live.num_ranks,
+            kind=self.experiment.ranks,
+            device=jax.devices()[0].device_kind,
+            jax=jax.__version__,
+            dense_bytes_per_worker=dense_bytes(self.program),
+        )
+        self.progress.note(
+            f"{self.program.gpt.num_parameters / 1e6:.1f}M parameters, {live.num_ranks} {self.experiment.ranks} expert "
+            f"ranks; embedding, head and their moments: {dense_bytes(self.program) / 1e6:.1f} MB per worker"
+        )
+
+    def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
+        step_function, evaluate = train_step(self.program), evaluate_step(self.program)
+        done = int(state.step[0])
+        started = time.perf_counter()
+        try:
+            while done < last_step:
+                batch = put_batch(next(loader), self.program.live)
+                with self._profiled(done + 1), jax.transfer_guard("disallow"):
+                    state, metrics = step_function(state, batch)
+                host = {name: value[0] for name, value in jax.device_get(metrics).items()}
+                done += 1
+                now = time.perf_counter()
+                record = step_record(done, host, now - started, len(self.program.live.workers))
+                self._check_finite(record)
+                if self._is_due(done, self.experiment.eval_every, last_step):
+                    record["validation_loss"] = self._evaluate(evaluate, state, validation)
+                self.directory.log_step(record)
+                self.progress.update(record)
+                if self._is_due(done, self.experiment.checkpoint_every, last_step):
+                    self._save(state, loader, done)
+                started = time.perf_counter()
+        except KeyboardInterrupt:
+            self._interrupted(done)
+            raise
+        self.directory.log_event("finish", done)
+
+    def summarize(self) -> dict[str, Any]:
+        experiment = self.experiment
+        facts = {
+            "name": self.options.run_dir.name,
+            "placement": experiment.placement.name,
+            "layout": experiment.optimizer.layout,
+            "ranks": experiment.ranks,
+            "device": jax.devices()[0].device_kind,
+            "jax_version": jax.__version__,
+            "num_steps": experiment.num_steps,
+            "target_loss": experiment.target_loss,
+        }
+        # Computed from the record, so that a resumed run and an unbroken one say the same.
+        summary = facts | measure(read_run(self.directory.path), experiment.target_loss)
+        self.directory.write_summary(summary)
+        return summary
+
+    def _is_due(self, done: int, every: int, last_step: int) -> bool:
+        return bool(every) and (done % every == 0 or done == last_step)
+
+    def _evaluate(self, evaluate: Any, state: TrainState, validation: Loader) -> float:
+        loss, tokens = 0.0, 0
+        for index in range(min(self.experiment.num_eval_batches, validation.num_batches_per_epoch)):
+            sums = jax.device_get(evaluate(state, put_batch(validation.batch(index), self.program.live)))
+            loss, tokens = loss + float(sums.loss[0]), tokens + int(sums.tokens[0])
+        return loss / max(tokens, 1)
+
+    def _save(self, state: TrainState, loader: Loader, done: int) -> None:
+        started = time.perf_counter()
+        path = save_checkpoint(
+            self.directory.checkpoints_path,
+            done,
+            replace(state, slots={}),  # made anew from the rest
+            identity=self.experiment.identity(),
+            extra={"loader": loader.state()},
+            num_kept=self.experiment.num_checkpoints_kept,
+        )
+        self.directory.log_event("checkpoint", done, path=path.name, save_ms=1000 * (time.perf_counter() - started))
+
+    def _check_finite(self, record: dict[str, Any]) -> None:
+        if np.isfinite(record["loss"]) and np.isfinite(record["grad_norm"]):
+            return
+        step, steps = record["step"], checkpoint_steps(self.directory.checkpoints_path)
+        self.directory.log_event("not_finite", step, loss=record["loss"], grad_norm=record["grad_norm"])
+        kept = f"the checkpoint of iteration {steps[-1]} is kept" if steps else "there is no checkpoint yet"
+        raise RunError(
+            f"loss {record['loss']} with gradient norm {record['grad_norm']} at iteration {step}: stopped; {kept}. "
+            + _how_to_go_on(self.options.run_dir, bool(steps))
+        )
+
+    def _interrupted(self, done: int) -> None:
+        self.directory.log_event("interrupt", done)
+        steps = checkpoint_steps(self.directory.checkpoints_path)
+        self.progress.note(
+            f"interrupted after iteration {done}; "
+            + (f"--resume goes on from iteration {steps[-1]}" if steps else "no checkpoint was saved yet")
+        )
+
+    @contextmanager
+    def _profiled(self, step: int) -> Iterator[None]:
+        window = self.options.profile
+        if window and step == window[0]:
+            jax.profiler.start_trace(self.directory.path / "profile")
+        with jax.profiler.StepTraceAnnotation("iteration", step_num=step) if window else nullcontext():
+            yield
+        if window and step == window[1]:
+            jax.profiler.stop_trace()
+            self.progress.note(f"profiler trace of iterations {window[0]}-{window[1]} in {self.directory.path}/profile")
+
+
+def _how_to_go_on(run_dir: Path, has_checkpoint: bool) -> str:
+    remedy = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
+    if not has_checkpoint:
+        return f"Start again in another --run-dir with {remedy}"
+    return f"Look at {run_dir}/metrics.jsonl, then start a new run with {remedy}, or --resume if it was a fault"
+
+
+def dense_bytes(program: Program) -> int:
+    """Bytes of embedding and head, with master weights and moments, that every worker holds (over its ranks)."""
+    ends = [program.gpt.groups[name].size for name in ("embedding", "head")]
+    state = program.abstract()
+    leaves = jax.tree.leaves((state.master, state.moments))
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    master = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.master))
+    itemsize = np.dtype(np.float64 if program.compute_dtype == np.float64 else np.float32).itemsize
+    copies = program.live.num_ranks * np.dtype(program.compute_dtype).itemsize
+    return int(sum(ends) * (itemsize * whole / master + copies))

@@ -1,0 +1,174 @@
+import ast
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import swift.data
+from swift.data import DataConfig, TokenFile
+from swift.data.stream import open_stream
+from swift.errors import SettingError
+
+SHAPE = (2, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def config(memory_texts):
+    return DataConfig(memory_texts(tuple(f"text {number} " * 3 for number in range(30))), validation_share=0.3)
+
+
+def assert_equal(one, other):
+    for array, expected in zip(one, other, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.dtype == expected.dtype
+
+
+def epoch_of(loader, epoch, num_sequences=6):
+    """The windows of an epoch in the order in which they come, as tuples of labels."""
+    first = epoch * loader.num_windows
+    steps = range(first // num_sequences, (first + loader.num_windows) // num_sequences + 1)
+    rows = np.concatenate([loader.batch(step).labels.reshape(num_sequences, -1) for step in steps])
+    return [tuple(row) for row in rows.tolist()][first % num_sequences :][: loader.num_windows]
+
+
+def test_shapes_and_types(config, make_loader):
+    batch = make_loader(config).batch(0)
+    assert isinstance(batch, swift.data.Batch)
+    assert [array.shape for array in batch] == [SHAPE] * 3
+    assert [array.dtype for array in batch] == [np.int32, np.int32, np.bool_]
+    assert (make_loader(config).vocab_size, make_loader(config).tokenizer) == (256, config.tokenizer)
+
+
+def test_the_same_arguments_give_the_same_batches(config, make_loader):
+    one, other = make_loader(config, seed=3), make_loader(config, seed=3)
+    for step in (0, 5, 100_000):
+        assert_equal(one.batch(step), other.batch(step))
+
+
+def test_every_window_is_seen_once_an_epoch_in_another_order(config, make_loader):
+    loader = make_loader(config)
+    assert loader.num_windows % 6, "an epoch must end inside a batch for this test to mean something"
+    tokens = open_stream(config, "train").read(0, 10**6).astype(np.int32)
+    padded = np.append(tokens[1:], np.zeros(-(len(tokens) - 1) % 5, np.int32))
+    in_order = [tuple(row) for row in padded.reshape(-1, 5).tolist()]
+    epochs = [epoch_of(loader, epoch) for epoch in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(in_order)] * 3
+    assert len({tuple(epoch) for epoch in [in_order, *epochs]}) == 4
+
+
+def test_the_order_differs_by_seed(config, make_loader):
+    # Seeds that follow each other are those that Grain alone would give the same orders, one epoch later.
+    orders = [tuple(epoch_of(make_loader(config, seed=seed), epoch)) for seed in (0, 1, 2) for epoch in (0, 1, 2)]
+    assert len(set(orders)) == 9
+
+
+def test_validation_comes_in_order_and_scores_every_token_once_a_pass(config, make_loader):
+    loader = make_loader(config, "validation", shape=(2, 2, 5))
+    tokens = open_stream(config, "validation").read(0, 10**6).astype(np.int32)
+    assert loader.num_windows % 4, "a pass must end inside a batch for this test to mean something"
+    for first in (0, loader.num_batches_per_epoch):
+        batches = [loader.batch(first + step) for step in range(loader.num_batches_per_epoch)]
+        np.testing.assert_array_equal(np.concatenate([batch.labels[batch.valid] for batch in batches]), tokens[1:])
+        np.testing.assert_array_equal(np.concatenate([batch.inputs[batch.valid] for batch in batches]), tokens[:-1])
+
+
+def test_random_access_equals_iteration(config, make_loader):
+    loader, other = make_loader(config), make_loader(config)
+    for step, batch in zip(range(2 * loader.num_batches_per_epoch), loader, strict=False):
+        assert_equal(other.batch(step), batch)
+        for index in range(SHAPE[0]):
+            assert_equal(other.microbatch(step, index), [array[index] for array in batch])
+
+
+@settings(max_examples=20, deadline=None)
+@given(num_before=st.integers(0, 40), num_after=st.integers(1, 15))
+def test_a_resumed_run_sees_the_batches_it_would_have_seen(config, make_loader, num_before, num_after):
+    loader = make_loader(config)
+    for _ in range(num_before):
+        next(loader)
+    state = json.loads(json.dumps(loader.state()))
+    resumed = make_loader(config)
+    resumed.restore(state)
+    assert resumed.state() == state
+    for _ in range(num_after):
+        assert_equal(next(resumed), next(loader))
+
+
+def test_a_state_does_not_move_with_its_loader(config, make_loader):
+    loader = make_loader(config)
+    state = loader.state()
+    first = next(loader)
+    loader.restore(state)
+    assert_equal(next(loader), first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"split": "validation"}, r"\{.*'split': 'train'.*\}: this run has split = 'validation', num_tokens = "),
+        ({"seed": 1}, r"\{'seed': 0\}: this run has seed = 1;"),
+        ({"shape": (2, 3, 4)}, r"\{'sequence_length': 5\}: this run has sequence_length = 4;"),
+        ({"shape": (3, 2, 5)}, r"num_microbatches = 3, sequences_per_microbatch = 2;"),
+    ],
+)
+def test_a_state_of_another_run_is_refused(config, make_loader, changed, expected):
+    loader = make_loader(config, **changed)
+    with pytest.raises(SettingError, match=f"the saved data state = .*{expected}"):
+        loader.restore(make_loader(config).state())
+    assert loader.state()["next_step"] == 0
+
+
+def test_a_state_of_other_data_or_another_version_is_refused(config, make_loader, memory_texts):
+    state = make_loader(config).state()
+    texts = config.source.texts
+    other = DataConfig(memory_texts(tuple(text.upper() for text in texts)), validation_share=0.3)
+    with pytest.raises(SettingError, match=r"this run has checksum = \d+;"):
+        make_loader(other).restore(state)
+    with pytest.raises(SettingError, match="version of the saved data state = 2: must be 1"):
+        make_loader(config).restore({**state, "version": 2})
+
+
+def test_a_token_file_from_end_to_end(tmp_path, make_loader):
+    np.arange(60_000).astype("<u2").tofile(tmp_path / "tokens.bin")
+    source = TokenFile(str(tmp_path / "tokens.bin"), vocab_size=60_000)
+    loader = make_loader(DataConfig(source, validation_share=0.5), shape=(2, 2, 100))
+    assert loader.vocab_size == 60_000
+    batch = loader.batch(3)
+    assert (batch.labels - batch.inputs)[batch.valid].tolist().count(1) >= batch.valid.sum() - 1
+    with pytest.raises(SettingError, match=r"DataConfig.source = TokenFile.* the vocabulary ends at 255"):
+        make_loader(DataConfig(TokenFile(source.path), validation_share=0.5), shape=(2, 2, 100)).batch(0)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_sequence_longer_than_the_data(config, make_loader, split):
+    num_tokens = open_stream(config, split).num_tokens
+    message = f"ModelConfig.sequence_length = {num_tokens}: the {split} split holds {num_tokens} tokens"
+    with pytest.raises(SettingError, match=message):
+        make_loader(config, split, shape=(1, 1, num_tokens))
+    assert make_loader(config, split, shape=(1, 1, num_tokens - 1)).batch(0).valid.all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "setting"),
+    [
+        ({"shape": (0, 1, 1)}, "Experiment.num_microbatches = 0: must be a whole number of at least 1"),
+        ({"shape": (1, 1.5, 1)}, "Experiment.sequences_per_microbatch = 1.5: must be"),
+        ({"shape": (1, 1, 0)}, "ModelConfig.sequence_length = 0: must be"),
+        ({"seed": -1}, "Experiment.seed = -1: must be a whole number of at least 0"),
+        ({"split": "test"}, "Loader.split = 'test': must be one of train, validation"),
+    ],
+)
+def test_numbers_out_of_range(config, make_loader, changed, setting):
+    with pytest.raises(SettingError, match=setting):
+        make_loader(config, **changed)
+
+
+def test_the_package_imports_neither_jax_nor_gin():
+    for path in Path(swift.data.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"jax", "gin", "flax"}, path

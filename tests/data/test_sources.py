@@ -1,0 +1,107 @@
+import re
+
+import numpy as np
+import pytest
+
+from swift.data import DataConfig, StandardLibrary, TextFiles, TokenFile
+from swift.data.sources import BLOCK_TOKENS
+from swift.errors import SettingError
+
+
+def test_standard_library():
+    documents = StandardLibrary().documents()
+    names = [document.name for document in documents]
+    assert names == sorted(set(names))
+    assert {"dataclasses.py", "json/decoder.py"} <= set(names)
+    assert not [name for name in names if "site-packages" in name or not name.endswith(".py")]
+    assert documents[names.index("dataclasses.py")].read().startswith("import re\n")
+
+
+def test_every_file_of_the_standard_library_can_be_read():
+    assert sum(len(document.read()) for document in StandardLibrary().documents()) > 5_000_000
+
+
+def test_a_python_without_its_library_on_disk(monkeypatch, tmp_path):
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    with pytest.raises(SettingError, match=r"DataConfig.source = StandardLibrary\(\): .*holds no .py files.*TextFiles"):
+        StandardLibrary().documents()
+
+
+def test_text_files_are_named_without_the_place_they_lie_in(tmp_path):
+    for name in ("b.txt", "a/c.txt", "a/d/e.txt", "a/f.md"):
+        path = tmp_path / "corpus" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"in {name}\r\n".encode())
+    (tmp_path / "corpus" / "directory.txt").mkdir()
+    documents = TextFiles(f"{tmp_path}/corpus/**/*.txt").documents()
+    assert [document.name for document in documents] == ["a/c.txt", "a/d/e.txt", "b.txt"]
+    assert documents[2].read() == "in b.txt\r\n"
+    assert [document.name for document in TextFiles(f"{tmp_path}/corpus/b.txt").documents()] == ["b.txt"]
+
+
+def test_text_files_match_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "b.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    assert [document.read() for document in TextFiles("*.txt").documents()] == ["text"]
+
+
+def test_text_files_that_do_not_exist_or_are_empty(tmp_path):
+    with pytest.raises(SettingError, match=r"TextFiles.pattern = '.*\*.txt': no file matches"):
+        TextFiles(f"{tmp_path}/*.txt").documents()
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(SettingError, match=r"TextFiles.pattern = .*: all files that match \(1\) are empty"):
+        TextFiles(f"{tmp_path}/*.txt").documents()
+
+
+def test_text_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
+    gone, latin = TextFiles(f"{tmp_path}/*.txt").documents()
+    with pytest.raises(SettingError, match=r"TextFiles.pattern = .*: cannot read .*gone.txt: No such file"):
+        gone.read()
+    with pytest.raises(SettingError, match=r"TextFiles.pattern = .*latin.txt is not UTF-8 text \(byte 2\)"):
+        latin.read()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_token_file_is_mapped_not_loaded(tmp_path, dtype):
+    path = tmp_path / "tokens.bin"
+    np.arange(100, 200).astype(f"<{dtype[0]}{int(dtype[4:]) // 8}").tofile(path)
+    tokens = TokenFile(str(path), dtype).tokens()
+    assert isinstance(tokens, np.memmap)
+    assert tokens.dtype == dtype
+    assert tokens.tolist() == list(range(100, 200))
+
+
+def test_documents_of_a_token_file(monkeypatch):
+    tokens = np.array([9, 1, 1, 9, 2, 9, 9, 3])
+    monkeypatch.setattr("swift.data.sources._SCAN_TOKENS", 3)
+    assert TokenFile("x", end_of_document=9).document_bounds(tokens).tolist() == [0, 1, 4, 6, 7, 8]
+    assert TokenFile("x", end_of_document=3).document_bounds(tokens).tolist() == [0, 8]
+    many = np.zeros(2 * BLOCK_TOKENS + 1, np.uint16)
+    assert TokenFile("x").document_bounds(many).tolist() == [0, BLOCK_TOKENS, 2 * BLOCK_TOKENS, len(many)]
+    assert TokenFile("x").document_bounds(many[:BLOCK_TOKENS]).tolist() == [0, BLOCK_TOKENS]
+
+
+def test_token_file_errors(tmp_path):
+    path = str(tmp_path / "tokens.bin")
+    with pytest.raises(SettingError, match=re.escape("TokenFile.dtype = 'int8': must be 'uint16' or 'uint32'")):
+        TokenFile(path, "int8")
+    with pytest.raises(SettingError, match=r"TokenFile.vocab_size = 0: must be"):
+        TokenFile(path, vocab_size=0)
+    with pytest.raises(SettingError, match=r"TokenFile.path = .*tokens.bin': cannot be read: No such file"):
+        TokenFile(path).tokens()
+    with pytest.raises(SettingError, match=r"TokenFile.path = .*: cannot be read: Is a directory"):
+        TokenFile(str(tmp_path)).tokens()
+    open(path, "wb").close()
+    with pytest.raises(SettingError, match=r"TokenFile.path = .*: the file is empty"):
+        TokenFile(path).tokens()
+    np.arange(3, dtype="<u2").tofile(path)
+    with pytest.raises(SettingError, match=r"TokenFile.dtype = 'uint32': .*tokens.bin holds 6 bytes, no multiple of 4"):
+        TokenFile(path, "uint32").tokens()
+    with pytest.raises(SettingError, match=r"TokenFile.end_of_document = 70000: .*tokens.bin holds no such token"):
+        TokenFile(path, end_of_document=70000).document_bounds(TokenFile(path).tokens())
+
+
+def test_the_default_source_is_the_standard_library():
+    assert DataConfig().source == StandardLibrary()

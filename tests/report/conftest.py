@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swift.record import Run
+
+
+def _symi(popularity_E, num_slots):
+    """Replicas in proportion to popularity, at least one each: near enough to Algorithm 1 to be looked at."""
+    count_E = np.ones(len(popularity_E), dtype=int)
+    while count_E.sum() < num_slots:
+        count_E[np.argmax(popularity_E / count_E)] += 1
+    return count_E
+
+
+def _make_run(
+    path="runs/symi", num_steps=40, policy="symi", num_layers=2, num_classes=8, num_slots=32, summary=(), seed=0
+):
+    """A run as training leaves it: popularity drifts, and replicas follow it or do not."""
+    random = np.random.default_rng(seed)
+    tokens = 4096
+    phase_LE = random.uniform(0, 2 * np.pi, (num_layers, num_classes))
+    speed_LE = random.uniform(1, 4, (num_layers, num_classes))
+    replicas_LE = np.full((num_layers, num_classes), num_slots // num_classes)
+    metrics = []
+    for step in range(1, num_steps + 1):
+        logits_LE = 1.5 * np.sin(phase_LE + speed_LE * 2 * np.pi * step / max(num_steps, 200)) + random.normal(
+            0, 0.15, phase_LE.shape
+        )
+        share_LE = np.exp(logits_LE) / np.exp(logits_LE).sum(-1, keepdims=True)
+        popularity_LE = np.array([random.multinomial(tokens, share_E) for share_E in share_LE])
+        dropped_LE = np.maximum(popularity_LE - replicas_LE * tokens // num_slots, 0)
+        drop_share = dropped_LE.sum() / (tokens * num_layers)
+        loss = 2.2 + 3.3 * np.exp(-step / (num_steps / 4)) * (1 + 0.5 * drop_share) + random.normal(0, 0.06)
+        record = {"step": step, "loss": loss, "aux_loss": 1.0, "tokens": tokens, "tokens_routed": tokens * num_layers}
+        record |= {"tokens_dropped": int(dropped_LE.sum()), "drop_share": drop_share}
+        record |= {
+            "load_imbalance": float((popularity_LE / replicas_LE).max() / (tokens / num_slots)),
+            "grad_norm": 1.0,
+        }
+        record |= {"learning_rate": 1e-3, "step_ms": 9000.0 if step == 1 else 100.0 + step % 3, "tokens_per_s": 4e4}
+        record |= {"live_workers": 1, "popularity": popularity_LE.tolist(), "replicas": replicas_LE.tolist()}
+        record |= {"dropped": dropped_LE.tolist()}
+        if step % max(1, num_steps // 5) == 0:
+            record["validation_loss"] = loss + 0.1
+        metrics.append(json.loads(json.dumps(record)))
+        if policy == "symi":
+            replicas_LE = np.array([_symi(popularity_E, num_slots) for popularity_E in popularity_LE])
+    facts = {"name": Path(path).name, "placement": policy, "layout": "sliced", "device": "8 CPU", "target_loss": 3.0}
+    facts |= {"num_steps": num_steps, "validation_loss": None, "jax_version": "0.10.0"} | dict(summary)
+    events = [{"time": "2025-01-01T00:00:00.000+00:00", "event": "checkpoint", "step": num_steps, "path": "a"}]
+    return Run(Path(path), facts["name"], "Experiment.num_steps = 1\n", metrics, events, facts)
+
+
+@pytest.fixture
+def make_run():
+    return _make_run

@@ -1,0 +1,162 @@
+import base64
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from swift.record import Run
+from swift.report import draw_pictures, save_figures, write_report
+from swift.report.draw import draw_layer
+
+ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
+
+
+class Page(HTMLParser):
+    """The tags, pictures and text of a page."""
+
+    VOID = ("meta", "img")
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.images, self.addresses, self.text, self._open = [], [], [], "", []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        if tag == "img":
+            self.images.append(dict(attrs))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def written(runs, tmp_path):
+    write_report(runs, tmp_path / "report.html")
+    return Page(tmp_path / "report.html")
+
+
+def test_the_page_is_whole_and_fetches_nothing(make_run, tmp_path):
+    runs = [make_run("runs/symi"), make_run("runs/static", policy="static")]
+    page = written(runs, tmp_path)
+    # Loss, survival and imbalance of all; of each run its drops and two layers.
+    assert len(page.images) == 3 + 2 * (1 + 2)
+    for image in page.images:
+        data = image["src"].removeprefix("data:image/png;base64,")
+        assert imread(io.BytesIO(base64.b64decode(data, validate=True))).shape[1] > 800
+        assert image["alt"]
+    assert len(page.images) == len(page.addresses)
+    text = (tmp_path / "report.html").read_text()
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    for expected in ("symi", "static", "steps to target", "checkpoint", "Experiment.num_steps = 1", "8 CPU"):
+        assert expected in page.text
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_names_are_text_everywhere(make_run, tmp_path):
+    runs = [make_run(summary={"name": ODD_NAME}), make_run(summary={"name": "a" * 300, "device": "<b>"})]
+    runs[0].events[0]["event"] = "<i>"
+    runs[0] = dataclasses.replace(runs[0], config_text="<u>")
+    page = written(runs, tmp_path)
+    assert not {"script", "i", "u", "b"} & set(page.tags)
+    for expected in (ODD_NAME, "<b>", "<i>", "<u>"):
+        assert expected in page.text
+    for path in save_figures(runs, tmp_path / "figures"):
+        assert re.fullmatch(r"[A-Za-z0-9._-]+\.png", path.name)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 11])
+def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
+    assert len(written([make_run(num_steps=num_steps)], tmp_path).images) == 3 + 1 + 2
+
+
+def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
+    page = written([Run(Path("runs/new"), "new", "", [], [], None)], tmp_path)
+    assert page.images == []
+    assert "0 steps, not ended" in page.text
+
+
+def test_a_run_without_moe_layers_has_a_loss_curve(make_run, tmp_path):
+    run = make_run()
+    keys = ("popularity", "replicas", "dropped", "drop_share", "load_imbalance")
+    run = dataclasses.replace(
+        run, metrics=[{k: v for k, v in record.items() if k not in keys} for record in run.metrics]
+    )
+    assert len(written([run], tmp_path).images) == 1
+
+
+def test_a_run_without_routed_tokens_is_drawn(make_run, tmp_path):
+    run = make_run(num_steps=5)
+    for record in run.metrics:
+        record["popularity"] = record["dropped"] = [[0] * 8] * 2
+        record |= {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
+    assert len(written([run], tmp_path).images) == 1 + 1 + 2
+
+
+def test_losses_that_are_not_finite_are_gaps(make_run, tmp_path):
+    run = make_run(num_steps=30)
+    for record in run.metrics[10:]:
+        record["loss"] = None
+    assert len(written([run], tmp_path).images) == 6
+
+
+def test_figures_are_saved_under_unique_names(make_run, tmp_path):
+    runs = [make_run("runs/a b"), make_run("runs/a-b")]
+    paths = save_figures(runs, tmp_path / "new" / "figures")
+    assert sorted(path.name for path in paths) == sorted(
+        ["loss.png", "survival.png", "imbalance.png"]
+        + [f"run{n}-a-b-{kind}.png" for n in (1, 2) for kind in ("drops", "layer0", "layer1")]
+    )
+    assert set(paths) == set((tmp_path / "new" / "figures").iterdir())
+    assert imread(paths[0]).shape[2] == 4
+
+
+def test_the_maps_show_replicas_that_follow_popularity_and_those_that_do_not(make_run):
+    follows = {}
+    for policy in ("symi", "static"):
+        run = make_run(num_steps=200, policy=policy, num_slots=64)
+        popularity, replicas = (
+            np.array([record[key] for record in run.metrics])[:, 0] for key in ("popularity", "replicas")
+        )
+        figure = draw_layer(0, np.arange(1.0, 201.0), popularity, replicas)
+        tokens_map, replicas_map = (axes.images[0].get_array() for axes in figure.axes[1:3])
+        assert tokens_map.shape == replicas_map.shape == (8, 200)
+        np.testing.assert_allclose(tokens_map.sum(axis=0), 100)
+        np.testing.assert_allclose(replicas_map.sum(axis=0), 100)
+        follows[policy] = float(np.abs(tokens_map - replicas_map).mean())
+        lines = figure.axes[0].lines
+        assert len(lines) == 8
+        assert (np.ptp(lines[1].get_ydata()) > 5) == (policy == "symi")
+    assert follows["symi"] < follows["static"] / 3
+
+
+def test_long_runs_are_drawn_in_seconds(make_run):
+    short = make_run(num_steps=100)
+    metrics = [short.metrics[step % 100] | {"step": step + 1} for step in range(20_000)]
+    start = time.perf_counter()
+    assert len(list(draw_pictures([dataclasses.replace(short, metrics=metrics)]))) == 6
+    assert time.perf_counter() - start < 20
+
+
+def test_the_report_stands_alone():
+    """The trainer imports it: were it to import the trainer, neither could be imported first."""
+    code = "import sys, swift.report; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

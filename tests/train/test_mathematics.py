@@ -1,0 +1,182 @@
+"""The law: a parallel iteration is the plain single-device model's iteration, whatever the placement and the ranks."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift.data import Batch
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement import Static
+from swift.mesh import RANKED, SHARED, Topology
+from swift.models import ModelConfig, plain_sums
+from swift.train import Experiment, TrainState, compute_gradients, materialize_all, put_batch
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+NUM_CLASSES = 4
+MODEL = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=6, moe_pattern=(False, True))
+VOCAB = 256
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A policy of a user's own: a random, unsorted placement every iteration, whatever the popularity."""
+
+    name = "shuffled"
+
+    def init(self, num_layers, num_classes, num_ranks, slots_per_rank):
+        placement, _ = Static().init(num_layers, num_classes, num_ranks, slots_per_rank)
+        return placement, jnp.zeros((), jnp.uint32)
+
+    def __call__(self, popularity_LE, placement_LNS, state):
+        num_layers, num_classes = popularity_LE.shape
+        key = jax.random.fold_in(jax.random.key(1), state)
+        slots = placement_LNS[0].size
+        extra = jax.random.randint(key, (num_layers, slots - num_classes), 0, num_classes, jnp.int32)
+        all_classes = jnp.broadcast_to(jnp.arange(num_classes, dtype=jnp.int32), (num_layers, num_classes))
+        flat = jnp.concatenate([all_classes, extra], axis=1)
+        shuffled = jax.random.permutation(jax.random.fold_in(key, 1), flat, axis=1, independent=True)
+        return shuffled.reshape(placement_LNS.shape), state + jnp.uint32(1)
+
+
+class Case(NamedTuple):
+    """What is compiled once and run on many inputs."""
+
+    ranks: int = 2
+    top_k: int = 1
+    capacity: float | None = 1.0
+    microbatches: int = 1
+    slots: int = 4
+    kind: str = "emulated"
+    layout: str = "decoupled"
+    policy: object = Shuffled()
+    sequences: int = 8
+
+
+CASES = [
+    Case(ranks=1, capacity=None),
+    Case(ranks=1, top_k=2, capacity=0.7, microbatches=2),
+    Case(ranks=2, microbatches=2),
+    Case(ranks=2, top_k=2, capacity=None),
+    Case(ranks=8, top_k=2, capacity=0.6, slots=2),
+    Case(ranks=8, microbatches=2, slots=3),
+    Case(ranks=8, top_k=2, microbatches=2, slots=2, kind="virtual"),
+    Case(ranks=3, slots=2, kind="virtual", sequences=6),
+]
+
+
+def experiment(case):
+    return Experiment(
+        model=MODEL,
+        experts=ExpertConfig(NUM_CLASSES, case.slots, case.top_k, case.capacity, aux_loss_coefficient=0.05),
+        placement=case.policy,
+        topology=Topology(num_expert_ranks=case.ranks),
+        ranks=case.kind,
+        optimizer=OptimizerConfig(warmup_steps=2, clip_norm=0.5, layout=case.layout),
+        compute_dtype="float64",
+        num_steps=40,
+        num_microbatches=case.microbatches,
+        sequences_per_microbatch=case.sequences,
+    )
+
+
+@cache
+def compiled(case):
+    """(program, gradients of the parallel model, objective and gradients of the plain one)."""
+    program = experiment(case).program()
+
+    def gradients(master, placement_LNS, batch):
+        slots = materialize_all(program, master, placement_LNS)
+        return compute_gradients(program, TrainState(None, None, None, slots, placement_LNS, None), batch)
+
+    parallel = jax.jit(program.live.per_rank(gradients, (RANKED, SHARED, RANKED), (RANKED, SHARED)))
+    return program, parallel, jax.jit(plain_gradients(program))
+
+
+def plain_gradients(program):
+    def objective(params, placement_LNS, batch):
+        weights = program.gpt.unpack(params)
+        tokens = batch.valid.sum()
+        loss, aux, loads = jnp.zeros(()), jnp.zeros(()), []
+        for m in range(batch.inputs.shape[0]):
+            microbatch = jax.tree.map(lambda leaf: leaf[m], batch)  # noqa: B023 - used at once
+            one_loss, one_aux, load = plain_sums(program.gpt, program.experts, weights, placement_LNS, *microbatch)
+            loss, aux = loss + one_loss, aux + one_aux
+            loads.append(jax.tree.map(lambda *rows: jnp.stack(rows), *load))
+        tokens = jnp.maximum(tokens, 1)
+        aux = aux / batch.inputs.shape[0]
+        total = jax.tree.map(lambda *parts: sum(parts), *loads)
+        return loss / tokens + program.experts.aux_loss_coefficient * aux, (loss / tokens, aux, total)
+
+    return jax.value_and_grad(objective, has_aux=True)
+
+
+def draw_batch(case, seed, padding=True):
+    random = np.random.default_rng(seed)
+    shape = (case.microbatches, case.sequences, MODEL.sequence_length)
+    tokens = random.integers(0, VOCAB, (*shape[:2], shape[2] + 1), dtype=np.int32)
+    valid = np.ones(shape, bool)
+    if padding:
+        lengths = random.integers(0, shape[2] + 1, shape[:2])
+        valid = np.arange(shape[2]) < lengths[..., None]
+    return Batch(tokens[..., :-1], tokens[..., 1:], valid)
+
+
+def draw_placement(case, seed):
+    random = np.random.default_rng(seed)
+    slots = case.ranks * case.slots
+    classes = np.concatenate([np.arange(NUM_CLASSES), random.integers(0, NUM_CLASSES, slots - NUM_CLASSES)])
+    return random.permutation(classes).astype(np.int32).reshape(1, case.ranks, case.slots)
+
+
+def draw_params(program, seed):
+    """Whole classes away from where training starts, where norms are all ones and their biases all zeros."""
+    random = np.random.default_rng(seed)
+    groups = program.gpt.groups.items()
+    return {name: 0.3 * random.standard_normal((g.num_rows, g.num_classes, g.size)) for name, g in groups}
+
+
+def assert_close(program, actual, expected, tolerance):
+    """Parameter by parameter, relative to its largest magnitude; none may be all zeros."""
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(program.gpt.unpack(expected)),
+        jax.tree.leaves(program.gpt.unpack(actual)),
+        strict=True,
+    )
+    for (name, wanted), found in pairs:
+        assert np.abs(wanted).max() > 0, jax.tree_util.keystr(name)
+        error = np.abs(wanted - found).max() / np.abs(wanted).max()
+        assert error < tolerance, (jax.tree_util.keystr(name), error)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**16))
+def test_gradients_are_those_of_the_plain_model(case, seed):
+    program, parallel, plain = compiled(case)
+    placement_LNS, batch = draw_placement(case, seed), draw_batch(case, seed)
+    batch.valid[0, 0, 0] = True  # gradients of no token at all are zeros
+    params = draw_params(program, seed)
+    master = {name: program.layouts[name].init(p, None)[None] for name, p in params.items()}
+    inputs = program.live.put((master, placement_LNS[None]), (RANKED, SHARED))
+
+    gradients, sums = parallel(*inputs, put_batch(batch, program.live))
+    (_, (loss, aux, load)), expected = plain(params, placement_LNS, batch)
+
+    whole = {name: program.layouts[name].classes(g[0], None) for name, g in gradients.items()}
+    assert_close(program, whole, expected, 1e-10)
+    np.testing.assert_allclose(sums.loss[0] / sums.tokens[0], loss, rtol=1e-10)
+    np.testing.assert_allclose(sums.aux[0] / case.microbatches, aux, rtol=1e-10)
+    np.testing.assert_array_equal(sums.load.popularity_E[0], load.popularity_E)
+    np.testing.assert_array_equal(sums.load.dropped_E[0], load.dropped_E)
+    assert sums.load.popularity_E.sum() == sums.tokens[0] * case.top_k
+    if case.capacity is None:
+        assert not sums.load.dropped_E.any()

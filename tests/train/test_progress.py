@@ -1,0 +1,107 @@
+import io
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from swift.train import progress
+from swift.train.progress import Progress, describe, format_duration
+
+
+def record(step, **more):
+    return {"step": step, "loss": 3.21987, "tokens_per_s": 12345.6, "drop_share": 0.271, "load_imbalance": 2.5} | more
+
+
+def run(num_steps, first_step=1, stride=1, **console):
+    """What a run writes that updates at every ``stride``-th step."""
+    file = io.StringIO()
+    with Progress("symi [x]", num_steps, first_step, Console(file=file, width=80, **console)) as shown:
+        for step in range(first_step + stride - 1, num_steps + 1, stride):
+            shown.update(record(step))
+    return file.getvalue()
+
+
+def test_a_log_gets_a_plain_line_for_the_first_step_and_every_tenth_of_the_run():
+    lines = run(num_steps=200).splitlines()
+    steps = [line.split("step ")[1].split("/")[0] for line in lines]
+    assert steps == ["1", *(str(step) for step in range(20, 201, 20))]
+    assert lines[0] == "symi [x]: step 1/200  loss 3.220  12,346 tokens/s  27.1 % dropped  imbalance 2.50"
+    assert lines[1].startswith("symi [x]: step 20/200  loss 3.220")
+    assert lines[-1].endswith("0:00 left")
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "first_step", "stride", "steps"),
+    [
+        (3, 1, 1, [1, 2, 3]),
+        (1, 1, 1, [1]),
+        (100, 56, 1, [56, 60, 70, 80, 90, 100]),
+        (40, 1, 8, [8, 16, 24, 32, 40]),
+    ],
+)
+def test_short_resumed_and_windowed_runs(num_steps, first_step, stride, steps):
+    lines = run(num_steps, first_step, stride).splitlines()
+    assert [int(line.split("step ")[1].split("/")[0]) for line in lines] == steps
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn_and_its_cursor_back():
+    text = run(num_steps=3, force_terminal=True, legacy_windows=False)
+    assert "\x1b[?25l" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert "symi [x]" in text
+    assert "3/3" in text
+    assert "loss 3.220" in text
+    assert "step 1/3" not in text
+
+
+def test_the_terminal_is_restored_after_an_interrupt():
+    file = io.StringIO()
+    shown = Progress("symi", 3, 1, Console(file=file, force_terminal=True, width=80))
+    with pytest.raises(KeyboardInterrupt), shown:
+        raise KeyboardInterrupt
+    assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_note_is_printed_as_it_is(terminal):
+    file = io.StringIO()
+    with Progress("symi", 3, 1, Console(file=file, force_terminal=terminal, width=80)) as shown:
+        shown.note("[bold]worker 1:0 failed[/bold]")
+    assert "[bold]worker 1:0 failed[/bold]\n" in file.getvalue()
+
+
+def test_stdout_stays_clean(capsys):
+    with Progress("symi", 2, 1) as shown:
+        shown.note("note")
+        shown.update(record(1))
+        shown.update(record(2))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "note\nsymi: step 1/2" in captured.err
+
+
+def test_time_left_leaves_out_the_step_that_compiles(monkeypatch):
+    times = iter([100.0, 102.0, 104.0])  # The first step took 100 s, those after it 2 s each.
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    file = io.StringIO()
+    with Progress("symi", 5, 1, Console(file=file)) as shown:
+        for step in (1, 2, 3):
+            shown.update(record(step))
+    lines = file.getvalue().splitlines()
+    assert [line.rpartition("  ")[2] for line in lines] == ["imbalance 2.50", "0:06 left", "0:04 left"]
+
+
+def test_unknown_and_odd_metrics():
+    assert describe({"step": 1, "loss": None}) == []
+    assert describe({"step": 1, "loss": math.nan, "drop_share": np.float32(0.5)}) == ["loss nan", "50.0 % dropped"]
+
+
+def test_durations():
+    assert [format_duration(seconds) for seconds in (0, 59.6, 3599, 3661, 90000)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:01:01",
+        "25:00:00",
+    ]
