@@ -25,6 +25,12 @@ def check_count(setting: str, value: object, least: int) -> None:
         raise SettingError(setting, value, f"must be a whole number of at least {least}")
 
 
+def check_seed(setting: str, value: object) -> None:
+    """Raises SettingError unless ``value`` can seed random numbers: a whole number of 32 bits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+        raise SettingError(setting, value, "must be a whole number of at least 0 and below 2**32")
+
+
 def check_number(setting: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
     """Raises SettingError unless ``value`` is a finite number, above or at least a bound."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")

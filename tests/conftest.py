@@ -1,11 +1,16 @@
 """Eight emulated devices for all tests, and no silent broadcasts."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
 from swift.mesh import emulate_devices
 
 emulate_devices(8)
+# Many tests compile the same small programs, some in another process.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -15,7 +15,9 @@ _SETTING = "checkpoint"
 def checkpoint_steps(directory: Path) -> list[int]:
     """The iterations of the complete checkpoints in a directory, oldest first."""
     found = directory.glob(f"{_PREFIX}*") if directory.is_dir() else []
-    return sorted(int(path.name.removeprefix(_PREFIX)) for path in found if path.name[len(_PREFIX) :].isdigit())
+    # While it is being written, a checkpoint has a suffix to its name: what an interrupted save leaves is not listed.
+    numbered = {path.name.removeprefix(_PREFIX) for path in found if path.is_dir()}
+    return sorted(int(number) for number in numbered if number.isdigit())
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:

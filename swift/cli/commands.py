@@ -13,8 +13,8 @@ from rich.console import Console
 
 from swift.cli.configuration import config_text, load_experiment
 from swift.errors import SettingError
-from swift.mesh import emulate_devices
-from swift.record import read_run, replace_file
+from swift.mesh import EmulationError, emulate_devices
+from swift.record import METRICS, read_run, replace_file
 from swift.report import comparison_rows, comparison_table, write_report
 from swift.train import Experiment, TrainOptions, export_model
 from swift.train import generate as generate_text
@@ -27,7 +27,7 @@ def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
     if options.resume and options.run_dir is None:
-        raise SettingError("--resume", True, "needs --run-dir, the run to go on with")
+        raise SettingError("--run-dir", None, "--resume needs the directory of the run to go on with")
     run_dir = options.run_dir or _new_run_dir(options.config.stem)
     _prepare([experiment])
     summary = run_training(
@@ -51,6 +51,8 @@ def compare(options: argparse.Namespace) -> None:
         raise SettingError("CONFIG", names, "the files need different names, which their runs will bear")
     experiments = [load_experiment(path, options.set) for path in options.configs]
     _prepare(experiments)
+    for experiment in experiments:
+        experiment.program()  # so that a mistake in the last is told before the first has run
     top = options.run_dir or _new_run_dir(names[0])
     run_dirs = [top / name for name in names]
     for run_dir in run_dirs:
@@ -72,7 +74,12 @@ def report(options: argparse.Namespace) -> None:
     """``swift report RUN_DIR ...``."""
     runs = [read_run(path) for path in options.run_dirs]
     page = options.out or options.run_dirs[0] / "report.html"
-    write_report(runs, page)
+    if page.is_dir():
+        raise SettingError("--out", str(page), "is a directory, not a file")
+    try:
+        write_report(runs, page)
+    except OSError as error:
+        raise SettingError("--out", str(page), f"cannot be written: {error.strerror}") from error
     print(page)
 
 
@@ -90,6 +97,8 @@ def generate(options: argparse.Namespace) -> None:
     """``swift generate MODEL``."""
     if not (options.model / _EXPORTED_CONFIG).is_file():
         raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
+    if (options.model / METRICS).exists():
+        raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
     experiment = load_experiment(options.model / _EXPORTED_CONFIG)
     _prepare([experiment], num_devices=1)
     pieces = generate_text(
@@ -114,7 +123,10 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
         if len(values) > 1:
             raise SettingError(f"Experiment.{name}", sorted(values), "must be the same in all files of one comparison")
     if experiments[0].ranks == "emulated":
-        emulate_devices(num_devices or max(experiment.topology.num_devices for experiment in experiments))
+        try:
+            emulate_devices(num_devices or max(experiment.topology.num_devices for experiment in experiments))
+        except EmulationError as error:
+            raise SettingError("Experiment.ranks", "emulated", str(error)) from error
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
 
 

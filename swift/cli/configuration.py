@@ -6,14 +6,17 @@ equal Experiment.
 """
 
 import dataclasses
-import difflib
+import inspect
 import re
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 
+from swift.cli.kinds import Written, checked
+from swift.cli.mistakes import Source, build_mistake, nearest, parse_mistake
 from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, TokenFile, TokenizerFile
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
@@ -28,7 +31,12 @@ _CONFIGURABLES = (
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Static, Symi, MinMax, FlexMoE),
 )
-_configurable = {c.__name__: gin.external_configurable(c, module="swift") for c in _CONFIGURABLES}
+_NAMED = "a setting is named like Experiment.num_steps"
+_known = {kind.__name__: kind for kind in _CONFIGURABLES}
+_settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in _known.items()}
+_configurable = {
+    name: gin.external_configurable(checked(kind, _known), name=name, module="swift") for name, kind in _known.items()
+}
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -39,80 +47,87 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         overrides: ``NAME=VALUE`` of the command line; a bare word as a value is a string.
 
     Raises:
-        SettingError: the file cannot be read, a name is not known (the nearest one is named), or a value cannot work.
+        SettingError: the file cannot be read, a name is not known (the nearest one is named), a value cannot work, or
+            an override would change nothing.
     """
     gin.clear_config()
+    _parse_file(path)
+    for text in overrides:
+        _parse(_binding(text), Source("--set", text))
     try:
-        _parse_file(path)
-        gin.parse_config([_binding(text) for text in overrides])
-        return _configurable["Experiment"]()
-    except SettingError:
-        raise
-    except SyntaxError as error:
-        raise SettingError("CONFIG", str(path), f"line {error.lineno} is not gin: {error.msg}") from error
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        raise _explained(error, path) from error
+        experiment = _configurable["Experiment"]()
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise build_mistake(error, str(path)) from error
+    _check_used(overrides)
+    return experiment
 
 
-def _parse_file(path: Path) -> None:
+def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:
     """Parses a gin file; ``include`` names a file beside it, where gin would look in the working directory."""
-    lines, first = path.read_text(encoding="utf-8").splitlines(), 0
-    for number, line in enumerate([*lines, "include ''"]):
+    lines, first = _read(path, including).splitlines(), 0
+    for number, line in enumerate(lines):
         include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
-        if include is None:
-            continue
-        gin.parse_config("\n" * first + "\n".join(lines[first:number]))  # so that errors name the right line
-        first = number + 1
-        if include[1]:
-            _parse_file(path.parent / include[1])
+        if include:
+            _parse_lines(lines, first, number, path)
+            _parse_file(path.parent / include[1], (*including, path))
+            first = number + 1
+    _parse_lines(lines, first, len(lines), path)
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> str:
+    names = " includes ".join(map(str, (*including, path)))
+    if path.resolve() in [other.resolve() for other in including]:
+        raise SettingError("CONFIG", names, "a file cannot include itself")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError("CONFIG", names, f"is not UTF-8 text (byte {error.start})") from error
+
+
+def _parse_lines(lines: Sequence[str], first: int, end: int, path: Path) -> None:
+    # Line feeds in front, so that errors name the right line.
+    _parse("\n" * first + "\n".join(lines[first:end]), Source("CONFIG", str(path)))
+
+
+def _parse(text: str, source: Source) -> None:
+    try:
+        gin.parse_config(text)
+    except (SyntaxError, tokenize.TokenError, ValueError, ImportError) as error:
+        raise parse_mistake(error, source, _settings) from error
 
 
 def _binding(text: str) -> str:
-    name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[\w./]+", name.strip()):
+    binding = re.fullmatch(r"\s*([\w./]+)\s*=\s*(.*?)\s*", text)
+    if not binding:
         raise SettingError("--set", text, "must be NAME=VALUE, such as Experiment.num_steps=100")
-    try:
-        gin.config.parse_value(value.strip())
-    except (SyntaxError, ValueError):
-        value = repr(value.strip())
-    return f"{name.strip()} = {value}"
+    name, value = binding[1], binding[2]
+    if not value.startswith(("@", "%", "'", '"', "(", "[", "{")):
+        try:
+            gin.config.parse_value(value)
+        except SyntaxError:
+            value = repr(value)
+    return f"{name} = {value}"
 
 
-def _explained(error: Exception, path: Path) -> SettingError:
-    """The user's mistake behind one of gin's errors."""
-    original = _innermost_setting_error(error)
-    if original is not None:
-        return original
-    message = " ".join(str(error).split())
-    parameter = re.search(r"onfigurable '?([\w.]+)'? doesn't have a parameter named '(\w+)'", message)
-    if parameter:
-        owner, name = parameter[1].split(".")[-1], parameter[2]
-        return SettingError(f"{owner}.{name}", "?", _nearest(name, _parameters(owner), "a setting"))
-    unknown = re.search(r"No configurable matching (?:reference )?'?@?([\w./]+)'?", message)
-    if unknown:
-        return SettingError(unknown[1].rstrip("."), "?", _nearest(unknown[1], _configurable, "a name"))
-    if isinstance(error, OSError):
-        return SettingError("CONFIG", str(path), "no such file, or it cannot be read")
-    return SettingError("CONFIG", str(path), message.split(" In call to ")[0])
+def _check_used(overrides: Sequence[str]) -> None:
+    """Refuses what would be left aside in silence: an override, or a ``name = value``, that nothing asked for."""
+    used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
+    overridden = [text.partition("=")[0].strip() for text in overrides]
+    for name, value in unused.items():
+        if name in used:
+            continue
+        if "." not in name:
+            everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
+            raise SettingError(name, Written(value), f"is used nowhere; {nearest(name, everything, _NAMED)}")
+        if name in overridden:
+            owner = name.rpartition(".")[0]
+            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
 
 
-def _innermost_setting_error(error: BaseException | None) -> SettingError | None:
-    # gin re-raises a constructor's error as a subclass of its own making, with a longer text.
-    while error is not None:
-        if isinstance(error, SettingError):
-            return SettingError(error.setting, error.value, error.allowed)
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _parameters(owner: str) -> list[str]:
-    kind = _configurable.get(owner)
-    return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else ["name"]
-
-
-def _nearest(name: str, known: Any, what: str) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"is not {what}; did you mean {near[0]}?" if near else f"is not {what}; known are {', '.join(known)}"
+def _bound(config: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w./]+) = (.*)$", config, re.MULTILINE))
 
 
 def config_text(experiment: Experiment) -> str:

@@ -1,6 +1,7 @@
 """The command line: its words, and how a mistake is told."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,21 +19,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The exit code: 0; 2 for a user's mistake, told in one line; 3 for a run that cannot go on; 130 for Ctrl-C.
+        The exit code: 0; 2 for a user's mistake, told in one line; 3 for a run that cannot go on; as a shell has it,
+        130 for Ctrl-C and 141 for a closed pipe.
     """
     options = _parser().parse_args(arguments)
-    # JAX takes a second to import: --help and a misspelt command should not wait for it.
-    from swift.cli import commands
-    from swift.mesh import EmulationError
-
     try:
+        # JAX takes a second to import: --help and a misspelt command should not wait for it.
+        from swift.cli import commands
+
         getattr(commands, options.command)(options)
-    except (SettingError, EmulationError) as error:
+    except SettingError as error:
         return _tell(error, 2)
     except RunError as error:
         return _tell(error, 3)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of stdout has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return 0
 
 

@@ -73,18 +73,25 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
     Raises:
         SettingError: optax has no such optimizer, it does not take the options, or it is not elementwise.
     """
+    if not hasattr(optax, config.name) and hasattr(optax.contrib, config.name):
+        allowed = (
+            "is one of optax.contrib, of which none is taken: many mix the numbers of an array, as muon does, and "
+            "every rank updates only a slice of each expert: use an elementwise one such as adamw, sgd or lion"
+        )
+        raise SettingError("OptimizerConfig.name", config.name, allowed)
     create = getattr(optax, config.name, None)
     if config.name.startswith("_") or not callable(create) or "learning_rate" not in _parameters(create):
         raise SettingError("OptimizerConfig.name", config.name, "optax has no such optimizer; try adamw, sgd or lion")
-    unknown = sorted(set(config.options) - set(_parameters(create)))
+    options = [name for name in _parameters(create) if name != "learning_rate"]
+    unknown = [name for name in config.options if name not in options]
     if unknown:
-        allowed = f"optax.{config.name} has no option {unknown[0]!r}; it has {', '.join(_parameters(create))}"
+        allowed = f"optax.{config.name} has no option {unknown[0]!r} to set here; it has {', '.join(options)}"
         raise SettingError("OptimizerConfig.options", dict(config.options), allowed)
-    optimizer = create(learning_rate(config, num_steps), **config.options)
     try:
+        optimizer = create(learning_rate(config, num_steps), **config.options)
         mixing = mixing_primitive(optimizer)
     except (TypeError, ValueError) as error:
-        allowed = f"needs more than gradients and parameters ({error}); use adamw, sgd or lion"
+        allowed = f"does not work with OptimizerConfig.options = {dict(config.options)} ({error})"
         raise SettingError("OptimizerConfig.name", config.name, allowed) from None
     if mixing is not None:
         raise SettingError(
@@ -119,7 +126,7 @@ def mixing_primitive(optimizer: optax.GradientTransformation) -> str | None:
 
 def _find_mixing(jaxpr: Any) -> str | None:
     for equation in jaxpr.eqns:
-        large = any(getattr(v.aval, "size", 1) > 1 for v in equation.invars)
+        large = any(getattr(v.aval, "size", 1) > 1 for v in (*equation.invars, *equation.outvars))
         if large and equation.primitive.name.startswith(_MIXING):
             return equation.primitive.name
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):

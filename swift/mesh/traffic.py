@@ -27,7 +27,7 @@ def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
     {'all-to-all': 256}
     """
     total: Counter[str] = Counter()
-    for match in _INSTRUCTION.finditer(hlo_text):
+    for match in _INSTRUCTION.finditer(re.sub(r"/\*.*?\*/", "", hlo_text)):
         kind, size = match["kind"], _array_bytes(match["result"])
         if match["start"] and match["result"].startswith("("):
             size //= 2  # an asynchronous start carries its operand beside its result

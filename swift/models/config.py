@@ -64,13 +64,13 @@ def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:
 
 
 MODEL_SIZES: dict[str, ModelConfig] = {
-    "demo": ModelConfig(),
+    "demo": ModelConfig(moe_pattern=(True,)),
     "gpt-small": _gpt(12, 768, 12),
     "gpt-medium": _gpt(24, 1024, 16),
     "gpt-large": _gpt(24, 1536, 16),
 }
-"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, sequences of 512, and the size of the demo. Every second
-layer is a mixture of experts, as in DeepSpeed-MoE; the paper does not say."""
+"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, sequences of 512, and the size of the demo. In the former
+every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not say); in the demo every layer is."""
 
 
 def model_size(name: str) -> ModelConfig:

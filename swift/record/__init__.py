@@ -2,11 +2,14 @@
 
 from swift.record.files import replace_file
 from swift.record.measures import measure, ratio, running_mean, scalars, steps_to_target
-from swift.record.run_directory import Run, RunDirectory, read_run
+from swift.record.run_directory import METRICS, Run, RunDirectory, check_new_run, check_same_run, read_run
 
 __all__ = [
+    "METRICS",
     "Run",
     "RunDirectory",
+    "check_new_run",
+    "check_same_run",
     "measure",
     "ratio",
     "read_run",

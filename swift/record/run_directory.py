@@ -62,13 +62,12 @@ class RunDirectory:
             SettingError: the directory holds a run already, or cannot be made. Nothing was written.
         """
         path = Path(path)
-        if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
-            raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
+        check_new_run(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            replace_file(path / CONFIG, config_text.encode())
         except OSError as error:
             raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
-        replace_file(path / CONFIG, config_text.encode())
         return cls(path, last_step=0)
 
     @classmethod
@@ -87,10 +86,7 @@ class RunDirectory:
             SettingError: there is no run, its files are damaged, or its configuration is another one.
         """
         path = Path(path)
-        run = read_run(path, setting="--run-dir")
-        difference = _first_difference(run.config_text, config_text, may_change)
-        if difference:
-            raise SettingError("--resume", str(path), difference)
+        run = check_same_run(path, config_text, may_change)
         replace_file(path / METRICS, _lines(record for record in run.metrics if record["step"] <= step))
         replace_file(path / EVENTS, _lines(run.events))
         replace_file(path / CONFIG, config_text.encode())
@@ -152,6 +148,23 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_new_run(path: Path) -> None:
+    """Raises SettingError where a directory holds a run already, or is a file."""
+    if path.exists() and not path.is_dir():
+        raise SettingError("--run-dir", str(path), "is a file, not a directory")
+    if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
+        raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
+
+
+def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> Run:
+    """The run that a directory holds; raises SettingError as :meth:`RunDirectory.resume` does."""
+    run = read_run(path, setting="--run-dir")
+    difference = _first_difference(run.config_text, config_text, may_change)
+    if difference:
+        raise SettingError("--resume", str(path), difference)
+    return run
 
 
 def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.data import Batch, DataConfig, Loader, Split
-from swift.errors import SettingError, check_count
+from swift.errors import SettingError, check_count, check_seed
 from swift.experts import ExpertConfig
 from swift.experts.layouts import Decoupled, Instances, Layout, ReplicaShards
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
@@ -70,8 +70,9 @@ class Experiment:
         positive = ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches")
         for name in (*positive, "num_checkpoints_kept"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
-        for name in ("seed", "eval_every", "checkpoint_every"):
+        for name in ("eval_every", "checkpoint_every"):
             check_count(f"Experiment.{name}", getattr(self, name), least=0)
+        check_seed("Experiment.seed", self.seed)
         for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
             if getattr(self, name) not in choices:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")

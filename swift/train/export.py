@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from swift.checkpoint import (
     checkpoint_path,
@@ -17,7 +18,7 @@ from swift.checkpoint import (
     load_metadata,
     save_arrays,
 )
-from swift.errors import SettingError, check_count, check_number
+from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import live_mesh
 from swift.models import GPT, Weights, plain_logits
 from swift.train.experiment import Experiment
@@ -38,12 +39,13 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     Raises:
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
     """
-    if out.exists():
-        raise SettingError("--out", str(out), "exists already")
     steps = checkpoint_steps(run_dir / "checkpoints")
-    step = steps[-1] if step is None and steps else step
+    if not steps:
+        raise SettingError("RUN_DIR", str(run_dir), "holds no checkpoint to export")
+    step = steps[-1] if step is None else step
     if step not in steps:
-        raise SettingError("--step", step, f"the run has checkpoints of iterations {steps or 'none'}")
+        raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
+    _check_new(out)
     program = experiment.program(live_mesh(experiment.topology, "virtual"))
     path = checkpoint_path(run_dir / "checkpoints", step)
     state, _ = load_checkpoint(path, program.abstract(), experiment.identity())
@@ -67,8 +69,11 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     if theirs != _shape(gpt):
         raise SettingError("MODEL", str(path), f"is a model of shape {theirs}, and its config.gin says {_shape(gpt)}")
     dtype = jnp.promote_types(experiment.compute_dtype, jnp.float32)
-    abstract = jax.eval_shape(
-        lambda: gpt.unpack({name: p.astype(dtype) for name, p in gpt.init(jax.random.key(0)).items()})
+    # With the device said, or Orbax warns that it has to look up where the arrays were.
+    device = SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=device),
+        jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0)))),
     )
     pure = load_arrays(path, _pure(abstract), "MODEL")
     return gpt, jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(pure))
@@ -94,6 +99,7 @@ def generate(
     check_count("--tokens", num_tokens, least=1)
     check_number("--temperature", temperature, least=0)
     check_count("--top-k", top_k, least=1)
+    check_seed("--seed", seed)
     gpt, weights = load_exported(experiment, path)
     tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
     tokens = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator]
@@ -116,6 +122,14 @@ def generate(
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # a character may take several tokens
             yield text[len(shown) :]
             shown = text
+
+
+def _check_new(path: Path) -> None:
+    try:
+        path.mkdir()
+        path.rmdir()
+    except OSError as error:
+        raise SettingError("--out", str(path), f"cannot be made a directory: {error.strerror}") from error
 
 
 def _pure(weights: Weights) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Program:
     specs: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
-        moments = jax.eval_shape(lambda: self._fresh(jax.random.key(0)).moments)
+        moments = self._shapes().moments
         # One leading dim is a counter of the worker; arrays as large as the master weights are ranked like them.
         specs = TrainState(
             step=SHARED,
@@ -88,8 +88,13 @@ class Program:
 
     def init(self, key: jax.Array) -> TrainState:
         """The state before the first iteration; it depends on ``key`` and not on the number of ranks."""
-        create = jax.jit(lambda key: self._fresh(key), out_shardings=self.live.shardings(self._without_slots()))
+        create = jax.jit(lambda key: self._lay_out(self.gpt.init(key)), out_shardings=self._layout_shardings())
         return self.fill_slots(create(key))
+
+    def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
+        """The state before the first iteration on given parameters, whole classes ``[row, class, size]`` by group."""
+        lay_out = jax.jit(self._lay_out, out_shardings=self._layout_shardings())
+        return self.fill_slots(lay_out(dict(params)))
 
     def fill_slots(self, state: TrainState) -> TrainState:
         """The state with slots made anew from the master weights and the placement, as after a restore."""
@@ -97,14 +102,12 @@ class Program:
 
     def abstract(self) -> TrainState:
         """Shapes, types and shardings of a state without its slots: what a checkpoint holds."""
-        shapes = jax.eval_shape(lambda: self._fresh(jax.random.key(0)))
-        shardings = self.live.shardings(self._without_slots())
         return jax.tree.map(
             lambda sharding, sub: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), sub
             ),
-            shardings,
-            shapes,
+            self._layout_shardings(),
+            self._shapes(),
         )
 
     def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
@@ -119,16 +122,19 @@ class Program:
 
         return jax.jit(self.live.per_rank(make, (RANKED, SHARED), RANKED))
 
-    def _without_slots(self) -> TrainState:
-        return replace(self.specs, slots={})
+    def _layout_shardings(self) -> TrainState:
+        return self.live.shardings(replace(self.specs, slots={}))
 
-    def _fresh(self, key: jax.Array) -> TrainState:
+    def _shapes(self) -> TrainState:
+        return jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
+
+    def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
         config, ranks = self.experts, self.live.num_ranks
         placement, policy = self.policy.init(self.num_moe_layers, config.num_classes, ranks, config.slots_per_rank)
         dtype, placements = jnp.promote_types(self.compute_dtype, jnp.float32), self.placements(placement)
         master = {
-            name: self.layouts[name].init(params.astype(dtype), placements[name])
-            for name, params in self.gpt.init(key).items()
+            name: self.layouts[name].init(classes.astype(dtype), placements[name])
+            for name, classes in params.items()
         }
         state = TrainState(jnp.zeros((), jnp.int32), master, self.optimizer.init(master), {}, placement, policy)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state)

@@ -13,7 +13,7 @@ import numpy as np
 from swift.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint, save_checkpoint
 from swift.data import Loader
 from swift.errors import RunError, SettingError
-from swift.record import RunDirectory, measure, read_run
+from swift.record import RunDirectory, check_new_run, check_same_run, measure, read_run
 from swift.train.experiment import Experiment, put_batch
 from swift.train.metrics import step_record
 from swift.train.progress import Progress
@@ -55,15 +55,14 @@ def train(experiment: Experiment, options: TrainOptions) -> dict[str, Any]:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
         RunError: the loss was no longer finite.
     """
-    loader, validation = experiment.loader("train"), experiment.loader("validation")
+    last_step = experiment.num_steps if options.stop_at is None else options.stop_at
+    done = _steps_done(options)
+    _check_range(experiment, options, done, last_step)
     program = experiment.program()
-    last_step = min(experiment.num_steps, options.stop_at or experiment.num_steps)
-    state, loader_state = _begin(experiment, program, options)
+    loader, validation = experiment.loader("train"), experiment.loader("validation")
+    state, loader_state = _begin(experiment, program, options, done)
     if loader_state is not None:
         loader.restore(loader_state)
-    done = int(state.step[0])
-    if done >= last_step:
-        raise SettingError("--resume", str(options.run_dir), f"has nothing left to do: it is at iteration {done}")
     with _open_run(options, done) as directory, Progress(options.run_dir.name, last_step, done + 1) as progress:
         run = _Run(experiment, options, program, directory, progress)
         run.announce(done)
@@ -71,15 +70,41 @@ def train(experiment: Experiment, options: TrainOptions) -> dict[str, Any]:
         return run.summarize()
 
 
-def _begin(experiment: Experiment, program: Program, options: TrainOptions) -> tuple[TrainState, Any]:
-    """The state to go on from, and the loader's state if there is one."""
+def _steps_done(options: TrainOptions) -> int:
+    """The iteration to go on from, of the newest checkpoint; a wrong directory is refused before data are loaded."""
     if not options.resume:
+        check_new_run(options.run_dir)
+        return 0
+    check_same_run(options.run_dir, options.config_text, MAY_CHANGE)
+    steps = checkpoint_steps(options.run_dir / "checkpoints")
+    if not steps:
+        allowed = "holds no checkpoint to resume from; start again in another --run-dir"
+        raise SettingError("--resume", str(options.run_dir), allowed)
+    return steps[-1]
+
+
+def _check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
+    if done >= experiment.num_steps:
+        raise SettingError("--resume", str(options.run_dir), f"has nothing left to do: it is at iteration {done}")
+    if not done < last_step <= experiment.num_steps:
+        allowed = f"must be from {done + 1}, the next iteration, to Experiment.num_steps = {experiment.num_steps}"
+        raise SettingError("--stop-at", last_step, allowed)
+    if options.profile and not done < options.profile[0] <= options.profile[1] <= last_step:
+        first, last = options.profile
+        raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
+
+
+def _begin(experiment: Experiment, program: Program, options: TrainOptions, done: int) -> tuple[TrainState, Any]:
+    """The state to go on from, and the loader's state if there is one."""
+    if not done:
         return program.init(jax.random.key(experiment.seed)), None
     directory = options.run_dir / "checkpoints"
-    steps = checkpoint_steps(directory)
-    if not steps:
-        raise SettingError("--resume", str(options.run_dir), "holds no checkpoint to resume from")
-    state, extra = load_checkpoint(checkpoint_path(directory, steps[-1]), program.abstract(), experiment.identity())
+    try:
+        state, extra = load_checkpoint(checkpoint_path(directory, done), program.abstract(), experiment.identity())
+    except SettingError as error:
+        older = [step for step in checkpoint_steps(directory) if step < done]
+        hint = f"; move it away to go on from iteration {older[-1]}" if older else ""
+        raise SettingError(error.setting, error.value, error.allowed + hint) from error
     return program.fill_slots(state), extra["loader"]
 
 

@@ -1,5 +1,6 @@
 """The law: a parallel iteration is the plain single-device model's iteration, whatever the placement and the ranks."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,10 @@ from hypothesis import strategies as st
 from swift.data import Batch
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
-from swift.experts.placement import Static
+from swift.experts.placement import FlexMoE, MinMax, Static
 from swift.mesh import RANKED, SHARED, Topology
 from swift.models import ModelConfig, plain_sums
-from swift.train import Experiment, TrainState, compute_gradients, materialize_all, put_batch
+from swift.train import Experiment, TrainState, compute_gradients, materialize_all, put_batch, train_step
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -180,3 +182,60 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
     assert sums.load.popularity_E.sum() == sums.tokens[0] * case.top_k
     if case.capacity is None:
         assert not sums.load.dropped_E.any()
+
+
+def plain_training(program, experiment, params, batches):
+    """AdamW on whole classes, with the policy's placements: what a program without a mesh would do."""
+    config, ranks = program.experts, experiment.topology.num_expert_ranks
+    placement, policy = program.policy.init(1, config.num_classes, ranks, config.slots_per_rank)
+    gradients_of, optimizer = plain_gradients(program), program.optimizer
+
+    @jax.jit
+    def iterate(params, moments, placement, policy, batch):
+        (_, (_, _, load)), gradients = gradients_of(params, placement, batch)
+        scale = jnp.minimum(1, program.clip_norm / optax.tree.norm(gradients))
+        gradients = jax.tree.map(lambda g: g * scale, gradients)
+        updates, moments = optimizer.update(gradients, moments, params)
+        placement, policy = program.policy(load.popularity_E, placement, policy)
+        return optax.apply_updates(params, updates), moments, placement, policy
+
+    moments = optimizer.init(params)
+    for batch in batches:
+        params, moments, placement, policy = iterate(params, moments, placement, policy, batch)
+    return params, placement
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ranks=8, top_k=2, slots=2, microbatches=2),
+        Case(ranks=8, slots=2, kind="virtual", policy=FlexMoE(2), layout="coupled"),
+        Case(ranks=8, slots=2, policy=FlexMoE(3), layout="coupled"),
+        Case(ranks=8, slots=2, policy=Static(), layout="coupled"),
+        Case(ranks=3, slots=4, policy=MinMax(), sequences=6),
+    ],
+    ids=str,
+)
+def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
+    setup = experiment(case)
+    program = setup.program()
+    params, step = draw_params(program, 0), train_step(program)
+    state = program.adopt(params)
+    batches = [draw_batch(case, seed) for seed in range(20)]
+    placements = []
+    for batch in batches:
+        state, metrics = step(state, put_batch(batch, program.live))
+        placements.append(np.asarray(state.placement[0]))
+        kept = metrics["popularity"] - metrics["dropped"]
+        assert (kept >= 0).all()
+        assert metrics["popularity"].sum() == batch.valid.sum() * case.top_k
+        np.testing.assert_array_equal(metrics["replicas"].sum(axis=-1), case.ranks * case.slots)
+
+    expected, placement = plain_training(program, setup, params, batches)
+    assert_close(program, program.whole_classes(state), expected, 1e-8)
+    np.testing.assert_array_equal(placements[-1], placement)
+    moved = sum((a != b).any() for a, b in itertools.pairwise(placements))
+    assert moved == 19 if isinstance(case.policy, Shuffled) else moved >= (0 if case.policy == Static() else 3)
+    assert step._cache_size() == 1
+    fresh = program.fill_slots(state)
+    jax.tree.map(np.testing.assert_array_equal, fresh.slots, state.slots)

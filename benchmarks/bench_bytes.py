@@ -1,0 +1,76 @@
+"""Bytes on the wire of one iteration, read from the compiled program, against the closed form of SYMI, section 3."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from measure import Trainee, demo, publish
+
+from swift.experts import exchange_bytes
+from swift.experts.placement import FlexMoE, Static, Symi
+from swift.mesh import collective_bytes
+
+ITEMSIZE = 4
+
+
+def closed_form(trainee: Trainee) -> dict[str, int]:
+    """Bytes of one iteration: weights and gradients of every group, and tokens to experts and back, twice."""
+    experiment, gpt, ranks = trainee.experiment, trainee.program.gpt, trainee.program.live.num_ranks
+    slots = experiment.experts.slots_per_rank
+    exchange = {
+        name: exchange_bytes(group.num_rows, ranks, slots if group.is_expert else 1, group.size, ITEMSIZE)
+        for name, group in gpt.groups.items()
+    }
+    local_tokens = experiment.tokens_per_step // experiment.num_microbatches // ranks
+    rows = ranks * slots * experiment.experts.rows_per_slot(local_tokens, ranks)
+    tokens = 4 * trainee.program.num_moe_layers * ranks * rows * experiment.model.model_dim * ITEMSIZE
+    return {"experts": exchange.pop("expert"), "dense": sum(exchange.values()), "tokens": tokens}
+
+
+def measured(trainee: Trainee) -> dict[str, int]:
+    """Bytes of every kind of collective in the compiled iteration; a loop's body counts once."""
+    compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
+    return collective_bytes(compiled.as_text(), trainee.program.live.num_ranks)
+
+
+def migration(trainee: Trainee) -> dict[str, Any]:
+    """What one slot's move carries: master weights and two moments; as a broadcast and as a point-to-point message."""
+    leaves = jax.tree_util.tree_leaves_with_path((trainee.state.master, trainee.state.moments))
+    carried = [leaf for path, leaf in leaves if jax.tree_util.DictKey("expert") in path]
+    one_move = sum(leaf.shape[-1] * leaf.dtype.itemsize for leaf in carried)
+    moves, steps = [], 40
+    for _ in range(steps):
+        before = np.asarray(trainee.state.placement)
+        trainee()
+        moves.append(int((before != np.asarray(trainee.state.placement)).sum()))
+    moved = [count for count in moves if count]
+    average = sum(moved) / max(1, len(moved))
+    return {
+        "migrating_iterations": f"{len(moved)} of {steps}",
+        "slots_moved_on_average": round(average, 1),
+        "bytes_of_one_move_point_to_point": one_move,
+        "bytes_of_a_migration_point_to_point": round(average * one_move),
+        "bytes_of_a_migration_as_broadcasts": round(average * one_move * trainee.program.live.num_ranks),
+    }
+
+
+def main() -> None:
+    symi, static = Trainee(demo(Symi(), "decoupled")), Trainee(demo(Static(), "decoupled"))
+    coupled, flexmoe = Trainee(demo(Static(), "coupled")), Trainee(demo(FlexMoE(10), "coupled"))
+    form, found = closed_form(symi), measured(symi)
+    publish(
+        "bytes of one iteration, demo model, all ranks together",
+        {
+            "closed_form": form,
+            "symi": found,
+            "exchange_equals_closed_form": found["all-to-all"] == sum(form.values()),
+            "static": measured(static),
+            "static_coupled": measured(coupled),
+            "flexmoe_with_one_move": measured(flexmoe),
+            "flexmoe_migration": migration(flexmoe),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What adaptive placement costs: CPU-seconds per iteration against the baselines, taken in turns in one process.
+
+Prints SYMI's policy over a static placement in the same optimizer layout, over DeepSpeed's coupled layout, what a
+FlexMoE iteration that migrates costs over one that does not, and the share of the placement computation alone.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
+
+from swift.experts.placement import FlexMoE, MinMax, PlacementPolicy, Static, Symi, changed_slots
+from swift.mesh import SHARED
+
+PLACEMENTS_PER_CALL = 200
+
+
+def flexmoe_costs(rounds: int) -> dict[str, Any]:
+    """CPU-seconds of iterations that migrate and of those that do not."""
+    trainee = Trainee(demo(FlexMoE(10), "coupled"))
+    costs: dict[bool, list[float]] = {True: [], False: []}
+    moves = []
+    for _ in range(20):
+        trainee()
+    for _ in range(10 * rounds):
+        before = np.asarray(trainee.state.placement)
+        cost = cost_of(trainee)
+        moved = int(changed_slots(before, np.asarray(trainee.state.placement)))
+        costs[moved > 0].append(cost)
+        moves += [moved] if moved else []
+    normal, migrating = median(costs[False]), median(costs[True])
+    return {
+        "normal_cpu_s": normal,
+        "migrating_cpu_s": migrating,
+        "migrating_over_normal": round(migrating / normal, 3),
+        "median_slots_moved": median(moves),
+        "paper_migrating_over_normal": [2.46, 4.10],
+    }
+
+
+def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
+    """CPU-seconds of the placement of one iteration on all ranks, popularity as met in training."""
+    experiment, live = trainee.experiment, trainee.program.live
+    popularity_XLE = jnp.stack([trainee()["popularity"][0] for _ in range(8)])
+    shape = (popularity_XLE.shape[1], experiment.experts.num_classes, live.num_ranks, experiment.experts.slots_per_rank)
+
+    def many(popularity_XLE: jax.Array) -> jax.Array:
+        def one(i: jax.Array, carry: Any) -> Any:
+            return policy(popularity_XLE[i % len(popularity_XLE)], *carry)
+
+        return lax.fori_loop(0, PLACEMENTS_PER_CALL, one, policy.init(*shape))[0]
+
+    run = jax.jit(live.per_rank(many, (SHARED,), SHARED))
+    recorded = live.put(np.asarray(popularity_XLE)[None], SHARED)
+    jax.block_until_ready(run(recorded))
+    return min(cost_of(lambda: run(recorded)) for _ in range(5)) / PLACEMENTS_PER_CALL
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    rounds = parser.parse_args().rounds
+    trainees = {
+        "symi": Trainee(demo(Symi(), "decoupled")),
+        "static": Trainee(demo(Static(), "decoupled")),
+        "static_coupled": Trainee(demo(Static(), "coupled")),
+    }
+    for trainee in trainees.values():
+        for _ in range(5):
+            trainee()
+    costs = paired_costs(dict(trainees), rounds)
+    iteration = median(costs["symi"])
+    placement = {p.name: placement_cost(p, trainees["symi"]) for p in (Symi(), MinMax(), FlexMoE(1))}
+    publish(
+        "cost of adaptive placement, demo model",
+        {
+            "rounds": rounds,
+            "cpu_s_per_iteration": {name: median(values) for name, values in costs.items()},
+            "symi_over_static_coupled": ratio(costs, "symi", "static_coupled"),
+            "symi_over_static": ratio(costs, "symi", "static"),
+            "placement_cpu_s": {name: round(cost, 7) for name, cost in placement.items()},
+            "placement_share_of_iteration": {name: round(cost / iteration, 5) for name, cost in placement.items()},
+            "flexmoe": flexmoe_costs(max(4, rounds // 10)),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Types at the edge: what a gin file sets is held against the annotation of the setting."""
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union
+
+from swift.errors import SettingError
+
+_PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", types.NoneType: "None"}
+
+
+class Written(str):
+    """A value as a gin file writes it, for an error's line."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def written(value: Any) -> Any:
+    """The value, or how gin writes it where Python's own form would mean nothing to the user."""
+    if callable(value) and hasattr(value, "__name__"):
+        return Written(f"@{value.__name__}")
+    return Written(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
+
+
+def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
+    """A constructor for gin, which tells every mistake as one of a setting.
+
+    The type's own checks come first, for they say more.
+
+    Args:
+        kind: a class, or a function, with annotated parameters.
+        known: what ``@`` can name, for the message.
+    """
+    parameters, hints = inspect.signature(kind).parameters, typing.get_type_hints(kind)
+
+    @functools.wraps(kind, updated=())
+    def create(**settings: Any) -> Any:
+        for name, parameter in parameters.items():
+            if name not in settings and parameter.default is parameter.empty:
+                raise SettingError(f"{kind.__name__}.{name}", Written("(not set)"), "has no default: it has to be set")
+        try:
+            made = kind(**settings)
+        except (TypeError, AttributeError):  # of a check that took the type for granted
+            _check(kind.__name__, settings, hints, known)
+            raise
+        _check(kind.__name__, settings, hints, known)
+        return made
+
+    return create
+
+
+def _check(owner: str, settings: Mapping[str, Any], hints: Mapping[str, Any], known: Mapping[str, Callable]) -> None:
+    for name, value in settings.items():
+        if not _fits(value, hints[name]):
+            raise SettingError(f"{owner}.{name}", written(value), f"must be {_describe(hints[name], known)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:  # gin gives lists, too
+        return isinstance(value, tuple | list) and all(_fits(item, arguments[0]) for item in value)
+    if typing.is_typeddict(hint) or origin is not None:
+        return isinstance(value, origin)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    if _is_protocol(hint):
+        return _has_members(value, hint)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any, known: Mapping[str, Callable]) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(argument, known) for argument in arguments)
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    if origin is tuple:
+        return f"a list, each item {_describe(arguments[0], known)}"
+    if origin is not None:
+        return "a dictionary, such as {'b1': 0.9}"
+    if _is_protocol(hint):
+        return " or ".join(f"@{name}()" for name, kind in known.items() if _has_members(kind, hint))
+    return _PLAIN.get(hint) or f"@{hint.__name__}()"
+
+
+def _is_protocol(hint: Any) -> bool:
+    return bool(getattr(hint, "_is_protocol", False))
+
+
+def _has_members(value: Any, protocol: Any) -> bool:
+    # Looked up statically: a property may read a file.
+    members = [name for name in vars(protocol) if not name.startswith("_")]
+    return all(inspect.getattr_static(value, name, None) is not None for name in members)

@@ -1,0 +1,158 @@
+"""The expert-parallel layer on the imbalance patterns that break balancers, and its drop rule by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
+from swift.experts.dispatch import assign_rows, send, take_rows
+from swift.mesh import RANKED, SHARED, Topology, live_mesh
+
+pytestmark = pytest.mark.usefixtures("strict_types")
+
+RANKS, TOKENS, CLASSES, DIM = 4, 12, 6, 8
+
+
+def assign(choices, placement, rows_per_slot, valid=None, num_classes=3):
+    choices = np.asarray(choices, np.int32)
+    valid = np.ones(choices.shape[0], bool) if valid is None else np.asarray(valid)
+    return assign_rows(choices, valid, np.asarray(placement, np.int32), num_classes, rows_per_slot)
+
+
+def test_pairs_go_round_the_replicas_in_token_order_until_the_class_is_full():
+    # Class 1 has slots 0 and 3 of [1, 0, 2, 1], with 2 rows each: its first 4 tokens of 5 are kept.
+    dispatch = assign([[1], [1], [0], [1], [1], [1]], [[1, 0], [2, 1]], rows_per_slot=2)
+    assert dispatch.row_of_pair_A.tolist() == [0, 6, 2, 1, 7, 8]
+    assert dispatch.popularity_E.tolist() == [1, 5, 0]
+    assert dispatch.dropped_E.tolist() == [0, 1, 0]
+    assert dispatch.pair_of_row_R.tolist() == [0, 3, 2, 6, 6, 6, 1, 4]
+
+
+def test_padding_takes_no_room_and_is_not_counted():
+    dispatch = assign([[1], [1], [1]], [[0, 1, 2]], rows_per_slot=1, valid=[False, True, True])
+    assert dispatch.row_of_pair_A.tolist() == [3, 1, 3]
+    assert dispatch.popularity_E.tolist() == [0, 2, 0]
+    assert dispatch.dropped_E.tolist() == [0, 1, 0]
+
+
+def test_choices_of_a_token_come_in_order():
+    dispatch = assign([[2, 0], [0, 2]], [[0, 1, 2]], rows_per_slot=1)
+    assert dispatch.row_of_pair_A.tolist() == [2, 0, 3, 3]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_no_row_is_given_twice_and_every_drop_was_necessary(data):
+    num_tokens, top_k = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    num_classes = data.draw(st.integers(top_k, 5))
+    rows, slots = data.draw(st.integers(1, 3)), data.draw(st.integers(num_classes, num_classes + 4))
+    random = np.random.default_rng(data.draw(st.integers(0, 999)))
+    choices = np.stack([random.permutation(num_classes)[:top_k] for _ in range(num_tokens)]).astype(np.int32)
+    spare = random.integers(0, num_classes, slots - num_classes)
+    placement = random.permutation(np.concatenate([np.arange(num_classes), spare])).astype(np.int32)
+    valid = random.random(num_tokens) < 0.8
+    dispatch = assign(choices, placement[None], rows, valid, num_classes)
+
+    row_of, pair_of = np.asarray(dispatch.row_of_pair_A), np.asarray(dispatch.pair_of_row_R)
+    kept = np.flatnonzero(row_of < slots * rows)
+    assert len(set(row_of[kept])) == len(kept)
+    assert (pair_of[row_of[kept]] == kept).all()
+    assert (np.delete(pair_of, row_of[kept]) == choices.size).all()
+    assert (placement[row_of[kept] // rows] == choices.reshape(-1)[kept]).all()
+    wanted = np.bincount(choices[valid].reshape(-1), minlength=num_classes)
+    room = np.bincount(placement, minlength=num_classes) * rows
+    np.testing.assert_array_equal(dispatch.popularity_E, wanted)
+    np.testing.assert_array_equal(dispatch.dropped_E, np.maximum(wanted - room, 0))
+    assert len(kept) + dispatch.dropped_E.sum() == wanted.sum()
+
+
+def test_taking_rows_has_the_gradient_of_indexing():
+    dispatch = assign([[1, 0], [2, 1], [1, 2]], [[0, 1, 2]], rows_per_slot=1)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)
+    weights = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+
+    def plain(x):
+        padded = jnp.concatenate([jnp.repeat(x, 2, axis=0), jnp.zeros((1, 4), x.dtype)])
+        return jnp.sum(padded[dispatch.pair_of_row_R] * weights)
+
+    np.testing.assert_allclose(
+        jax.grad(lambda x: jnp.sum(send(x, dispatch, 2) * weights))(x), jax.grad(plain)(x), rtol=1e-6
+    )
+    assert take_rows(jnp.asarray(x), jnp.array([2, 9]), jnp.array([9, 9, 0])).tolist() == [x[2].tolist(), [0.0] * 4]
+
+
+def pattern_logits(name, step, random):
+    logits = random.standard_normal((RANKS, TOKENS, CLASSES)).astype(np.float32)
+    hot = {
+        "one hot expert": np.s_[:, :, 0],
+        "a hot rank": np.s_[0, :, 0],
+        "rotating hot spot": np.s_[:, :, step % CLASSES],
+        "burst": np.s_[:, : TOKENS if step == 2 else 0, 1],
+        "even": np.s_[:, :0, 0],
+    }
+    if name in hot:
+        logits[hot[name]] += 20
+    if name == "an idle expert":
+        logits[:, :, 3] -= 20
+    return logits
+
+
+PATTERNS = ["even", "one hot expert", "a hot rank", "rotating hot spot", "burst", "an idle expert", "no tokens"]
+WEIGHTS = np.random.default_rng(0).standard_normal((CLASSES, DIM, DIM)).astype(np.float32)
+
+
+def layer(config):
+    """(the layer on all ranks, the oracle) -> (y, gradient with respect to the input, load)."""
+
+    def loss(x, logits, valid, run):
+        y, aux, load = run(logits, x, valid)
+        return jnp.sum(y * y) + aux, (y, load)
+
+    def per_rank(logits, x, valid, placement):
+        mine = jnp.take(placement, jax.lax.axis_index("expert"), axis=0)
+
+        def run(logits, x, valid):
+            apply = lambda rows: jnp.einsum("srd,sde->sre", rows, jnp.asarray(WEIGHTS)[mine])  # noqa: E731
+            return expert_parallel_moe(config, logits, x, valid, placement, apply)
+
+        gradient, (y, load) = jax.grad(loss, has_aux=True)(x[0], logits[0], valid[0], run)
+        return y[None], gradient[None], jax.tree.map(lambda leaf: jax.lax.psum(leaf, "expert"), load)
+
+    def plain(logits, x, valid, placement):
+        def run(logits, x, valid):
+            apply = lambda x: jnp.einsum("td,edf->etf", x, WEIGHTS)  # noqa: E731
+            return reference_moe(config, logits, x, valid, placement, RANKS, apply)
+
+        flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])  # noqa: E731
+        gradient, (y, load) = jax.grad(loss, has_aux=True)(flat(x), flat(logits), flat(valid), run)
+        return y.reshape(x.shape), gradient.reshape(x.shape), load
+
+    live = live_mesh(Topology(num_expert_ranks=RANKS), "emulated")
+    parallel = jax.jit(live.per_rank(per_rank, (RANKED, RANKED, RANKED, SHARED), (RANKED, RANKED, SHARED)))
+    return parallel, jax.jit(plain)
+
+
+@pytest.mark.parametrize("slots", [2, 5], ids=["more classes than slots per rank", "spare slots"])
+def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots):
+    parallel, plain = layer(ExpertConfig(CLASSES, slots, top_k=1, aux_loss_coefficient=0.1))
+    random = np.random.default_rng(5)
+    for name in PATTERNS:
+        for step in range(3):
+            logits, x = pattern_logits(name, step, random), random.standard_normal((RANKS, TOKENS, DIM))
+            x, valid = x.astype(np.float32), np.full((RANKS, TOKENS), name != "no tokens")
+            spare = random.integers(0, CLASSES, RANKS * slots - CLASSES)
+            placement = random.permutation(np.concatenate([np.arange(CLASSES), spare])).astype(np.int32)
+            placement = placement.reshape(RANKS, slots)
+            ranked = [leaf[None, None] for leaf in (logits, x, valid)]
+            y, gradient, load = jax.tree.map(lambda leaf: leaf[0], parallel(*ranked, placement[None]))
+            expected_y, expected_gradient, expected = plain(logits, x, valid, placement)
+            np.testing.assert_array_equal(load.popularity_E, expected.popularity_E, err_msg=name)
+            np.testing.assert_array_equal(load.dropped_E, expected.dropped_E, err_msg=name)
+            assert load.popularity_E.sum() == valid.sum()
+            assert np.isfinite(y).all(), name
+            assert np.isfinite(gradient).all(), name
+            np.testing.assert_allclose(y[0], expected_y, rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(gradient[0], expected_gradient, rtol=2e-4, atol=2e-4)

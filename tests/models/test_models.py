@@ -1,0 +1,116 @@
+"""The GPT's parts, sizes and packing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swift.errors import SettingError
+from swift.experts import ExpertConfig
+from swift.models import GPT, MODEL_SIZES, ModelConfig, model_size, plain_logits
+from swift.models.modules import causal_attention
+
+TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=8, moe_pattern=(False, True))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    gpt = GPT(TINY, vocab_size=32, num_classes=3)
+    return gpt, gpt.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize(("name", "millions"), [("gpt-small", 125), ("gpt-medium", 350), ("gpt-large", 760)])
+def test_sizes_are_those_of_the_paper(name, millions):
+    """With one class in every mixture and GPT-2's vocabulary they are the dense models that the paper names."""
+    dense = GPT(model_size(name), vocab_size=50257, num_classes=1)
+    tied = dense.num_parameters - dense.groups["head"].size
+    assert tied == pytest.approx(millions * 1e6, rel=0.07)
+
+
+def test_packing_is_lossless(tiny):
+    gpt, params = tiny
+    again = gpt.pack(gpt.unpack(params))
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+    assert {name: p.shape for name, p in params.items()} == {
+        name: (group.num_rows, group.num_classes, group.size) for name, group in gpt.groups.items()
+    }
+
+
+def test_every_class_and_layer_starts_differently(tiny):
+    _, params = tiny
+    assert len(np.unique(np.asarray(params["expert"])[:, :, 0])) == 3
+    assert len(np.unique(np.asarray(params["attention"])[:, 0, -1])) == 2
+
+
+def test_no_token_sees_a_later_one(tiny):
+    gpt, params = tiny
+    logits = jax.jit(lambda tokens: plain_logits(gpt, ExpertConfig(num_classes=3), gpt.unpack(params), tokens))
+    tokens = np.arange(8, dtype=np.int32)[None]
+    changed = tokens.copy()
+    changed[0, 5] = 31
+    before, after = logits(tokens), logits(changed)
+    np.testing.assert_array_equal(before[:, :5], after[:, :5])
+    assert (np.asarray(before[:, 5:]) != np.asarray(after[:, 5:])).any(axis=-1).all()
+
+
+def test_attention_is_that_of_jax():
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+    expected = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    np.testing.assert_allclose(causal_attention(query, key, value), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_activations_have_the_type_of_the_weights_and_logits_are_wide(tiny, dtype):
+    gpt, params = tiny
+    weights = gpt.unpack({name: p.astype(dtype) for name, p in params.items()})
+    x = gpt.embed(weights, jnp.zeros((1, 8), jnp.int32))
+    assert x.dtype == dtype
+    assert gpt.groups["attention"].module(weights["attention"][0])(x).dtype == dtype
+    assert gpt.groups["mlp"].module(weights["mlp"][0])(x).dtype == dtype
+    normed, logits = gpt.groups["router"].module(weights["router"][0])(x)
+    assert (normed.dtype, logits.dtype) == (dtype, jnp.float32)
+    assert gpt.logits(weights, x).dtype == jnp.float32
+
+
+def test_loss_of_padding_is_nothing(tiny):
+    gpt, params = tiny
+    weights = gpt.unpack(params)
+    x = jax.random.normal(jax.random.key(1), (2, 8, 16))
+    labels = jnp.zeros((2, 8), jnp.int32)
+    valid = jnp.arange(8)[None] < jnp.array([[3], [0]])
+    short = gpt.head_loss(weights, x[:1, :3], labels[:1, :3], valid[:1, :3])
+    np.testing.assert_allclose(gpt.head_loss(weights, x, labels, valid), short, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"model_dim": 10, "num_heads": 4},
+            "ModelConfig.model_dim = 10: must be a multiple of ModelConfig.num_heads = 4",
+        ),
+        ({"num_layers": 3, "moe_pattern": (False, True)}, "its length must divide ModelConfig.num_layers = 3"),
+        ({"moe_pattern": ()}, "ModelConfig.moe_pattern = (): its length must divide"),
+        ({"ffn_dim": 0}, "ModelConfig.ffn_dim = 0: must be a whole number of at least 1"),
+    ],
+)
+def test_impossible_shapes_are_refused(settings, message):
+    with pytest.raises(SettingError) as error:
+        ModelConfig(**settings)
+    assert message in str(error.value)
+
+
+def test_the_pattern_has_to_repeat_in_every_stage():
+    config = ModelConfig(num_layers=4, moe_pattern=(False, True))
+    assert config.stage_pattern(2) == (False, True)
+    with pytest.raises(SettingError, match=r"ModelConfig\.moe_pattern .* must repeat in every stage"):
+        config.stage_pattern(4)
+    with pytest.raises(
+        SettingError, match=r"ModelConfig\.num_layers = 4: must be a multiple of Topology\.num_stages = 3"
+    ):
+        config.stage_pattern(3)
+
+
+def test_unknown_size_is_refused_with_the_known_ones():
+    with pytest.raises(SettingError, match=f"choose one of {', '.join(MODEL_SIZES)}"):
+        model_size("gpt-huge")

@@ -1,0 +1,146 @@
+"""The loop: resuming bit for bit, no recompilation, the record, and a loss that is no longer finite."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_steps
+from swift.data import DataConfig, TextFiles
+from swift.errors import RunError, SettingError
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement import FlexMoE, MinMax, Static, Symi
+from swift.mesh import Topology
+from swift.models import ModelConfig
+from swift.record import read_run
+from swift.train import Experiment, TrainOptions, put_batch, train, train_step
+
+TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A few documents of words that repeat, so that there is something to learn."""
+    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
+    for index in range(20):
+        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+    return DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3)
+
+
+@pytest.fixture(scope="module")
+def experiment(corpus):
+    return Experiment(
+        model=TINY,
+        experts=ExpertConfig(num_classes=4, slots_per_rank=2),
+        topology=Topology(num_expert_ranks=4),
+        data=corpus,
+        optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
+        num_steps=40,
+        sequences_per_microbatch=8,
+        eval_every=20,
+        num_eval_batches=2,
+        checkpoint_every=20,
+        target_loss=4.0,
+    )
+
+
+def run(experiment, run_dir, **options):
+    return train(experiment, TrainOptions(run_dir, "Experiment.num_steps = 40\n", **options))
+
+
+def measured(record):
+    """A step's record without what a clock says."""
+    return {name: value for name, value in record.items() if name not in ("step_ms", "tokens_per_s")}
+
+
+@pytest.mark.parametrize("policy", [Symi(), FlexMoE(3)], ids=lambda policy: policy.name)
+def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, policy):
+    layout = "coupled" if isinstance(policy, FlexMoE) else "decoupled"
+    setup = replace(experiment, placement=policy, optimizer=replace(experiment.optimizer, layout=layout))
+    whole = run(setup, tmp_path / "whole")
+    run(setup, tmp_path / "parts", stop_at=20)
+    assert read_run(tmp_path / "parts").metrics[-1]["step"] == 20
+    parts = run(setup, tmp_path / "parts", resume=True)
+
+    records = [[measured(r) for r in read_run(tmp_path / name).metrics] for name in ("whole", "parts")]
+    assert len(records[0]) == 40
+    assert records[0] == records[1]
+    assert [event["event"] for event in read_run(tmp_path / "parts").events].count("resume") == 1
+    assert {**whole, "name": "", "median_step_ms": 0} == {**parts, "name": "", "median_step_ms": 0}
+    assert whole["validation_loss"] < records[0][0]["loss"] - 1
+    assert whole["steps_to_target"] is not None
+    assert any(a["replicas"] != b["replicas"] for a, b in itertools.pairwise(records[0]))
+
+
+def test_fifty_placements_are_one_program(experiment):
+    program = replace(experiment, num_steps=60).program()
+    state, step, loader = program.init(jax.random.key(0)), train_step(program), experiment.loader("train")
+    placements = []
+    for _ in range(50):
+        state, _ = step(state, put_batch(next(loader), program.live))
+        placements.append(np.asarray(state.placement).tolist())
+    assert sum(a != b for a, b in itertools.pairwise(placements)) > 10
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize("policy", [Static(), MinMax()], ids=lambda policy: policy.name)
+def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
+    losses = []
+    with jax.enable_x64(True):
+        for kind in ("emulated", "virtual"):
+            setup = replace(experiment, ranks=kind, compute_dtype="float64", placement=policy)
+            program = setup.program()
+            state, step, loader = program.init(jax.random.key(0)), train_step(program), setup.loader("train")
+            for _ in range(5):
+                state, metrics = step(state, put_batch(next(loader), program.live))
+            losses.append((metrics["loss"], metrics["grad_norm"], program.whole_classes(state)))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), *losses)
+
+
+def test_bfloat16_learns_too(experiment, tmp_path):
+    summary = run(replace(experiment, compute_dtype="bfloat16", checkpoint_every=0), tmp_path / "run")
+    assert summary["final_loss"] < 4
+    slots = replace(experiment, compute_dtype="bfloat16").program()
+    state = slots.init(jax.random.key(0))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.slots)} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.master)} == {"float32"}
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experiment, tmp_path):
+    run(experiment, tmp_path / "run", stop_at=20)
+    wild = replace(experiment, optimizer=replace(experiment.optimizer, peak_learning_rate=1e30, clip_norm=None))
+    with pytest.raises(RunError, match=r"at iteration 2\d: stopped; the checkpoint of iteration 20 is kept.*--resume"):
+        run(wild, tmp_path / "run", resume=True)
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [20]
+    assert read_run(tmp_path / "run").events[-1]["event"] == "not_finite"
+    assert run(experiment, tmp_path / "run", resume=True)["final_loss"] < 4
+
+
+def test_record_of_a_step(experiment, tmp_path):
+    run(replace(experiment, num_steps=5, checkpoint_every=0), tmp_path / "run")
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    for record in map(json.loads, text.splitlines()):
+        assert record["tokens"] == 8 * 16
+        assert record["tokens_routed"] == np.sum(record["popularity"]) == record["tokens"]
+        assert record["tokens_dropped"] == np.sum(record["dropped"])
+        assert np.sum(record["replicas"]) == 8
+        assert record["live_workers"] == 1
+        assert record["load_imbalance"] >= 1
+    assert "validation_loss" in record
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_finished_run_has_nothing_to_resume(experiment, tmp_path):
+    run(replace(experiment, num_steps=20), tmp_path / "run")
+    with pytest.raises(SettingError, match="has nothing left to do: it is at iteration 20"):
+        run(replace(experiment, num_steps=20), tmp_path / "run", resume=True)
+
+
+def test_profiler_trace_on_demand(experiment, tmp_path):
+    run(replace(experiment, num_steps=4, checkpoint_every=0, eval_every=0), tmp_path / "run", profile=(2, 3))
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
