@@ -1,6 +1,6 @@
 # Every command works from a fresh clone: each target first brings .venv up to date.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -16,8 +16,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install  ## train a small MoE GPT with experts placed anew every iteration, and with a static placement
-	$(BIN)/python -m swift compare experiments/demo.gin --vary Experiment.placement=@symi,@static --run-dir runs/demo
+demo: install  ## train a small MoE GPT, its experts placed anew every iteration, and with a static placement
+	$(BIN)/python -m swift compare experiments/demo.gin experiments/demo_static.gin
 
 test: install  ## the quick tests (at most 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
@@ -35,4 +35,4 @@ bench: install  ## every benchmark; each prints one JSON document
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove the virtual environment and all runs
-	rm -rf $(VENV) runs
+	rm -rf .venv* .jax_cache runs

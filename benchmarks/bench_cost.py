@@ -50,7 +50,8 @@ def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
 
     def many(popularity_XLE: jax.Array) -> jax.Array:
         def one(i: jax.Array, carry: Any) -> Any:
-            return policy(popularity_XLE[i % len(popularity_XLE)], *carry)
+            turn = i + carry[0][0, 0, 0]  # so that no placement can be skipped or taken out of the loop
+            return policy(popularity_XLE[turn % len(popularity_XLE)], *carry)
 
         return lax.fori_loop(0, PLACEMENTS_PER_CALL, one, policy.init(*shape))[0]
 

@@ -1,21 +1,26 @@
-"""Named arrays on disk, through Orbax, each with a hash that is checked when it is read back."""
+"""Named arrays on disk, through Orbax, beside a manifest that every file is checked against before it is read.
+
+Orbax and TensorStore read a damaged file with pages of complaints from their threads, so they are never given one.
+"""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from swift.errors import SettingError
+from swift.record import replace_file
 
+_MANIFEST = "manifest.json"
 _VERSION = 1
 
 
 def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Saves a pytree of arrays under a temporary name that is renamed when all is written.
+    """Saves a pytree of arrays; what is there without a manifest, written last, was interrupted and does not count.
 
     Args:
         path: the directory to make; one that is there is replaced.
@@ -23,9 +28,18 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
         metadata: kept beside them; JSON.
     """
     arrays = _by_name(tree)
-    hashes = {name: _hash(array) for name, array in arrays.items()}
-    custom = {"version": _VERSION, "hashes": hashes, "metadata": dict(metadata)}
-    ocp.save(path.absolute(), arrays, custom_metadata=custom, overwrite=True)
+    ocp.save(path.absolute(), arrays, overwrite=True)
+    files = {
+        file.relative_to(path).as_posix(): _file_digest(file) for file in sorted(path.rglob("*")) if file.is_file()
+    }
+    shapes = {name: _shape(array) for name, array in arrays.items()}
+    text = json.dumps({"version": _VERSION, "arrays": shapes, "files": files, "metadata": dict(metadata)}).encode()
+    replace_file(path / _MANIFEST, _digest(text).encode() + b"\n" + text)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a directory holds arrays that were saved to the end."""
+    return (path / _MANIFEST).is_file()
 
 
 def load_metadata(path: Path, setting: str) -> dict[str, Any]:
@@ -36,48 +50,51 @@ def load_metadata(path: Path, setting: str) -> dict[str, Any]:
         setting: what the user calls it, for errors.
 
     Raises:
-        SettingError: it holds no arrays of ours, or of another version.
+        SettingError: it holds no arrays of ours, or of another version, or the manifest is damaged.
     """
-    return _load_custom(path, setting)["metadata"]
+    return _read_manifest(path, setting)["metadata"]
 
 
 def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
-    """Reads the arrays back and checks every one.
+    """Checks every file and reads the arrays back.
 
     Args:
         path: the directory.
-        abstract: the tree of ``jax.ShapeDtypeStruct``, with shardings where the arrays are to be spread.
+        abstract: the tree of ``jax.ShapeDtypeStruct`` with shardings.
         setting: what the user calls it, for errors.
 
     Returns:
         The tree.
 
     Raises:
-        SettingError: the directory holds other arrays, or one is missing or damaged; the line names it.
+        SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
     """
-    hashes, wanted = _load_custom(path, setting)["hashes"], _by_name(abstract)
-    if set(wanted) != set(hashes):
-        differing = sorted(set(wanted) ^ set(hashes))[0]
-        raise SettingError(setting, str(path), f"is of another model: only one of the two has {differing}")
-    try:
-        arrays = ocp.load(path.absolute(), wanted)
-    except Exception as error:  # Orbax and TensorStore raise many kinds for files that are damaged
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise SettingError(setting, str(path), f"cannot be read: {reason[:200]}") from error
-    for name, array in arrays.items():
-        if _hash(array) != hashes[name]:
-            raise SettingError(setting, str(path), f"{name} is damaged: its hash differs from the one saved")
+    manifest, wanted = _read_manifest(path, setting), _by_name(abstract)
+    shapes = {name: _shape(leaf) for name, leaf in wanted.items()}
+    for name in sorted({*shapes, *manifest["arrays"]}):
+        theirs, mine = manifest["arrays"].get(name, "nothing"), shapes.get(name, "nothing")
+        if theirs != mine:
+            raise SettingError(setting, str(path), f"is of another model: it has {theirs} for {name}, here {mine}")
+    for name, digest in manifest["files"].items():
+        if not (path / name).is_file():
+            raise SettingError(setting, str(path), f"is damaged: its file {name} is missing")
+        if _file_digest(path / name) != digest:
+            raise SettingError(setting, str(path), f"is damaged: its file {name} is not as it was saved")
+    arrays = ocp.load(path.absolute(), wanted)
     return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
 
 
-def _load_custom(path: Path, setting: str) -> dict[str, Any]:
-    try:
-        custom = ocp.metadata(path.absolute()).custom_metadata
-    except Exception as error:  # see load_arrays
-        raise SettingError(setting, str(path), "holds no checkpoint, or one whose metadata are damaged") from error
-    if not isinstance(custom, dict) or custom.get("version") != _VERSION:
-        raise SettingError(setting, str(path), f"holds no checkpoint of version {_VERSION} of this format")
-    return custom
+def _read_manifest(path: Path, setting: str) -> dict[str, Any]:
+    if not is_complete(path):
+        raise SettingError(setting, str(path), f"holds no checkpoint: there is no {_MANIFEST} in it")
+    digest, _, text = (path / _MANIFEST).read_bytes().partition(b"\n")
+    if digest != _digest(text).encode():
+        raise SettingError(setting, str(path), f"is damaged: its file {_MANIFEST} is not as it was saved")
+    manifest = json.loads(text)
+    if manifest["version"] != _VERSION:
+        allowed = f"is of version {manifest['version']} of this format, and this Swift reads version {_VERSION}"
+        raise SettingError(setting, str(path), allowed)
+    return manifest
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
@@ -85,6 +102,14 @@ def _by_name(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _hash(array: Any) -> str:
-    octets = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(octets.data, digest_size=16).hexdigest()
+def _shape(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.arrays import load_arrays, load_metadata, save_arrays
+from swift.checkpoint.arrays import is_complete, load_arrays, load_metadata, save_arrays
 from swift.errors import SettingError
 
 _PREFIX = "step-"
@@ -15,9 +15,8 @@ _SETTING = "checkpoint"
 def checkpoint_steps(directory: Path) -> list[int]:
     """The iterations of the complete checkpoints in a directory, oldest first."""
     found = directory.glob(f"{_PREFIX}*") if directory.is_dir() else []
-    # While it is being written, a checkpoint has a suffix to its name: what an interrupted save leaves is not listed.
-    numbered = {path.name.removeprefix(_PREFIX) for path in found if path.is_dir()}
-    return sorted(int(number) for number in numbered if number.isdigit())
+    numbers = [path.name.removeprefix(_PREFIX) for path in found if is_complete(path)]
+    return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:

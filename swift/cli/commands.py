@@ -12,6 +12,7 @@ import jax
 from rich.console import Console
 
 from swift.cli.configuration import config_text, load_experiment
+from swift.cli.kinds import Written
 from swift.errors import SettingError
 from swift.mesh import EmulationError, emulate_devices
 from swift.record import METRICS, read_run, replace_file
@@ -27,7 +28,7 @@ def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
     if options.resume and options.run_dir is None:
-        raise SettingError("--run-dir", None, "--resume needs the directory of the run to go on with")
+        raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to go on with")
     run_dir = options.run_dir or _new_run_dir(options.config.stem)
     _prepare([experiment])
     summary = run_training(

@@ -43,11 +43,12 @@ def materialize(slices_LEw: jax.Array, placement_LNS: jax.Array) -> jax.Array:
     Returns:
         slots_LSW, the padded weights of this rank's slots.
     """
-    # Ranks come first, because exchanging the leading dim is what the backends do without another copy.
-    sent_NLSw = jax.vmap(lambda slices, placement: slices[placement], out_axes=1)(slices_LEw, placement_LNS)
-    received_NLSw = lax.all_to_all(sent_NLSw, EXPERT_AXIS, split_axis=0, concat_axis=0)
-    num_ranks, num_layers, num_slots, width = received_NLSw.shape
-    return received_NLSw.transpose(1, 2, 0, 3).reshape(num_layers, num_slots, num_ranks * width)
+    # With the ranks next to the slice, what arrives is whole experts already; with the ranks in front it would take
+    # one more copy (on CPU a third of the operator's cost).
+    sent_LSNw = jax.vmap(lambda slices, placement: slices[placement])(slices_LEw, placement_LNS.swapaxes(1, 2))
+    received_LSNw = lax.all_to_all(sent_LSNw, EXPERT_AXIS, split_axis=2, concat_axis=2)
+    num_layers, num_slots, num_ranks, width = received_LSNw.shape
+    return received_LSNw.reshape(num_layers, num_slots, num_ranks * width)
 
 
 def collect(

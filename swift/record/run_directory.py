@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -151,9 +152,10 @@ class RunDirectory:
 
 
 def check_new_run(path: Path) -> None:
-    """Raises SettingError where a directory holds a run already, or is a file."""
-    if path.exists() and not path.is_dir():
-        raise SettingError("--run-dir", str(path), "is a file, not a directory")
+    """Raises SettingError where a directory holds a run already, or cannot be made or written to."""
+    present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not present.is_dir() or not os.access(present, os.W_OK):
+        raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")
     if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
         raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
 

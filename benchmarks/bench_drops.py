@@ -1,0 +1,53 @@
+"""Tokens dropped and iterations to the target loss, by placement policy: the demo's experiment, the same batches.
+
+Runs ``experiments/symi/demo/*.gin`` to their end, 300 iterations each, and sets SYMI's own figures beside them.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measure import publish
+
+from swift.cli.configuration import config_text, load_experiment
+from swift.record import read_run
+from swift.report import comparison_rows
+from swift.train import TrainOptions, train
+
+COLUMNS = ("static", "flexmoe100", "flexmoe50", "flexmoe10", "symi")
+PAPER_FEWER_DROPS = {"static": 0.69, "flexmoe100": 0.64, "flexmoe50": 0.62, "flexmoe10": 0.43}
+PAPER_FEWER_ITERATIONS = {"static": 0.285, "flexmoe100": 0.156, "flexmoe50": 0.121, "flexmoe10": 0.0}
+
+
+def run(name: str, directory: Path) -> dict[str, Any]:
+    """One column of the table, trained here."""
+    path = Path(__file__).parent.parent / "experiments" / "symi" / "demo" / f"{name}.gin"
+    experiment = load_experiment(path, ["Experiment.checkpoint_every=0"])
+    train(experiment, TrainOptions(directory / name, config_text(experiment)))
+    return comparison_rows([read_run(directory / name)])[0]
+
+
+def gains(rows: dict[str, dict[str, Any]], baseline: str) -> dict[str, Any]:
+    """How much less ``symi`` drops, and how many fewer iterations it needs, than a baseline."""
+    symi, other = rows["symi"], rows[baseline]
+    reached = symi["steps_to_target"] and other["steps_to_target"]
+    return {
+        "dropped_over_baseline": round(symi["dropped_percent"] / other["dropped_percent"], 4),
+        "fewer_drops": round(1 - symi["dropped_percent"] / other["dropped_percent"], 4),
+        "fewer_drops_paper": PAPER_FEWER_DROPS[baseline],
+        "fewer_iterations": round(1 - symi["steps_to_target"] / other["steps_to_target"], 4) if reached else None,
+        "fewer_iterations_paper": PAPER_FEWER_ITERATIONS[baseline],
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        rows = {name: run(name, Path(directory)) for name in COLUMNS}
+    publish(
+        "dropped tokens and iterations to the target loss, demo model, 300 iterations",
+        {"runs": list(rows.values()), "symi_against": {name: gains(rows, name) for name in PAPER_FEWER_DROPS}},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A wrong option, directory or file on the command line is told in one line; nothing is written, nothing lost."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+OPTIONS = {
+    "train": "the following arguments are required: CONFIG.gin",
+    "train tiny.gin --rseume": "unrecognized arguments: --rseume",
+    "train tiny.gin --format yaml": "invalid choice: 'yaml'",
+    "train tiny.gin --stop-at soon": "invalid int value: 'soon'",
+    "trian tiny.gin": "invalid choice: 'trian'",
+    "export half": "the following arguments are required: --out",
+    "generate model --tokens many": "invalid int value: 'many'",
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_a_wrong_option_is_told(refusal, command):
+    line = refusal(*command.split())
+    assert OPTIONS[command] in line
+    assert line.endswith("(--help lists what is possible)")
+
+
+REFUSED = {
+    "train tiny.gin --resume": "--run-dir = (not set): --resume needs the directory of the run to go on with",
+    "train tiny.gin --run-dir new --stop-at 0": "--stop-at = 0: must be from 1, the next iteration, to "
+    "Experiment.num_steps = 6",
+    "train tiny.gin --run-dir new --stop-at 7": "--stop-at = 7: must be from 1, the next iteration, to "
+    "Experiment.num_steps = 6",
+    "train tiny.gin --run-dir new --profile now": "--profile = 'now': must be FIRST:LAST, such as 10:12",
+    "train tiny.gin --run-dir new --profile 3:2": "--profile = '3:2': must be FIRST:LAST, such as 10:12",
+    "train tiny.gin --run-dir new --profile 5:7": "--profile = '5:7': must lie within iterations 1:6",
+    "train tiny.gin --run-dir new --resume": "--run-dir = 'new': holds no run: there is no config.gin in it",
+    "compare tiny.gin corpus/../tiny.gin": "CONFIG = ['tiny', 'tiny']: the files need different names, which their "
+    "runs will bear",
+    "report new": "RUN_DIR = 'new': holds no run: there is no config.gin in it",
+    "report tiny.gin": "RUN_DIR = 'tiny.gin': holds no run: there is no config.gin in it",
+    "export new --out model": "RUN_DIR = 'new': holds no run: there is no config.gin in it",
+    "generate new": "MODEL = 'new': is not a model written by `swift export`",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_an_option_that_cannot_work_is_told(refusal, command):
+    assert refusal(*command.split()) == REFUSED[command]
+
+
+def test_a_run_directory_that_cannot_be_one_is_told(refusal, here):
+    (here / "file").touch()
+    for name in ("file", "file/run", "file/runs/run"):
+        line = refusal("train", "tiny.gin", "--run-dir", name)
+        assert line.startswith(f"--run-dir = {name!r}: ")
+        assert line.endswith("file is not a directory that can be written to")
+
+
+HALF = {
+    "train tiny.gin --run-dir half": "--run-dir = 'half': holds a run already; add --resume to continue it",
+    "train tiny.gin --run-dir half --resume --stop-at 4": "--stop-at = 4: must be from 5, the next iteration, to "
+    "Experiment.num_steps = 6",
+    "train tiny.gin --run-dir half --resume --profile 4:5": "--profile = '4:5': must lie within iterations 5:6",
+    "train tiny.gin --run-dir half --resume --set ModelConfig.model_dim=32": "--resume = 'half': the run has "
+    "`ModelConfig.model_dim = 16`, this configuration has `ModelConfig.model_dim = 32`; start a new run in another "
+    "--run-dir",
+    "train tiny.gin --run-dir half --resume --set Experiment.num_steps=8": "--resume = 'half': the run has "
+    "`Experiment.num_steps = 6`, this configuration has `Experiment.num_steps = 8`; start a new run in another "
+    "--run-dir",
+    "report half --out nowhere/page.html": "--out = 'nowhere/page.html': cannot be written: No such file or directory",
+    "report half --out corpus": "--out = 'corpus': is a directory, not a file",
+    "export half --out corpus": "--out = 'corpus': cannot be made a directory: File exists",
+    "export half --out nowhere/model": "--out = 'nowhere/model': cannot be made a directory: No such file or directory",
+    "export half --out model --step 3": "--step = 3: must be one of 2, 4, which have a checkpoint",
+    "generate half": "MODEL = 'half': is a run directory; write its model with `swift export` first",
+}
+
+
+@pytest.mark.parametrize("command", HALF)
+def test_what_a_run_does_not_allow_is_told(refusal, half, command):
+    before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
+    assert refusal(*command.split()) == HALF[command]
+    assert {path: path.read_bytes() for path in half.rglob("*") if path.is_file()} == before
+
+
+def test_a_comparison_does_not_touch_a_run_that_is_there(refusal, here):
+    (here / "runs" / "tiny").mkdir(parents=True)
+    line = refusal("compare", "tiny.gin", "--run-dir", "runs")
+    assert line == "--run-dir = 'runs': holds tiny already; choose another directory"
+
+
+def test_the_last_file_of_a_comparison_is_checked_before_the_first_is_run(refusal, here):
+    (here / "other.gin").write_text("include 'tiny.gin'\nOptimizerConfig.name = 'lamb'\n")
+    assert "is not elementwise" in refusal("compare", "tiny.gin", "other.gin", "--run-dir", "new")
+    (here / "other.gin").write_text("include 'tiny.gin'\nExperiment.ranks = 'virtual'\n")
+    line = refusal("compare", "tiny.gin", "other.gin", "--run-dir", "new")
+    assert line == "Experiment.ranks = ['emulated', 'virtual']: must be the same in all files of one comparison"
+
+
+@pytest.mark.parametrize("command", ["train tiny.gin --run-dir half --resume", "export half --out model"])
+def test_a_run_without_a_checkpoint_is_told(refusal, half, command):
+    shutil.rmtree(half / "checkpoints")
+    assert "holds no checkpoint to" in refusal(*command.split())
+
+
+def test_a_run_without_its_configuration_is_told(refusal, half):
+    (half / "config.gin").unlink()
+    for command in ("report half", "export half --out model", "train tiny.gin --run-dir half --resume"):
+        assert refusal(*command.split()).endswith(" = 'half': holds no run: there is no config.gin in it")
+
+
+def test_a_checkpoint_of_another_model_is_told(refusal, half, here):
+    # The directory's config.gin agrees with the command; the checkpoints in it were put there from another run.
+    config = half / "config.gin"
+    config.write_text(config.read_text().replace("model_dim = 16", "model_dim = 32"))
+    line = refusal("train", "tiny.gin", "--set", "ModelConfig.model_dim=32", "--run-dir", "half", "--resume")
+    assert line.startswith("checkpoint = 'half/checkpoints/step-00000004': is of another model: its ModelConfig is ")
+    assert "model_dim=16" in line
+    assert "here 'ModelConfig(num_layers=2, model_dim=32" in line
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["train tiny.gin --run-dir half --resume", "export half --out model"])
+def test_a_damaged_checkpoint_is_told(refusal, half, command):
+    arrays = max((half / "checkpoints/step-00000004/state").rglob("*"), key=lambda path: path.stat().st_size)
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    line = refusal(*command.split())
+    assert line.startswith("checkpoint = 'half/checkpoints/step-00000004': is damaged: its file state/")
+    assert line.endswith("move it away to go on from iteration 2") == command.startswith("train")
+
+
+def test_the_whole_program_says_it_in_one_line(here):
+    swift = [sys.executable, "-m", "swift"]
+    wrong = subprocess.run([*swift, "train", "nothere.gin"], cwd=here, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "swift: CONFIG = 'nothere.gin': cannot be read: No such file or directory\n"
+    helped = subprocess.run([*swift, "--help"], cwd=here, capture_output=True, text=True, check=True)
+    assert helped.stderr == ""
+    assert all(command in helped.stdout for command in ("train", "compare", "report", "export", "generate"))

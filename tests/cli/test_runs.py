@@ -1,0 +1,95 @@
+"""Runs from the command line: stopped, resumed, exported, not finite any more, interrupted."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from swift.checkpoint import checkpoint_steps
+from swift.record import read_run
+
+
+def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tell, half):
+    shutil.rmtree(half / "checkpoints/step-00000004")
+    before = read_run(half).metrics
+    told = tell("train", "tiny.gin", "--run-dir", "half", "--resume", "--format", "json")
+    assert told.code == 0, told.err
+    assert json.loads(told.out)["num_steps"] == 6
+    after = read_run(half)
+    assert [record["step"] for record in after.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [record["loss"] for record in after.metrics[:4]] == [record["loss"] for record in before]
+    assert checkpoint_steps(half / "checkpoints") == [4, 6]
+
+    assert tell("export", "half", "--out", "model").out.startswith("model: the model of iteration 6")
+    texts = [tell("generate", "model", "--prompt", "al", "--tokens", "8", "--seed", seed).out for seed in "001"]
+    assert texts[0].startswith("al")
+    assert texts[0] == texts[1] != texts[2]
+    assert tell("generate", "model", "--prompt", "", "--tokens", "4", "--top-k", "99999").code == 0
+    for option, value in (("--tokens", "-1"), ("--top-k", "0"), ("--temperature", "nan"), ("--seed", "-1")):
+        refused = tell("generate", "model", option, value)
+        assert (refused.code, refused.out, refused.new) == (2, "", [])
+        assert refused.err.startswith(f"swift: {option} = {value}: must be ")
+
+
+TOO_FAST = ("OptimizerConfig.peak_learning_rate=1e20", "OptimizerConfig.clip_norm=None")
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 0])
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, here, checkpoint_every):
+    settings = [*TOO_FAST, f"Experiment.checkpoint_every={checkpoint_every}"]
+    told = tell("train", "tiny.gin", "--run-dir", "new", *(w for s in settings for w in ("--set", s)))
+    line = told.err.splitlines()[-1]
+    assert told.code == 3, told.err
+    assert "Traceback" not in told.err
+    assert line.startswith("swift: loss ")
+    steps, run = checkpoint_steps(here / "new/checkpoints"), read_run(here / "new")
+    step = run.events[-1]["step"]
+    assert run.events[-1]["event"] == "not_finite"
+    assert f" at iteration {step}: stopped; " in line
+    assert [record["step"] for record in run.metrics] == list(range(1, step))
+    if checkpoint_every:
+        assert steps[-1] == step - 1
+        assert f"the checkpoint of iteration {step - 1} is kept. Look at new/metrics.jsonl" in line
+        assert "--resume" in line
+    else:
+        assert steps == []
+        assert "there is no checkpoint yet. Start again in another --run-dir with a lower" in line
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(tell, here):
+    settings = ["--set", "Experiment.num_steps=100000", "--set", "Experiment.checkpoint_every=1"]
+    command = [sys.executable, "-m", "swift", "train", "tiny.gin", "--run-dir", "new", *settings]
+    with subprocess.Popen(command, cwd=here, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        while "step 1/" not in process.stderr.readline():
+            assert process.poll() is None
+        while not checkpoint_steps(here / "new/checkpoints"):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        rest = process.stderr.read()
+        assert process.wait(timeout=30) == 130
+    assert time.monotonic() - started < 5
+    assert "Traceback" not in rest
+    assert "interrupted after iteration" in rest
+    run = read_run(here / "new")
+    assert run.events[-1]["event"] == "interrupt"
+    done = checkpoint_steps(here / "new/checkpoints")[-1]
+    told = tell("train", "tiny.gin", "--run-dir", "new", *settings, "--resume", "--stop-at", str(done + 2))
+    assert told.code == 0, told.err
+    assert read_run(here / "new").metrics[-1]["step"] == done + 2
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(half_run):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "swift", "report", str(half_run)]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
