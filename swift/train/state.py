@@ -79,6 +79,16 @@ class Program:
         """Layers with experts, L."""
         return sum(self.gpt.config.moe_layers)
 
+    @property
+    def ends_bytes(self) -> int:
+        """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
+        ends = {jax.tree_util.DictKey(name) for name in ("embedding", "head")}
+        state = self._shapes()
+        leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
+        shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
+        copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
+        return shared + copies * jnp.dtype(self.compute_dtype).itemsize
+
     def placements(self, experts_LNS: jax.Array) -> dict[str, jax.Array]:
         """For each group, its placement; a dense group is one class with a slot on every rank."""
         return {

@@ -49,7 +49,7 @@ def train(experiment: Experiment, options: TrainOptions) -> dict[str, Any]:
     """Runs an experiment to its end, or to ``options.stop_at``.
 
     Returns:
-        The summary, as in ``summary.json``.
+        The summary; ``summary.json`` is written at the end of the run only.
 
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
@@ -134,11 +134,11 @@ class _Run:
             kind=self.experiment.ranks,
             device=jax.devices()[0].device_kind,
             jax=jax.__version__,
-            dense_bytes_per_worker=dense_bytes(self.program),
+            ends_bytes_per_worker=self.program.ends_bytes,
         )
         self.progress.note(
             f"{self.program.gpt.num_parameters / 1e6:.1f}M parameters, {live.num_ranks} {self.experiment.ranks} expert "
-            f"ranks; embedding, head and their moments: {dense_bytes(self.program) / 1e6:.1f} MB per worker"
+            f"ranks; embedding, head and their moments: {self.program.ends_bytes / 1e6:.1f} MB per worker"
         )
 
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
@@ -155,17 +155,17 @@ class _Run:
                 now = time.perf_counter()
                 record = step_record(done, host, now - started, len(self.program.live.workers))
                 self._check_finite(record)
-                if self._is_due(done, self.experiment.eval_every, last_step):
+                if self._is_due(done, self.experiment.eval_every):
                     record["validation_loss"] = self._evaluate(evaluate, state, validation)
                 self.directory.log_step(record)
                 self.progress.update(record)
-                if self._is_due(done, self.experiment.checkpoint_every, last_step):
+                if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
                     self._save(state, loader, done)
                 started = time.perf_counter()
         except KeyboardInterrupt:
             self._interrupted(done)
             raise
-        self.directory.log_event("finish", done)
+        self.directory.log_event("finish" if done == self.experiment.num_steps else "stop", done)
 
     def summarize(self) -> dict[str, Any]:
         experiment = self.experiment
@@ -180,12 +180,14 @@ class _Run:
             "target_loss": experiment.target_loss,
         }
         # Computed from the record, so that a resumed run and an unbroken one say the same.
-        summary = facts | measure(read_run(self.directory.path), experiment.target_loss)
-        self.directory.write_summary(summary)
+        run = read_run(self.directory.path)
+        summary = facts | measure(run, experiment.target_loss)
+        if run.metrics[-1]["step"] == experiment.num_steps:
+            self.directory.write_summary(summary)
         return summary
 
-    def _is_due(self, done: int, every: int, last_step: int) -> bool:
-        return bool(every) and (done % every == 0 or done == last_step)
+    def _is_due(self, done: int, every: int) -> bool:
+        return bool(every) and (done % every == 0 or done == self.experiment.num_steps)
 
     def _evaluate(self, evaluate: Any, state: TrainState, validation: Loader) -> float:
         loss, tokens = 0.0, 0
@@ -242,15 +244,3 @@ def _how_to_go_on(run_dir: Path, has_checkpoint: bool) -> str:
     if not has_checkpoint:
         return f"Start again in another --run-dir with {remedy}"
     return f"Look at {run_dir}/metrics.jsonl, then start a new run with {remedy}, or --resume if it was a fault"
-
-
-def dense_bytes(program: Program) -> int:
-    """Bytes of embedding and head, with master weights and moments, that every worker holds (over its ranks)."""
-    ends = [program.gpt.groups[name].size for name in ("embedding", "head")]
-    state = program.abstract()
-    leaves = jax.tree.leaves((state.master, state.moments))
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    master = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.master))
-    itemsize = np.dtype(np.float64 if program.compute_dtype == np.float64 else np.float32).itemsize
-    copies = program.live.num_ranks * np.dtype(program.compute_dtype).itemsize
-    return int(sum(ends) * (itemsize * whole / master + copies))
