@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         130 for Ctrl-C and 141 for a closed pipe.
     """
     options = _parser().parse_args(arguments)
+    # Ctrl-C ends the process at once, since an exception in the midst of JAX crashes or gets lost; see train.interrupt.
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         # JAX takes a second to import: --help and a misspelt command should not wait for it.
         from swift.cli import commands
@@ -37,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of stdout has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        signal.signal(signal.SIGINT, previous)
     return 0
 
 

@@ -143,8 +143,7 @@ class Program:
         placement, policy = self.policy.init(self.num_moe_layers, config.num_classes, ranks, config.slots_per_rank)
         dtype, placements = jnp.promote_types(self.compute_dtype, jnp.float32), self.placements(placement)
         master = {
-            name: self.layouts[name].init(classes.astype(dtype), placements[name])
-            for name, classes in params.items()
+            name: self.layouts[name].init(classes.astype(dtype), placements[name]) for name, classes in params.items()
         }
         state = TrainState(jnp.zeros((), jnp.int32), master, self.optimizer.init(master), {}, placement, policy)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state)

@@ -15,6 +15,7 @@ from swift.data import Loader
 from swift.errors import RunError, SettingError
 from swift.record import RunDirectory, check_new_run, check_same_run, measure, read_run
 from swift.train.experiment import Experiment, put_batch
+from swift.train.interrupt import Interrupt
 from swift.train.metrics import step_record
 from swift.train.progress import Progress
 from swift.train.state import Program, TrainState
@@ -54,6 +55,7 @@ def train(experiment: Experiment, options: TrainOptions) -> dict[str, Any]:
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
         RunError: the loss was no longer finite.
+        KeyboardInterrupt: Ctrl-C, after the iteration in which it came.
     """
     last_step = experiment.num_steps if options.stop_at is None else options.stop_at
     done = _steps_done(options)
@@ -63,8 +65,12 @@ def train(experiment: Experiment, options: TrainOptions) -> dict[str, Any]:
     state, loader_state = _begin(experiment, program, options, done)
     if loader_state is not None:
         loader.restore(loader_state)
-    with _open_run(options, done) as directory, Progress(options.run_dir.name, last_step, done + 1) as progress:
-        run = _Run(experiment, options, program, directory, progress)
+    with (
+        Interrupt() as interrupt,
+        _open_run(options, done) as directory,
+        Progress(options.run_dir.name, last_step, done + 1) as progress,
+    ):
+        run = _Run(experiment, options, program, directory, progress, interrupt)
         run.announce(done)
         run.loop(state, loader, validation, last_step)
         return run.summarize()
@@ -123,6 +129,7 @@ class _Run:
     program: Program
     directory: RunDirectory
     progress: Progress
+    interrupt: Interrupt
 
     def announce(self, done: int) -> None:
         live = self.program.live
@@ -145,26 +152,25 @@ class _Run:
         step_function, evaluate = train_step(self.program), evaluate_step(self.program)
         done = int(state.step[0])
         started = time.perf_counter()
-        try:
-            while done < last_step:
-                batch = put_batch(next(loader), self.program.live)
-                with self._profiled(done + 1), jax.transfer_guard("disallow"):
-                    state, metrics = step_function(state, batch)
-                host = {name: value[0] for name, value in jax.device_get(metrics).items()}
-                done += 1
-                now = time.perf_counter()
-                record = step_record(done, host, now - started, len(self.program.live.workers))
-                self._check_finite(record)
-                if self._is_due(done, self.experiment.eval_every):
-                    record["validation_loss"] = self._evaluate(evaluate, state, validation)
-                self.directory.log_step(record)
-                self.progress.update(record)
-                if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
-                    self._save(state, loader, done)
-                started = time.perf_counter()
-        except KeyboardInterrupt:
-            self._interrupted(done)
-            raise
+        while done < last_step:
+            batch = put_batch(next(loader), self.program.live)
+            with self._profiled(done + 1), jax.transfer_guard("disallow"):
+                state, metrics = step_function(state, batch)
+            host = {name: value[0] for name, value in jax.device_get(metrics).items()}
+            done += 1
+            now = time.perf_counter()
+            record = step_record(done, host, now - started, len(self.program.live.workers))
+            self._check_finite(record)
+            if self._is_due(done, self.experiment.eval_every):
+                record["validation_loss"] = self._evaluate(evaluate, state, validation)
+            self.directory.log_step(record)
+            self.progress.update(record)
+            if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
+                self._save(state, loader, done)
+            if self.interrupt.requested:
+                self._interrupted(done)
+                raise KeyboardInterrupt
+            started = time.perf_counter()
         self.directory.log_event("finish" if done == self.experiment.num_steps else "stop", done)
 
     def summarize(self) -> dict[str, Any]:
