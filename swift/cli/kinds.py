@@ -67,7 +67,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in arguments
     if origin is tuple:  # gin gives lists, too
         return isinstance(value, tuple | list) and all(_fits(item, arguments[0]) for item in value)
-    if typing.is_typeddict(hint) or origin is not None:
+    if origin is not None:
         return isinstance(value, origin)
     if hint in (int, float):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from swift.errors import SettingError, check_count, check_number
 
@@ -39,5 +40,6 @@ class ExpertConfig:
         """Rows C that one source rank may send to one slot for a micro-batch of ``local_tokens`` tokens a rank."""
         if self.capacity_factor is None:
             return local_tokens
-        share = self.capacity_factor * local_tokens * self.top_k / (self.slots_per_rank * num_ranks)
+        # Exactly: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling 12.
+        share = Fraction(str(self.capacity_factor)) * local_tokens * self.top_k / (self.slots_per_rank * num_ranks)
         return math.ceil(share)

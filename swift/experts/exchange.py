@@ -70,9 +70,15 @@ def collect(
     """
     num_layers, num_ranks, num_slots = placement_LNS.shape
     sent_NLSw = gradients_LSW.reshape(num_layers, num_slots, num_ranks, -1).transpose(2, 0, 1, 3).astype(wire_dtype)
-    received_NLSw = lax.all_to_all(sent_NLSw, EXPERT_AXIS, split_axis=0, concat_axis=0).astype(gradients_LSW.dtype)
-    is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=gradients_LSW.dtype)
-    return jnp.einsum("lnse,nlsw->lew", is_class_LNSE, received_NLSw, precision=lax.Precision.HIGHEST)
+    received_NLSw = lax.all_to_all(sent_NLSw, EXPERT_AXIS, split_axis=0, concat_axis=0)
+    is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=wire_dtype)  # ones, exact in any type
+    return jnp.einsum(
+        "lnse,nlsw->lew",
+        is_class_LNSE,
+        received_NLSw,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=gradients_LSW.dtype,
+    )
 
 
 def exchange_bytes(num_layers: int, num_ranks: int, slots_per_rank: int, size: int, itemsize: int) -> int:

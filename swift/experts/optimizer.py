@@ -25,6 +25,9 @@ _PROBE_SHAPE = (128, 128)  # two large dims, where Adafactor factors its moments
 class OptimizerConfig:
     """The optimizer and its schedule.
 
+    Weight decay, where the optimizer has it, applies to every number, norms and embeddings included: the optimizer sees
+    slices of a layer's flat vector, and no mask by parameter.
+
     Attributes:
         name: an elementwise optimizer of optax: ``adamw``, ``sgd``, ``lion``, ...
         options: further keyword arguments of it.
@@ -54,17 +57,19 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up from zero, then a cosine to the final rate at iteration ``num_steps``."""
+    """Linear warm-up, then a cosine to the final rate at the last iteration; a function of the iterations done."""
     if config.warmup_steps >= num_steps:
         allowed = f"must be below Experiment.num_steps = {num_steps}"
         raise SettingError("OptimizerConfig.warmup_steps", config.warmup_steps, allowed)
-    return optax.warmup_cosine_decay_schedule(
+    schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0 if config.warmup_steps else config.peak_learning_rate,
         peak_value=config.peak_learning_rate,
         warmup_steps=config.warmup_steps,
         decay_steps=num_steps,
         end_value=config.final_learning_rate,
     )
+    # optax counts from zero, where a first iteration at rate zero would be for nothing.
+    return lambda count: schedule(count + 1)
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:

@@ -8,6 +8,7 @@ Legend: B sequences, T positions, D model dim, V vocabulary, E classes, R rows.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from swift.models.config import ModelConfig
 
@@ -27,6 +28,34 @@ def _residual_std(config: ModelConfig) -> float:
     return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 
+def _at_least_float32(dtype: DTypeLike) -> DTypeLike:
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+@jax.custom_vjp
+def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """The rows of a table, ``table[tokens]``.
+
+    Autodiff's gradient adds row by row in the table's type, where a frequent token's bfloat16 sum stops growing, and
+    in no certain order on GPU. Here it is a matmul with the one-hot tokens, summed in at least float32.
+    """
+    return table_VD[tokens_BT]
+
+
+def _look_up_forward(table_VD: jax.Array, tokens_BT: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return look_up(table_VD, tokens_BT), (table_VD, tokens_BT)
+
+
+def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array) -> tuple[jax.Array, None]:
+    table_VD, tokens_BT = residuals
+    is_token_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=dy_BTD.dtype)
+    wide = _at_least_float32(dy_BTD.dtype)
+    return jnp.einsum("btv,btd->vd", is_token_BTV, dy_BTD, preferred_element_type=wide).astype(table_VD.dtype), None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
 class Embedding(nnx.Module):
     """Token and position embeddings."""
 
@@ -38,7 +67,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         """Tokens, int32 -> x_BTD."""
-        return self.token_VD[...][tokens_BT] + self.position_TD[...][None, : tokens_BT.shape[1]]
+        return look_up(self.token_VD[...], tokens_BT) + self.position_TD[...][None, : tokens_BT.shape[1]]
 
 
 def causal_attention(query_BTHC: jax.Array, key_BTHC: jax.Array, value_BTHC: jax.Array) -> jax.Array:
@@ -48,8 +77,8 @@ def causal_attention(query_BTHC: jax.Array, key_BTHC: jax.Array, value_BTHC: jax
     float64, and the parallel model is tested against the plain one in float64.
     """
     length, channels = query_BTHC.shape[1], query_BTHC.shape[3]
-    scores_BHTS = jnp.einsum("bthc,bshc->bhts", query_BTHC, key_BTHC) * channels**-0.5
-    scores_BHTS = scores_BHTS.astype(jnp.promote_types(scores_BHTS.dtype, jnp.float32))
+    wide = _at_least_float32(query_BTHC.dtype)
+    scores_BHTS = jnp.einsum("bthc,bshc->bhts", query_BTHC, key_BTHC, preferred_element_type=wide) * channels**-0.5
     causal_TS = jnp.tril(jnp.ones((length, length), bool))[None, None]
     probs_BHTS = jax.nn.softmax(jnp.where(causal_TS, scores_BHTS, jnp.finfo(scores_BHTS.dtype).min), axis=-1)
     return jnp.einsum("bhts,bshc->bthc", probs_BHTS.astype(value_BTHC.dtype), value_BTHC)
@@ -106,7 +135,7 @@ class Router(nnx.Module):
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BTD -> (normed x_BTD for the experts, logits_BTE at least float32)."""
         normed = self.norm(x_BTD)
-        dtype = jnp.promote_types(normed.dtype, jnp.float32)
+        dtype = _at_least_float32(normed.dtype)
         return normed, jnp.einsum("btd,de->bte", normed.astype(dtype), self.score.kernel[...].astype(dtype))
 
 
@@ -119,5 +148,5 @@ class Head(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """x_BTD -> logits_BTV, at least float32."""
-        logits = self.out(self.norm(x_BTD))
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        normed, kernel_DV = self.norm(x_BTD), self.out.kernel[...]
+        return jnp.einsum("btd,dv->btv", normed, kernel_DV, preferred_element_type=_at_least_float32(normed.dtype))

@@ -18,7 +18,7 @@ from swift.models import GPT, Group, ModelConfig, model_size
 from swift.train.state import Program
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
-WIRE_DTYPES = ("compute", *COMPUTE_DTYPES)
+WIRE_DTYPES = ("compute", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Experiment:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    wire_dtype: Literal["compute", "float32", "bfloat16", "float64"] = "compute"
+    wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1

@@ -1,6 +1,6 @@
 """A trained model without its training: plain arrays for one device, and text from them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from swift.checkpoint import (
     load_metadata,
     save_arrays,
 )
+from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import live_mesh
 from swift.models import GPT, Weights, plain_logits
@@ -112,14 +113,25 @@ def generate(
         scaled = values / jnp.maximum(jnp.asarray(temperature, values.dtype), 1e-6)
         return candidates[jax.random.categorical(key, scaled)]
 
-    shown, first_new = "", len(tokens)
-    for key in jax.random.split(jax.random.key(seed), num_tokens):
-        seen = tokens[-length:]
-        window_T = np.zeros(length, np.int32)
-        window_T[: len(seen)] = seen
-        tokens.append(int(choose(window_T, len(seen) - 1, key)))
-        text = tokenizer.decode(np.array(tokens[first_new:]))
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # a character may take several tokens
+    def continuation() -> Iterator[int]:
+        for key in jax.random.split(jax.random.key(seed), num_tokens):
+            seen = tokens[-length:]
+            window_T = np.zeros(length, np.int32)
+            window_T[: len(seen)] = seen
+            tokens.append(int(choose(window_T, len(seen) - 1, key)))
+            yield tokens[-1]
+
+    yield from whole_characters(tokenizer, continuation())
+
+
+def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """The text of tokens, piece by piece; a character that takes several tokens comes when it is whole."""
+    seen: list[int] = []
+    shown = ""
+    for token in tokens:
+        seen.append(token)
+        text = tokenizer.decode(np.array(seen))
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[len(shown) :]
             shown = text
 

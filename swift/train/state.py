@@ -62,7 +62,7 @@ class Program:
     specs: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
-        moments = self._shapes().moments
+        moments = self._shapes.moments
         # One leading dim is a counter of the worker; arrays as large as the master weights are ranked like them.
         specs = TrainState(
             step=SHARED,
@@ -79,11 +79,11 @@ class Program:
         """Layers with experts, L."""
         return sum(self.gpt.config.moe_layers)
 
-    @property
+    @cached_property
     def ends_bytes(self) -> int:
         """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
         ends = {jax.tree_util.DictKey(name) for name in ("embedding", "head")}
-        state = self._shapes()
+        state = self._shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
         shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
         copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
@@ -117,7 +117,7 @@ class Program:
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), sub
             ),
             self._layout_shardings(),
-            self._shapes(),
+            self._shapes,
         )
 
     def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
@@ -135,6 +135,7 @@ class Program:
     def _layout_shardings(self) -> TrainState:
         return self.live.shardings(replace(self.specs, slots={}))
 
+    @cached_property
     def _shapes(self) -> TrainState:
         return jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
 

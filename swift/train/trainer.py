@@ -21,10 +21,13 @@ from swift.train.progress import Progress
 from swift.train.state import Program, TrainState
 from swift.train.step import evaluate_step, train_step
 
-MAY_CHANGE = tuple(
-    f"Experiment.{name}" for name in ("eval_every", "num_eval_batches", "checkpoint_every", "num_checkpoints_kept")
+MAY_CHANGE = (
+    *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches", "checkpoint_every", "num_checkpoints_kept")),
+    *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "clip_norm")),
 )
-"""Settings that a resumed run may have changed: they alter what is recorded, and no parameter."""
+"""Settings that a resumed run may have changed: what is recorded, and what helps after a loss that was not finite."""
+
+_REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
 
 
 @dataclass(frozen=True)
@@ -152,21 +155,28 @@ class _Run:
         step_function, evaluate = train_step(self.program), evaluate_step(self.program)
         done = int(state.step[0])
         started = time.perf_counter()
+        batch = put_batch(next(loader), self.program.live)
         while done < last_step:
-            batch = put_batch(next(loader), self.program.live)
-            with self._profiled(done + 1), jax.transfer_guard("disallow"):
-                state, metrics = step_function(state, batch)
-            host = {name: value[0] for name, value in jax.device_get(metrics).items()}
+            position = loader.state()  # what a checkpoint of this iteration has to hold
+            with self._profiled(done + 1):
+                with jax.transfer_guard("disallow"):
+                    state, metrics = step_function(state, batch)
+                if done + 1 < last_step:  # while the devices compute
+                    batch = put_batch(next(loader), self.program.live)
+                host = {name: value[0] for name, value in jax.device_get(metrics).items()}
             done += 1
             now = time.perf_counter()
             record = step_record(done, host, now - started, len(self.program.live.workers))
-            self._check_finite(record)
+            self._check_finite(done, loss=record["loss"], grad_norm=record["grad_norm"])
             if self._is_due(done, self.experiment.eval_every):
-                record["validation_loss"] = self._evaluate(evaluate, state, validation)
+                num_batches = min(self.experiment.num_eval_batches, validation.num_batches_per_epoch)
+                record["validation_loss"] = self._evaluate(evaluate, state, validation, num_batches)
             self.directory.log_step(record)
             self.progress.update(record)
             if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
-                self._save(state, loader, done)
+                # The loss above is of the parameters before the update; a checkpoint holds those after it.
+                self._check_finite(done, loss_after=self._evaluate(evaluate, state, validation, num_batches=1))
+                self._save(state, position, done)
             if self.interrupt.requested:
                 self._interrupted(done)
                 raise KeyboardInterrupt
@@ -195,35 +205,35 @@ class _Run:
     def _is_due(self, done: int, every: int) -> bool:
         return bool(every) and (done % every == 0 or done == self.experiment.num_steps)
 
-    def _evaluate(self, evaluate: Any, state: TrainState, validation: Loader) -> float:
+    def _evaluate(self, evaluate: Any, state: TrainState, validation: Loader, num_batches: int) -> float:
         loss, tokens = 0.0, 0
-        for index in range(min(self.experiment.num_eval_batches, validation.num_batches_per_epoch)):
+        for index in range(num_batches):
             sums = jax.device_get(evaluate(state, put_batch(validation.batch(index), self.program.live)))
             loss, tokens = loss + float(sums.loss[0]), tokens + int(sums.tokens[0])
         return loss / max(tokens, 1)
 
-    def _save(self, state: TrainState, loader: Loader, done: int) -> None:
+    def _save(self, state: TrainState, position: dict[str, Any], done: int) -> None:
         started = time.perf_counter()
         path = save_checkpoint(
             self.directory.checkpoints_path,
             done,
             replace(state, slots={}),  # made anew from the rest
             identity=self.experiment.identity(),
-            extra={"loader": loader.state()},
+            extra={"loader": position},
             num_kept=self.experiment.num_checkpoints_kept,
         )
         self.directory.log_event("checkpoint", done, path=path.name, save_ms=1000 * (time.perf_counter() - started))
 
-    def _check_finite(self, record: dict[str, Any]) -> None:
-        if np.isfinite(record["loss"]) and np.isfinite(record["grad_norm"]):
+    def _check_finite(self, step: int, **measured: float) -> None:
+        if all(map(np.isfinite, measured.values())):
             return
-        step, steps = record["step"], checkpoint_steps(self.directory.checkpoints_path)
-        self.directory.log_event("not_finite", step, loss=record["loss"], grad_norm=record["grad_norm"])
-        kept = f"the checkpoint of iteration {steps[-1]} is kept" if steps else "there is no checkpoint yet"
-        raise RunError(
-            f"loss {record['loss']} with gradient norm {record['grad_norm']} at iteration {step}: stopped; {kept}. "
-            + _how_to_go_on(self.options.run_dir, bool(steps))
-        )
+        self.directory.log_event("not_finite", step, **measured)
+        values = ", ".join(f"{name} = {value}" for name, value in measured.items())
+        steps, run_dir = checkpoint_steps(self.directory.checkpoints_path), self.options.run_dir
+        how = f"there is no checkpoint yet; start again in another --run-dir with {_REMEDY}"
+        if steps:
+            how = f"the checkpoint of iteration {steps[-1]} is kept; go on with --run-dir {run_dir} --resume and {_REMEDY}"
+        raise RunError(f"{values} at iteration {step}: stopped; {how}")
 
     def _interrupted(self, done: int) -> None:
         self.directory.log_event("interrupt", done)
@@ -243,10 +253,3 @@ class _Run:
         if window and step == window[1]:
             jax.profiler.stop_trace()
             self.progress.note(f"profiler trace of iterations {window[0]}-{window[1]} in {self.directory.path}/profile")
-
-
-def _how_to_go_on(run_dir: Path, has_checkpoint: bool) -> str:
-    remedy = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
-    if not has_checkpoint:
-        return f"Start again in another --run-dir with {remedy}"
-    return f"Look at {run_dir}/metrics.jsonl, then start a new run with {remedy}, or --resume if it was a fault"

@@ -80,8 +80,8 @@ SETTINGS = {
     "TextFiles.pattern=corpus/1.txt": "DataConfig.validation_share = 0.3: the data are a single document, which cannot "
     "be split in two: give more documents",
     "DataConfig.validation_share=2": "DataConfig.validation_share = 2: must be more than 0 and less than 1",
-    "ModelConfig.sequence_length=100000": "ModelConfig.sequence_length = 100000: the train split holds 4611 tokens, and "
-    "a window needs 100001: use a shorter sequence or more data",
+    "ModelConfig.sequence_length=100000": "ModelConfig.sequence_length = 100000: the train split holds 4611 tokens, "
+    "and a window needs 100001: use a shorter sequence or more data",
 }
 
 

@@ -156,3 +156,17 @@ def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots):
             assert np.isfinite(gradient).all(), name
             np.testing.assert_allclose(y[0], expected_y, rtol=2e-5, atol=2e-5)
             np.testing.assert_allclose(gradient[0], expected_gradient, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("factor", "tokens", "slots", "ranks", "top_k", "rows"),
+    [
+        (1.0, 256, 4, 8, 1, 8),
+        (1.1, 100, 1, 10, 1, 11),
+        (1.25, 100, 2, 5, 2, 25),
+        (0.3, 10, 1, 3, 1, 1),
+        (None, 7, 1, 3, 1, 7),
+    ],
+)
+def test_rows_of_a_slot_are_the_exact_ceiling_of_its_share(factor, tokens, slots, ranks, top_k, rows):
+    assert ExpertConfig(10, slots, top_k, factor).rows_per_slot(tokens, ranks) == rows

@@ -8,7 +8,7 @@ import pytest
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.models import GPT, MODEL_SIZES, ModelConfig, model_size, plain_logits
-from swift.models.modules import causal_attention
+from swift.models.modules import causal_attention, look_up
 
 TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=8, moe_pattern=(False, True))
 
@@ -114,3 +114,27 @@ def test_the_pattern_has_to_repeat_in_every_stage():
 def test_unknown_size_is_refused_with_the_known_ones():
     with pytest.raises(SettingError, match=f"choose one of {', '.join(MODEL_SIZES)}"):
         model_size("gpt-huge")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_frequent_token_gets_its_whole_gradient(dtype):
+    """2,048 gradients of 0.01 add up to 20; a sum in bfloat16 stops at 4."""
+    tokens = jnp.where(jnp.arange(2048) % 8 == 0, 1, 3).reshape(2, 1024)
+    gradient = jax.grad(lambda table: jnp.sum(look_up(table, tokens).astype(jnp.float32) * 0.01))
+    found = np.asarray(gradient(jnp.zeros((5, 2), dtype)), np.float32)
+    np.testing.assert_allclose(found[:, 0], [0, 2.56, 0, 17.92, 0], rtol=0.01)
+
+
+def test_scores_and_logits_in_bfloat16_are_as_good_as_their_inputs(tiny):
+    gpt, params = tiny
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 8)).astype(jnp.bfloat16) * 4
+    exact = causal_attention(*(x.astype(jnp.float32) for x in (query, key, value)))
+    expected = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    error, usual = (
+        np.abs(np.asarray(a, np.float32) - exact).mean() for a in (causal_attention(query, key, value), expected)
+    )
+    assert error < 1.1 * usual
+    weights = gpt.unpack({name: p.astype(jnp.bfloat16) for name, p in params.items()})
+    x = jax.random.normal(jax.random.key(1), (1, 8, 16)).astype(jnp.bfloat16)
+    logits = np.asarray(gpt.logits(weights, x))
+    assert (logits != np.asarray(logits, jnp.bfloat16).astype(np.float32)).mean() > 0.9

@@ -115,11 +115,22 @@ def test_bfloat16_learns_too(experiment, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experiment, tmp_path):
     run(experiment, tmp_path / "run", stop_at=20)
     wild = replace(experiment, optimizer=replace(experiment.optimizer, peak_learning_rate=1e30, clip_norm=None))
-    with pytest.raises(RunError, match=r"at iteration 2\d: stopped; the checkpoint of iteration 20 is kept.*--resume"):
+    with pytest.raises(
+        RunError, match=r"at iteration 2\d: stopped; the checkpoint of iteration 20 is kept; .*--resume"
+    ):
         run(wild, tmp_path / "run", resume=True)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [20]
     assert read_run(tmp_path / "run").events[-1]["event"] == "not_finite"
     assert run(experiment, tmp_path / "run", resume=True)["final_loss"] < 4
+
+
+def test_parameters_that_give_no_finite_loss_are_not_saved(experiment, tmp_path):
+    """The loss of an iteration is finite before the update that spoils it; its checkpoint would be the last one."""
+    wild = replace(experiment.optimizer, peak_learning_rate=1e30, clip_norm=None, warmup_steps=0)
+    wild = replace(experiment, optimizer=wild, checkpoint_every=1, num_checkpoints_kept=1)
+    with pytest.raises(RunError, match=r"loss_after = nan at iteration 1: stopped; there is no checkpoint yet"):
+        run(wild, tmp_path / "run")
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_record_of_a_step(experiment, tmp_path):
@@ -144,4 +155,5 @@ def test_a_finished_run_has_nothing_to_resume(experiment, tmp_path):
 
 def test_profiler_trace_on_demand(experiment, tmp_path):
     run(replace(experiment, num_steps=4, checkpoint_every=0, eval_every=0), tmp_path / "run", profile=(2, 3))
-    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+    (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
+    assert trace.read_bytes().count(b"dot") > 10  # the traced iterations ran within the trace

@@ -1,0 +1,118 @@
+"""Arrays come back as they were saved, spread as asked; whatever is wrong with their files is told in one line."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from swift.checkpoint import load_arrays, load_metadata, save_arrays
+from swift.checkpoint.arrays import _digest
+from swift.errors import SettingError
+
+
+def sharding(*axes) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b")), PartitionSpec(*axes))
+
+
+def arrays() -> dict:
+    values = {
+        "weights": (jnp.arange(64.0).reshape(8, 8) / 7, sharding("a", "b")),
+        "half": (jnp.arange(8, dtype=jnp.bfloat16) / 3, sharding("b")),
+        "step": (jnp.array(7, jnp.int32), sharding()),
+    }
+    return {"inner": {name: jax.device_put(*pair) for name, pair in values.items()}}
+
+
+def abstract(tree, **shardings):
+    def spec(path, leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings.get(path[-1].key, leaf.sharding))
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
+
+
+def files(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file() and file.stat().st_size]
+
+
+def refusal(path: Path, tree=None) -> str:
+    with pytest.raises(SettingError) as caught:
+        load_arrays(path, abstract(tree or arrays()), "checkpoint")
+    assert caught.value.setting == "checkpoint"
+    assert caught.value.value == str(path)
+    return caught.value.allowed
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    save_arrays(tmp_path / "arrays", arrays(), {"by": "a test", "steps": [1, 2]})
+    return tmp_path / "arrays"
+
+
+def test_sharded_arrays_come_back_bit_for_bit(saved):
+    tree = arrays()
+    loaded = load_arrays(saved, abstract(tree, weights=sharding("b"), half=sharding()), "checkpoint")
+    jax.tree.map(np.testing.assert_array_equal, loaded, tree)
+    assert jax.tree.map(lambda leaf: leaf.dtype, loaded) == jax.tree.map(lambda leaf: leaf.dtype, tree)
+    assert loaded["inner"]["weights"].sharding.spec == PartitionSpec("b")
+    assert load_metadata(saved, "checkpoint") == {"by": "a test", "steps": [1, 2]}
+
+
+def test_saving_again_replaces(saved):
+    tree = jax.tree.map(lambda leaf: leaf + 1, arrays())
+    save_arrays(saved, tree, {})
+    jax.tree.map(np.testing.assert_array_equal, load_arrays(saved, abstract(arrays()), "checkpoint"), tree)
+
+
+def flip(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def truncate(content: bytes) -> bytes:
+    return content[:-1]
+
+
+@pytest.mark.parametrize("damage", [flip, truncate])
+def test_every_file_is_held_against_what_was_saved(saved, damage, capfd):
+    for file in files(saved):
+        before = file.read_bytes()
+        file.write_bytes(damage(before))
+        name = file.relative_to(saved).as_posix()
+        assert refusal(saved) == f"is damaged: its file {name} is not as it was saved"
+        file.write_bytes(before)
+    assert capfd.readouterr() == ("", "")
+    load_arrays(saved, abstract(arrays()), "checkpoint")
+
+
+def test_a_missing_file_is_named(saved):
+    file = max(files(saved / "state"), key=lambda file: file.stat().st_size)
+    file.unlink()
+    assert refusal(saved) == f"is damaged: its file {file.relative_to(saved).as_posix()} is missing"
+
+
+def test_without_a_manifest_there_is_no_checkpoint(saved, tmp_path):
+    (saved / "manifest.json").unlink()
+    assert refusal(saved) == "holds no checkpoint: there is no manifest.json in it"
+    assert refusal(tmp_path / "nowhere") == "holds no checkpoint: there is no manifest.json in it"
+
+
+def test_another_version_is_refused(saved):
+    manifest = saved / "manifest.json"
+    content = json.loads(manifest.read_bytes().partition(b"\n")[2]) | {"version": 2}
+    text = json.dumps(content).encode()
+    manifest.write_bytes(_digest(text).encode() + b"\n" + text)
+    assert refusal(saved) == "is of version 2 of this format, and this Swift reads version 1"
+
+
+def test_other_arrays_are_refused(saved):
+    wider, fewer, more = arrays(), arrays(), arrays()
+    wider["inner"]["weights"] = jnp.zeros((8, 16))
+    del fewer["inner"]["half"]
+    more["inner"]["bias"] = jnp.zeros(3)
+    assert refusal(saved, wider) == "is of another model: it has float32[8, 8] for inner.weights, here float32[8, 16]"
+    assert refusal(saved, fewer) == "is of another model: it has bfloat16[8] for inner.half, here nothing"
+    assert refusal(saved, more) == "is of another model: it has nothing for inner.bias, here float32[3]"

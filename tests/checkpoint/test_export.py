@@ -1,0 +1,129 @@
+"""An exported model is the run's, to the bit; the text that it writes is what its logits say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swift.checkpoint import save_checkpoint
+from swift.data import ByteTokenizer
+from swift.errors import SettingError
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.mesh import Topology
+from swift.models import ModelConfig, plain_logits
+from swift.train import Experiment, export_model, generate
+from swift.train.export import load_exported, whole_characters
+
+LENGTH = 16
+TINY = Experiment(
+    model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=32, sequence_length=LENGTH),
+    experts=ExpertConfig(num_classes=3, slots_per_rank=2),  # 6 slots: replicas that differ in number, padded slices
+    topology=Topology(num_expert_ranks=4),
+    optimizer=OptimizerConfig(warmup_steps=0),
+    sequences_per_microbatch=4,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory with a checkpoint, and the weights in it."""
+    directory, program = tmp_path_factory.mktemp("run"), TINY.program()
+    state = program.init(jax.random.key(3))
+    save_checkpoint(
+        directory / "checkpoints", 7, replace(state, slots={}), identity=TINY.identity(), extra={}, num_kept=1
+    )
+    return directory, program.gpt.unpack(program.whole_classes(state))
+
+
+@pytest.fixture(scope="module")
+def model(run, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model"
+    assert export_model(TINY, run[0], path) == 7
+    return path
+
+
+def test_an_exported_model_has_the_weights_of_the_run(run, model):
+    gpt, loaded = load_exported(TINY, model)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(loaded), jax.tree.leaves(run[1]))
+    assert jax.tree.structure(loaded) == jax.tree.structure(run[1])
+    tokens_BT = jnp.arange(2 * LENGTH).reshape(2, LENGTH)
+    forward = jax.jit(lambda weights: plain_logits(gpt, TINY.experts, weights, tokens_BT))
+    logits = [forward(weights) for weights in (loaded, run[1])]
+    np.testing.assert_array_equal(*logits)
+    assert float(jnp.std(logits[0])) > 0
+
+
+def test_one_of_another_shape_is_refused(model):
+    wider = replace(TINY, model=replace(TINY.model, ffn_dim=64))
+    with pytest.raises(SettingError, match=r"is a model of shape .*ffn_dim=32.*, and its config.gin says .*ffn_dim=64"):
+        load_exported(wider, model)
+
+
+def test_a_damaged_one_is_refused(model):
+    for file in [file for file in (model / "state").rglob("*") if file.is_file() and file.stat().st_size]:
+        before = file.read_bytes()
+        file.write_bytes(before[:-1])
+        with pytest.raises(SettingError, match=r"MODEL = .*is damaged: its file state/"):
+            load_exported(TINY, model)
+        file.write_bytes(before)
+
+
+def test_a_directory_that_is_there_is_left_alone(run, tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    for path in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(SettingError, match=r"--out = .* cannot be made a directory: File exists"):
+            export_model(TINY, run[0], path)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def write(model: Path, prompt: str = "def ", num_tokens: int = 12, **options) -> str:
+    settings = {"temperature": 1.0, "top_k": 50, "seed": 0} | options
+    return "".join(generate(TINY, model, prompt, num_tokens, **settings))
+
+
+def test_the_same_seed_writes_the_same_text_and_another_seed_another(model):
+    texts = [write(model, seed=seed) for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("prompt", ["def ", "", "x" * (LENGTH + 5)], ids=["short", "empty", "longer than the context"])
+def test_at_temperature_0_every_token_is_the_likeliest_one(model, prompt):
+    gpt, weights = load_exported(TINY, model)
+    logits = jax.jit(lambda seen_BT: plain_logits(gpt, TINY.experts, weights, seen_BT)[0, -1])
+    tokenizer = TINY.data.tokenizer
+    tokens = [*map(int, tokenizer.encode(prompt))] or [tokenizer.separator]
+    start = len(tokens)
+    for _ in range(3):
+        tokens.append(int(jnp.argmax(logits(jnp.array([tokens[-LENGTH:]])))))
+    text = tokenizer.decode(np.array(tokens[start:]))
+    assert write(model, prompt, 3, temperature=0.0, seed=5).rstrip("\ufffd") == text.rstrip("\ufffd")
+
+
+def test_the_choice_of_one_is_the_likeliest(model):
+    assert write(model, top_k=1) == write(model, temperature=0.0)
+    assert write(model, top_k=10**6) == write(model, top_k=256)
+
+
+def test_a_character_of_several_tokens_is_shown_when_it_is_whole():
+    assert list(whole_characters(ByteTokenizer(), "aß€!".encode())) == ["a", "ß", "€", "!"]
+    assert list(whole_characters(ByteTokenizer(), b"a\xffb\xe2\x82")) == ["a", "\ufffdb"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "name"),
+    [
+        ("num_tokens", 0, "--tokens"),
+        ("temperature", -0.1, "--temperature"),
+        ("temperature", float("nan"), "--temperature"),
+        ("top_k", 0, "--top-k"),
+        ("seed", -1, "--seed"),
+        ("seed", 2**32, "--seed"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(model, option, value, name):
+    with pytest.raises(SettingError, match=f"{name} = .*: must be "):
+        write(model, **{option: value})
