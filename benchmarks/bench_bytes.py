@@ -1,5 +1,6 @@
 """Bytes on the wire of one iteration, read from the compiled program, against the closed form of SYMI, section 3."""
 
+import sys
 from typing import Any
 
 import jax
@@ -54,23 +55,23 @@ def migration(trainee: Trainee) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     symi, static = Trainee(demo(Symi(), "decoupled")), Trainee(demo(Static(), "decoupled"))
     coupled, flexmoe = Trainee(demo(Static(), "coupled")), Trainee(demo(FlexMoE(10), "coupled"))
     form, found = closed_form(symi), measured(symi)
-    publish(
+    return publish(
         "bytes of one iteration, demo model, all ranks together",
         {
             "closed_form": form,
             "symi": found,
-            "exchange_equals_closed_form": found["all-to-all"] == sum(form.values()),
             "static": measured(static),
             "static_coupled": measured(coupled),
             "flexmoe_with_one_move": measured(flexmoe),
             "flexmoe_migration": migration(flexmoe),
         },
+        {"bytes beside the closed form": (abs(found["all-to-all"] - sum(form.values())), 0)},
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

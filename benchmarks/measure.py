@@ -38,9 +38,22 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def publish(name: str, figures: dict[str, Any]) -> None:
-    """Prints the benchmark's one JSON document."""
-    print(json.dumps({"benchmark": name, "machine": machine(), **figures}))
+def publish(name: str, figures: dict[str, Any], claims: dict[str, tuple[float, float]]) -> int:
+    """Prints the benchmark's one JSON document.
+
+    Args:
+        name: what was measured.
+        figures: what came of it.
+        claims: figures that may not be larger than a limit, as (figure, limit).
+
+    Returns:
+        The exit code: 1 where a claim does not hold on this machine.
+    """
+    judged = {
+        claim: {"figure": figure, "limit": limit, "holds": figure <= limit} for claim, (figure, limit) in claims.items()
+    }
+    print(json.dumps({"benchmark": name, "machine": machine(), **figures, "claims": judged}))
+    return int(not all(claim["holds"] for claim in judged.values()))
 
 
 def cpu_seconds() -> float:
@@ -75,9 +88,9 @@ def ratio(costs: dict[str, list[float]], over: str, under: str) -> dict[str, flo
     return {"median": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)]}
 
 
-def demo(policy: PlacementPolicy, layout: str) -> Experiment:
-    """The demo's experiment with a policy and an optimizer layout."""
-    experiment = Experiment(model=model_size("demo"), placement=policy)
+def demo(policy: PlacementPolicy, layout: str, num_sequences: int = 16) -> Experiment:
+    """The demo's experiment with a policy and an optimizer layout, and perhaps more sequences in a batch."""
+    experiment = Experiment(model=model_size("demo"), placement=policy, sequences_per_microbatch=num_sequences)
     return replace(experiment, optimizer=replace(experiment.optimizer, layout=layout))
 
 

@@ -5,15 +5,17 @@ Orbax and TensorStore read a damaged file with pages of complaints from their th
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from swift.errors import SettingError
-from swift.record import replace_file
+from swift.files import replace_file
 
 _MANIFEST = "manifest.json"
 _VERSION = 1
@@ -28,7 +30,8 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
         metadata: kept beside them; JSON.
     """
     arrays = _by_name(tree)
-    ocp.save(path.absolute(), arrays, overwrite=True)
+    # Orbax takes no empty array, such as the placement of a model without experts; there is nothing to save of one.
+    ocp.save(path.absolute(), {name: array for name, array in arrays.items() if array.size}, overwrite=True)
     files = {
         file.relative_to(path).as_posix(): _file_digest(file) for file in sorted(path.rglob("*")) if file.is_file()
     }
@@ -40,6 +43,12 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
 def is_complete(path: Path) -> bool:
     """Whether a directory holds arrays that were saved to the end."""
     return (path / _MANIFEST).is_file()
+
+
+def remove_arrays(path: Path) -> None:
+    """Removes what ``save_arrays`` made; its manifest first, so that a half-removed directory does not count."""
+    (path / _MANIFEST).unlink()
+    shutil.rmtree(path)
 
 
 def load_metadata(path: Path, setting: str) -> dict[str, Any]:
@@ -80,7 +89,9 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
             raise SettingError(setting, str(path), f"is damaged: its file {name} is missing")
         if _file_digest(path / name) != digest:
             raise SettingError(setting, str(path), f"is damaged: its file {name} is not as it was saved")
-    arrays = ocp.load(path.absolute(), wanted)
+    arrays = ocp.load(path.absolute(), {name: leaf for name, leaf in wanted.items() if leaf.size})
+    empty = {name: leaf for name, leaf in wanted.items() if not leaf.size}
+    arrays |= {name: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding) for name, leaf in empty.items()}
     return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
 
 

@@ -1,11 +1,10 @@
 """Full checkpoints of a run: the whole training state, and where the data stood."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.arrays import is_complete, load_arrays, load_metadata, save_arrays
+from swift.checkpoint.arrays import is_complete, load_arrays, load_metadata, remove_arrays, save_arrays
 from swift.errors import SettingError
 
 _PREFIX = "step-"
@@ -43,7 +42,7 @@ def save_checkpoint(
     path = checkpoint_path(directory, step)
     save_arrays(path, state, {"step": step, "identity": dict(identity), "extra": dict(extra)})
     for old in checkpoint_steps(directory)[:-num_kept]:
-        shutil.rmtree(checkpoint_path(directory, old))
+        remove_arrays(checkpoint_path(directory, old))
     return path
 
 

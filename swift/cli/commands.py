@@ -14,8 +14,9 @@ from rich.console import Console
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.kinds import Written
 from swift.errors import SettingError
+from swift.files import replace_file
 from swift.mesh import EmulationError, emulate_devices
-from swift.record import METRICS, read_run, replace_file
+from swift.record import METRICS, read_run
 from swift.report import comparison_rows, comparison_table, write_report
 from swift.train import Experiment, TrainOptions, export_model
 from swift.train import generate as generate_text

@@ -37,6 +37,13 @@ _settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in _
 _configurable = {
     name: gin.external_configurable(checked(kind, _known), name=name, module="swift") for name, kind in _known.items()
 }
+# Parts that every experiment has one of, and that have no alternative.
+_PARTS = {
+    "ExpertConfig": "experts",
+    "Topology": "topology",
+    "OptimizerConfig": "optimizer",
+    "DataConfig": "data",
+}
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -112,7 +119,12 @@ def _binding(text: str) -> str:
 
 
 def _check_used(overrides: Sequence[str]) -> None:
-    """Refuses what would be left aside in silence: an override, or a ``name = value``, that nothing asked for."""
+    """Refuses what would be left aside in silence.
+
+    That is an override, a bare ``name = value``, or a setting of a part that every experiment has, where nothing asked
+    for it. Settings of one choice among several may stay: a file that is included sets ``FlexMoE.interval``, and the
+    file that includes it chooses another policy.
+    """
     used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
     overridden = [text.partition("=")[0].strip() for text in overrides]
     for name, value in unused.items():
@@ -121,8 +133,11 @@ def _check_used(overrides: Sequence[str]) -> None:
         if "." not in name:
             everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
             raise SettingError(name, Written(value), f"is used nowhere; {nearest(name, everything, _NAMED)}")
+        owner = name.rpartition(".")[0]
+        if owner in _PARTS:
+            allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"
+            raise SettingError(name, Written(value), allowed)
         if name in overridden:
-            owner = name.rpartition(".")[0]
             raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
 
 

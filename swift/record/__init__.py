@@ -1,6 +1,5 @@
 """The record of a run: its directory, written while it trains and read back, and what its metrics come to."""
 
-from swift.record.files import replace_file
 from swift.record.measures import measure, ratio, running_mean, scalars, steps_to_target
 from swift.record.run_directory import METRICS, Run, RunDirectory, check_new_run, check_same_run, read_run
 
@@ -13,7 +12,6 @@ __all__ = [
     "measure",
     "ratio",
     "read_run",
-    "replace_file",
     "running_mean",
     "scalars",
     "steps_to_target",

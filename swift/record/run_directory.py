@@ -14,7 +14,7 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from swift.errors import SettingError
-from swift.record.files import replace_file
+from swift.files import replace_file
 
 CONFIG, METRICS, EVENTS, SUMMARY = "config.gin", "metrics.jsonl", "events.jsonl", "summary.json"
 

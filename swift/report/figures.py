@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from swift.record import Run, replace_file, scalars
+from swift.files import replace_file
+from swift.record import Run, scalars
 from swift.report.compare import run_labels
 from swift.report.draw import Curve, draw_curves, draw_drops, draw_layer
 from swift.report.series import class_counts

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.record import Run, replace_file
+from swift.files import replace_file
+from swift.record import Run
 from swift.report.compare import COLUMNS, cells, comparison_rows, run_labels
 from swift.report.figures import Picture, draw_pictures, run_color
 

@@ -107,7 +107,7 @@ def generate(
     num_likeliest = min(top_k, gpt.vocab_size)
 
     @jax.jit
-    def choose(window_T: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
+    def choose(weights: Weights, window_T: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
         logits_V = plain_logits(gpt, experiment.experts, weights, window_T[None])[0, last]
         values, candidates = jax.lax.top_k(logits_V, num_likeliest)
         scaled = values / jnp.maximum(jnp.asarray(temperature, values.dtype), 1e-6)
@@ -118,7 +118,7 @@ def generate(
             seen = tokens[-length:]
             window_T = np.zeros(length, np.int32)
             window_T[: len(seen)] = seen
-            tokens.append(int(choose(window_T, len(seen) - 1, key)))
+            tokens.append(int(choose(weights, window_T, len(seen) - 1, key)))
             yield tokens[-1]
 
     yield from whole_characters(tokenizer, continuation())

@@ -149,6 +149,7 @@ def train_step(program: Program) -> Callable[[TrainState, Batch], tuple[TrainSta
         gradients, sums = compute_gradients(program, state, batch)
         after, norm = apply_gradients(program, state, gradients, sums.load.popularity_E)
         replicas_LE = replica_counts(state.placement, program.experts.num_classes)
+        imbalance_L = load_imbalance(sums.load.popularity_E, replicas_LE)
         metrics = {
             "loss": sums.loss / jnp.maximum(sums.tokens, 1).astype(sums.loss.dtype),
             "aux_loss": sums.aux / batch.inputs.shape[0],
@@ -158,8 +159,7 @@ def train_step(program: Program) -> Callable[[TrainState, Batch], tuple[TrainSta
             "popularity": sums.load.popularity_E,
             "dropped": sums.load.dropped_E,
             "replicas": replicas_LE,
-            "load_imbalance": load_imbalance(sums.load.popularity_E, replicas_LE).sum()
-            / max(1, program.num_moe_layers),
+            "load_imbalance": imbalance_L.mean() if program.num_moe_layers else jnp.ones(()),
         }
         return after, metrics
 

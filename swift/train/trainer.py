@@ -232,7 +232,8 @@ class _Run:
         steps, run_dir = checkpoint_steps(self.directory.checkpoints_path), self.options.run_dir
         how = f"there is no checkpoint yet; start again in another --run-dir with {_REMEDY}"
         if steps:
-            how = f"the checkpoint of iteration {steps[-1]} is kept; go on with --run-dir {run_dir} --resume and {_REMEDY}"
+            kept = f"the checkpoint of iteration {steps[-1]} is kept"
+            how = f"{kept}; go on with --run-dir {run_dir} --resume and {_REMEDY}"
         raise RunError(f"{values} at iteration {step}: stopped; {how}")
 
     def _interrupted(self, done: int) -> None:

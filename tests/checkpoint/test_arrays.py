@@ -116,3 +116,15 @@ def test_other_arrays_are_refused(saved):
     assert refusal(saved, wider) == "is of another model: it has float32[8, 8] for inner.weights, here float32[8, 16]"
     assert refusal(saved, fewer) == "is of another model: it has bfloat16[8] for inner.half, here nothing"
     assert refusal(saved, more) == "is of another model: it has nothing for inner.bias, here float32[3]"
+
+
+def test_empty_arrays_come_back_empty(tmp_path):
+    """A model without experts has a placement of no layers."""
+    tree = {"full": jnp.arange(3.0), "none": jnp.zeros((1, 0, 4), jnp.int32)}
+    save_arrays(tmp_path / "arrays", tree, {})
+    everywhere = sharding()
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), tree)
+    again = load_arrays(tmp_path / "arrays", abstract, "checkpoint")
+    jax.tree.map(np.testing.assert_array_equal, again, tree)
+    assert again["none"].shape == (1, 0, 4)
+    assert again["none"].sharding == everywhere

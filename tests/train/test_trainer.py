@@ -157,3 +157,10 @@ def test_profiler_trace_on_demand(experiment, tmp_path):
     run(replace(experiment, num_steps=4, checkpoint_every=0, eval_every=0), tmp_path / "run", profile=(2, 3))
     (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     assert trace.read_bytes().count(b"dot") > 10  # the traced iterations ran within the trace
+
+
+def test_a_model_without_experts_trains_and_resumes(experiment, tmp_path):
+    dense = replace(experiment, model=replace(TINY, moe_pattern=(False,)), num_steps=8)
+    run(dense, tmp_path / "run", stop_at=4)
+    assert run(dense, tmp_path / "run", resume=True)["final_loss"] < 6
+    assert read_run(tmp_path / "run").metrics[-1]["tokens_routed"] == 0
