@@ -1,5 +1,6 @@
 """The GPT's parts, sizes and packing."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ def test_sizes_are_those_of_the_paper(name, millions):
 def test_packing_is_lossless(tiny):
     gpt, params = tiny
     again = gpt.pack(gpt.unpack(params))
-    jax.tree.map(np.testing.assert_array_equal, again, params)
+    chex.assert_trees_all_equal(again, params)
     assert {name: p.shape for name, p in params.items()} == {
         name: (group.num_rows, group.num_classes, group.size) for name, group in gpt.groups.items()
     }

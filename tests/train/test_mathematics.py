@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -238,4 +239,4 @@ def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
     assert moved == 19 if isinstance(case.policy, Shuffled) else moved >= (0 if case.policy == Static() else 3)
     assert step._cache_size() == 1
     fresh = program.fill_slots(state)
-    jax.tree.map(np.testing.assert_array_equal, fresh.slots, state.slots)
+    chex.assert_trees_all_equal(fresh.slots, state.slots)

@@ -4,6 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
             for _ in range(5):
                 state, metrics = step(state, put_batch(next(loader), program.live))
             losses.append((metrics["loss"], metrics["grad_norm"], program.whole_classes(state)))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), *losses)
+        chex.assert_trees_all_close(*losses, rtol=1e-10, atol=1e-10)
 
 
 def test_bfloat16_learns_too(experiment, tmp_path):
