@@ -122,8 +122,11 @@ class Program:
 
     def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
         """The master weights ``[row, class, size]`` of each group, as a plain single-device model has them."""
-        placements = self.placements(state.placement[0])
-        return {name: self.layouts[name].classes(state.master[name][0], placements[name]) for name in self.gpt.groups}
+        # From the host: op by op on sharded arrays, each op would be a program with collectives of its own, and
+        # emulated devices can deadlock when many of them are under way.
+        master, placement = jax.device_get((state.master, state.placement))
+        placements = self.placements(placement[0])
+        return {name: self.layouts[name].classes(master[name][0], placements[name]) for name in self.gpt.groups}
 
     @cached_property
     def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:

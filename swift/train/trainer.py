@@ -153,7 +153,7 @@ class _Run:
 
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
         step_function, evaluate = train_step(self.program), evaluate_step(self.program)
-        done = int(state.step[0])
+        done = int(jax.device_get(state.step)[0])
         started = time.perf_counter()
         batch = put_batch(next(loader), self.program.live)
         while done < last_step:

@@ -39,7 +39,7 @@ def slots_by_numpy(params, placement):
 def test_every_slot_receives_its_class(num_ranks, kind):
     params, placement = draw(num_ranks, seed=num_ranks)
     run = global_of(materialize, num_ranks, kind, (RANKED, SHARED), RANKED)
-    slots = run(to_slices(params, num_ranks)[None], placement[None])[0]
+    slots = jax.device_get(run(to_slices(params, num_ranks)[None], placement[None]))[0]
     np.testing.assert_array_equal(slots[..., :SIZE], slots_by_numpy(params, placement))
     assert not np.asarray(slots[..., SIZE:]).any()
 
@@ -57,7 +57,7 @@ def test_collect_is_the_transpose_of_materialize_and_sums_replicas(num_ranks):
     run = global_of(both, num_ranks, "emulated", (RANKED, SHARED, RANKED), RANKED)
     shape = (1, ROWS, num_ranks, SLOTS, slices.shape[-1] * num_ranks)
     gradients = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-    by_hand, by_autodiff = run(slices, placement[None], gradients)
+    by_hand, by_autodiff = jax.device_get(run(slices, placement[None], gradients))
     np.testing.assert_allclose(by_hand, by_autodiff, rtol=1e-5, atol=1e-5)
     expected = np.zeros_like(params)
     for row, rank, slot in np.ndindex(placement.shape):
@@ -103,7 +103,7 @@ def test_every_layout_holds_and_reduces_the_same_classes(layout):
         return slots, gradients, jax.lax.psum(layout.square_norm(gradients, placement), "expert")
 
     run = global_of(per_rank, 8, "emulated", (RANKED, SHARED), (RANKED, RANKED, SHARED))
-    slots, gradients, square = run(master[None], placement[None])
+    slots, gradients, square = jax.device_get(run(master[None], placement[None]))
     np.testing.assert_array_equal(slots[0], slots_by_numpy(params, placement))
     np.testing.assert_allclose(layout.classes(gradients[0], placement), 4 * params, rtol=1e-6)
     np.testing.assert_allclose(square[0], np.sum((4 * params) ** 2), rtol=1e-5)
@@ -116,7 +116,7 @@ def test_instances_migrate_weights_and_moments_to_slots_that_change():
     new[0, 0, 0], new[0, 7, 1], new[1, 3, 0] = 3, 0, 1
     trees = [random.standard_normal((ROWS, 4, SIZE)).astype(np.float32) for _ in range(2)]
     run = global_of(layout.migrate, 8, "emulated", (RANKED, SHARED, SHARED), RANKED)
-    moved = run([layout.init(tree, old)[None] for tree in trees], old[None], new[None])
+    moved = jax.device_get(run([layout.init(tree, old)[None] for tree in trees], old[None], new[None]))
     for tree, after in zip(trees, moved, strict=True):
         np.testing.assert_array_equal(after[0], slots_by_numpy(tree, new))
 

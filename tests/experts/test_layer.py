@@ -147,7 +147,7 @@ def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots):
             placement = random.permutation(np.concatenate([np.arange(CLASSES), spare])).astype(np.int32)
             placement = placement.reshape(RANKS, slots)
             ranked = [leaf[None, None] for leaf in (logits, x, valid)]
-            y, gradient, load = jax.tree.map(lambda leaf: leaf[0], parallel(*ranked, placement[None]))
+            y, gradient, load = jax.tree.map(lambda leaf: leaf[0], jax.device_get(parallel(*ranked, placement[None])))
             expected_y, expected_gradient, expected = plain(logits, x, valid, placement)
             np.testing.assert_array_equal(load.popularity_E, expected.popularity_E, err_msg=name)
             np.testing.assert_array_equal(load.dropped_E, expected.dropped_E, err_msg=name)
