@@ -99,11 +99,6 @@ class RunDirectory:
         """Where the run's checkpoints lie; whoever saves the first one makes the directory."""
         return self.path / "checkpoints"
 
-    @property
-    def report_path(self) -> Path:
-        """Where the run's report is written."""
-        return self.path / "report.html"
-
     def log_step(self, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step; its numbers go to TensorBoard as well.
 
