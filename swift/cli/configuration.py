@@ -22,8 +22,8 @@ from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi
-from swift.mesh import Topology
 from swift.models import ModelConfig, model_size
+from swift.topology import Topology
 from swift.train import Experiment
 
 _CONFIGURABLES = (

@@ -1,8 +1,7 @@
-"""Topology and live meshes: who works where, and how code written for one rank runs on all of them."""
+"""Live meshes: how code written for one rank runs on all of them."""
 
 from swift.mesh.emulate import EmulationError, emulate_devices
 from swift.mesh.live import EXPERT_AXIS, RANK_KINDS, RANKED, SHARED, WORKER_AXIS, LiveMesh, RankKind, live_mesh
-from swift.mesh.topology import Topology, Worker
 from swift.mesh.traffic import collective_bytes
 
 __all__ = [
@@ -14,8 +13,6 @@ __all__ = [
     "EmulationError",
     "LiveMesh",
     "RankKind",
-    "Topology",
-    "Worker",
     "collective_bytes",
     "emulate_devices",
     "live_mesh",

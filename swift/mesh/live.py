@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.errors import SettingError
 from swift.mesh.emulate import emulate_devices
-from swift.mesh.topology import Topology, Worker
+from swift.topology import Topology, Worker
 
 WORKER_AXIS = "worker"
 EXPERT_AXIS = "expert"

@@ -13,8 +13,9 @@ from swift.experts import ExpertConfig
 from swift.experts.layouts import Decoupled, Instances, Layout, ReplicaShards
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
-from swift.mesh import RANKED, LiveMesh, RankKind, Topology, live_mesh
+from swift.mesh import RANKED, LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
+from swift.topology import Topology
 from swift.train.state import Program
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")

@@ -13,8 +13,8 @@ from swift.data import ByteTokenizer
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
-from swift.mesh import Topology
 from swift.models import ModelConfig, plain_logits
+from swift.topology import Topology
 from swift.train import Experiment, export_model, generate
 from swift.train.export import load_exported, whole_characters
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from swift.experts import collect, exchange_bytes, from_slices, materialize, to_slices
 from swift.experts.layouts import Decoupled, Instances, ReplicaShards
-from swift.mesh import RANKED, SHARED, Topology, collective_bytes, live_mesh
+from swift.mesh import RANKED, SHARED, collective_bytes, live_mesh
+from swift.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
 from swift.experts.dispatch import assign_rows, send, take_rows
-from swift.mesh import RANKED, SHARED, Topology, live_mesh
+from swift.mesh import RANKED, SHARED, live_mesh
+from swift.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

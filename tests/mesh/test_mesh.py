@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 from swift.errors import SettingError
-from swift.mesh import RANKED, SHARED, EmulationError, Topology, collective_bytes, emulate_devices, live_mesh
+from swift.mesh import RANKED, SHARED, EmulationError, collective_bytes, emulate_devices, live_mesh
+from swift.topology import Topology
 
 
 def test_workers_are_counted_pipeline_by_pipeline():

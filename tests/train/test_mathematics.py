@@ -18,8 +18,9 @@ from swift.data import Batch
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static
-from swift.mesh import RANKED, SHARED, Topology
+from swift.mesh import RANKED, SHARED
 from swift.models import ModelConfig, plain_sums
+from swift.topology import Topology
 from swift.train import Experiment, TrainState, compute_gradients, materialize_all, put_batch, train_step
 
 pytestmark = pytest.mark.usefixtures("x64")

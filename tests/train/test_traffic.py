@@ -5,8 +5,9 @@ import pytest
 
 from swift.experts import ExpertConfig, exchange_bytes
 from swift.experts.placement import MinMax, Static, Symi
-from swift.mesh import Topology, collective_bytes
+from swift.mesh import collective_bytes
 from swift.models import ModelConfig
+from swift.topology import Topology
 from swift.train import Experiment, put_batch, train_step
 
 

@@ -15,9 +15,9 @@ from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi
-from swift.mesh import Topology
 from swift.models import ModelConfig
 from swift.record import read_run
+from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, put_batch, train, train_step
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))

@@ -14,8 +14,9 @@ from swift.data import Batch
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi
-from swift.mesh import RANKED, SHARED, Topology, live_mesh
+from swift.mesh import RANKED, SHARED, live_mesh
 from swift.models import ModelConfig
+from swift.topology import Topology
 from swift.train import Experiment, evaluate_step, train_step
 
 CLEANSING = ("psum", "psum_invariant", "pmax", "pmin", "all_gather")

@@ -46,5 +46,7 @@ class Topology:
         live = tuple(worker for worker in self.workers if worker not in failed)
         for stage in range(self.num_stages):
             if not any(p == stage for _, p in live):
-                raise SettingError("failed workers", sorted(failed), f"stage {stage} has no live worker")
+                raise SettingError(
+                    "failed workers", sorted(failed), f"stage {stage} has no live worker: restore from a checkpoint"
+                )
         return live

@@ -1,0 +1,69 @@
+"""Memory of a schedule: stashes and inboxes, worker by worker.
+
+F takes the F-stash, B turns it into the W-stash (while it runs, the larger of the two is held), W gives it back. A
+message stays in the inbox of its reader from the end of the op that sends it to the end of the op that reads it.
+"""
+
+import numpy as np
+
+from swift.schedules.ops import Kind
+from swift.schedules.schedule import Schedule
+
+
+def peak_memory(schedule: Schedule) -> np.ndarray:
+    """The most memory that every worker holds at any time.
+
+    Returns:
+        float64[D * P], in the unit of the costs' stashes; 0 for a worker that runs nothing.
+    """
+    costs = schedule.problem.costs
+    grown = max(0.0, costs.w_stash - costs.f_stash)
+    shrunk = max(0.0, costs.f_stash - costs.w_stash)
+    is_f, is_b, is_w = (schedule.kind == kind for kind in (Kind.F, Kind.B, Kind.W))
+    events = [
+        (schedule.worker[is_f], schedule.start[is_f], costs.f_stash),
+        (schedule.worker[is_b], schedule.start[is_b], grown),
+        (schedule.worker[is_b], schedule.end[is_b], -shrunk),
+        (schedule.worker[is_w], schedule.end[is_w], -costs.w_stash),
+    ]
+    if costs.inbox:
+        events += _inbox_events(schedule)
+    worker = np.concatenate([event[0] for event in events])
+    # Rounded, so that what one op gives back is there for the next one, which starts at the same time.
+    time = np.round(np.concatenate([event[1] for event in events]) / time_tolerance(schedule))
+    delta = np.concatenate([np.full(len(event[0]), event[2]) for event in events])
+    order = np.lexsort((delta, time, worker))
+    worker, delta = worker[order], delta[order]
+    held = np.cumsum(delta)
+    peaks = np.zeros(schedule.problem.num_pipelines * schedule.problem.num_stages)
+    # What is summed over the workers before is what they never gave back: nothing in a valid schedule.
+    before = np.concatenate([[0.0], held])[np.searchsorted(worker, worker)]
+    np.maximum.at(peaks, worker, held - before)
+    return peaks
+
+
+def time_tolerance(schedule: Schedule) -> float:
+    """Times nearer to each other than this are the same: floating-point sums in another order."""
+    return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
+
+
+def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    problem, inbox = schedule.problem, schedule.problem.costs.inbox
+    K, D, M, P = problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages
+    ends = np.full((3, K, D, M, P), np.nan)
+    workers = np.full((3, K, D, M, P), -1, np.int32)
+    rows = schedule.kind != Kind.U
+    index = tuple(
+        column[rows]
+        for column in (schedule.kind, schedule.iteration, schedule.pipeline, schedule.microbatch, schedule.stage)
+    )
+    ends[index], workers[index] = schedule.end[rows], schedule.worker[rows]
+    sent_back = ends[Kind.B] if problem.decoupled else ends[Kind.W]
+    events = []
+    for sent, read, reader in (
+        (ends[Kind.F][..., :-1], ends[Kind.F][..., 1:], workers[Kind.F][..., 1:]),
+        (sent_back[..., 1:], ends[Kind.B][..., :-1], workers[Kind.B][..., :-1]),
+    ):
+        both = ~(np.isnan(sent) | np.isnan(read))
+        events += [(reader[both], sent[both], inbox), (reader[both], read[both], -inbox)]
+    return events

@@ -1,0 +1,125 @@
+"""A schedule: for every worker an ordered list of ops with start and end.
+
+D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W, n: ops.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from swift.schedules.ops import NO_MICROBATCH, Kind, Op, TimedOp
+from swift.schedules.problem import Problem
+from swift.topology import Worker
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One iteration of a schedule that repeats: what planners decide.
+
+    Attributes:
+        executor_DMP: the pipeline whose worker of stage p runs micro-batch (d, m) there.
+        start_3DMP: when its F, B and W start.
+        update_P: when the U of a stage starts, on all its live workers at once.
+        period: the next iteration is the same, so much later.
+    """
+
+    executor_DMP: np.ndarray
+    start_3DMP: np.ndarray
+    update_P: np.ndarray
+    period: float
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """All ops of a window, one row each, by worker, iteration and start: a worker runs them in that order.
+
+    Nothing is taken for granted here: ``verify`` says whether the rows are a valid schedule of the problem.
+
+    Attributes:
+        problem: what it is a schedule of.
+        solver: the planner that made it.
+        worker: int32[n], d * P + p of the worker that runs the op.
+        kind, iteration, pipeline, microbatch, stage: int32[n], the fields of ``Op``.
+        start, end: float64[n], in the unit of the costs.
+    """
+
+    problem: Problem
+    solver: str
+    worker: np.ndarray
+    kind: np.ndarray
+    iteration: np.ndarray
+    pipeline: np.ndarray
+    microbatch: np.ndarray
+    stage: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def from_ops(cls, problem: Problem, solver: str, ops: Iterable[TimedOp]) -> "Schedule":
+        """A schedule of the given ops, brought into order."""
+        rows = [(*worker, *op, start, end) for op, worker, start, end in ops]
+        columns = np.array(rows, np.float64).reshape(len(rows), 9).T
+        d, p, *names = columns[:7].astype(np.int32)
+        return _ordered(problem, solver, [d * problem.num_stages + p, *names], columns[7], columns[8])
+
+    @classmethod
+    def from_round(cls, problem: Problem, solver: str, one: Round) -> "Schedule":
+        """A schedule that repeats ``one`` for every iteration of the window."""
+        costs, (D, M, P) = problem.costs, one.executor_DMP.shape
+        kind, d, m, p = (axis.ravel() for axis in np.indices((3, D, M, P), np.int32))
+        worker = np.broadcast_to(one.executor_DMP * P + np.arange(P), (3, D, M, P)).ravel()
+        start = one.start_3DMP.ravel()
+        end = start + np.array([costs.t_f, costs.t_b, costs.t_w])[kind]
+        live = np.array(problem.topology.live_workers(problem.failed), np.int32)
+        update_start = one.update_P[live[:, 1]]
+        fixed = [np.full(len(live), value, np.int32) for value in (Kind.U, NO_MICROBATCH)]
+        columns = [
+            np.concatenate(pair)
+            for pair in (
+                (worker, live[:, 0] * P + live[:, 1]),
+                (kind, fixed[0]),
+                (d, live[:, 0]),
+                (m, fixed[1]),
+                (p, live[:, 1]),
+                (start, update_start),
+                (end, update_start + costs.t_u),
+            )
+        ]
+        K, n = problem.num_iterations, len(columns[0])
+        worker, kind, d, m, p, start, end = (np.tile(column, K) for column in columns)
+        iteration = np.repeat(np.arange(K, dtype=np.int32), n)
+        shift = iteration * one.period
+        return _ordered(problem, solver, [worker, kind, iteration, d, m, p], start + shift, end + shift)
+
+    @property
+    def num_ops(self) -> int:
+        """n."""
+        return len(self.start)
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """int64[D * P + 1]: the rows of worker w are ``bounds[w]:bounds[w + 1]``."""
+        return np.searchsorted(self.worker, np.arange(self.problem.num_pipelines * self.problem.num_stages + 1))
+
+    def ops(self) -> Iterator[TimedOp]:
+        """All ops, worker by worker, each worker's in its order."""
+        P = self.problem.num_stages
+        columns = (self.worker, self.kind, self.iteration, self.pipeline, self.microbatch, self.stage)
+        for (w, kind, *names), start, end in zip(
+            np.stack(columns, axis=1).tolist(), self.start.tolist(), self.end.tolist(), strict=True
+        ):
+            yield TimedOp(Op(Kind(kind), *names), divmod(w, P), start, end)
+
+    def ops_of(self, worker: Worker) -> list[TimedOp]:
+        """The ops of one worker, in its order."""
+        return [timed for timed in self.ops() if timed.worker == worker]
+
+
+def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.ndarray, end: np.ndarray) -> Schedule:
+    # A U that takes no time starts when the W before it ends, and the next iteration's F when it ends.
+    worker, kind, iteration = names[:3]
+    order = np.lexsort((kind, end, start, iteration, worker))
+    columns = [np.ascontiguousarray(name[order], np.int32) for name in names]
+    return Schedule(problem, solver, *columns, start[order], end[order])
