@@ -1,7 +1,7 @@
 """A lower bound of the period that holds for every schedule of a problem.
 
 Of the workers of stage p one runs at least n_p = ceil(M D / survivors) micro-batches. Between two updates it can only
-run forwards until its first B is back from the stages behind it, and of those no more than the memory limit lets it hold.
+run forwards until its first B is back from the stages behind it, of those no more than the memory limit lets it hold.
 """
 
 import math

@@ -119,7 +119,9 @@ class Schedule:
 
 def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.ndarray, end: np.ndarray) -> Schedule:
     # A U that takes no time starts when the W before it ends, and the next iteration's F when it ends.
-    worker, kind, iteration = names[:3]
+    worker, kind, iteration, *_ = names
     order = np.lexsort((kind, end, start, iteration, worker))
-    columns = [np.ascontiguousarray(name[order], np.int32) for name in names]
-    return Schedule(problem, solver, *columns, start[order], end[order])
+    worker, kind, iteration, pipeline, microbatch, stage = (
+        np.ascontiguousarray(name[order], np.int32) for name in names
+    )
+    return Schedule(problem, solver, worker, kind, iteration, pipeline, microbatch, stage, start[order], end[order])
