@@ -18,7 +18,7 @@ def makespan(schedule: Schedule) -> float:
 
 
 def period(schedule: Schedule) -> float:
-    """Steady-state time of one iteration, from the end of the first to the end of the last; or a lone one's makespan."""
+    """Steady-state time of one iteration, from the end of the first to that of the last; or a lone one's makespan."""
     ends = iteration_ends(schedule)
     return float(ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else float(ends[0])
 
