@@ -2,13 +2,21 @@
 
 import os
 from pathlib import Path
+from uuid import uuid4
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name and renames it: a reader sees the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Writes a file under a temporary name of its own and renames it.
+
+    A reader sees the old file or the new one, whole; of several writers at once the last one's file stays.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -4,18 +4,21 @@ What it has to find is how many micro-batches the most loaded stages should hold
 many, so that they have work while their first B is on its way; late stages few, so that the last B leaves early.
 """
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from swift.schedules.bound import max_held
 from swift.schedules.listing import Listing, Policy, list_schedule
 from swift.schedules.problem import Problem
 
-_PATIENCE = (0.0, 0.3, 0.6)
+_PATIENCE = (0.3, 0.6, 0.0)
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
-_SHARE_OF_FIRST_POLICIES = 0.5
+_SHARE_OF_FIRST_POLICIES = 0.3
 _LEAST_TRIALS = 6
+_NUM_LEADERS = 3
 
 
 @dataclass(frozen=True)
@@ -33,37 +36,47 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     Args:
         problem: to plan one iteration of.
         target: a period that none can be below: the search ends when it is reached.
-        max_ops: how many ops may be listed in all; six policies are tried whatever they take.
+        max_ops: how many ops may be listed; six policies are tried whatever they take.
     """
     num_ops = 3 * problem.num_pipelines * problem.num_microbatches * problem.num_stages
-    num_trials = max(_LEAST_TRIALS, max_ops // num_ops)
+    num_trials = max(_LEAST_TRIALS, max_ops // num_ops + 4)
     goal = target * (1 + 1e-9)
-
-    def attempt(policy: Policy) -> Candidate:
+    leaders: list[Candidate] = []
+    for policy in itertools.islice(_policies(problem, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)
         spans = [end - first for first, end in zip(listing.first_f, listing.end, strict=True)]
-        return Candidate((listing.period(problem), sum(max(0.0, span - goal) for span in spans)), policy, listing)
-
-    best, trials = None, 0
-    for policy in first_policies(problem):
-        candidate, trials = attempt(policy), trials + 1
-        if best is None or candidate.cost < best.cost:
-            best = candidate
-        if best.cost[0] <= goal or trials >= max(_LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES)):
+        cost = listing.period(problem), sum(max(0.0, span - goal) for span in spans)
+        leaders.insert(0, Candidate(cost, policy, listing))  # before its equals: drifting among them helps
+        leaders.sort(key=lambda candidate: candidate.cost)
+        if leaders[0].cost[0] <= goal:
             break
-    assert best is not None
-    return best if best.cost[0] <= goal else _improve(problem, best, attempt, goal, num_trials - trials)
+        del leaders[_NUM_LEADERS:]
+    return leaders[0]
+
+
+def _policies(problem: Problem, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
+    """The first policies, then changes to those that lead by then."""
+    num_first = max(_LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
+    yield from itertools.islice(first_policies(problem), num_first)
+    source = random.Random(0)
+    while True:
+        policy = leaders[source.randrange(len(leaders))].policy
+        for _ in range(source.choice((1, 1, 2, 3))):
+            policy = _change(problem, policy, source)
+        yield policy
 
 
 def first_policies(problem: Problem) -> Iterator[Policy]:
-    """Policies worth trying on any problem, the most often best ones first."""
+    """Policies worth trying on any problem: of each kind of choice the most often best ones first."""
     executor = share_out(problem)
-    patience = _PATIENCE if _is_uneven(problem) else _PATIENCE[:1]
-    for place in _PLACES if problem.failed else _PLACES[:1]:
-        rank = line_up(problem, executor, place)
-        for by_stage in _in_flight_by_stage(problem):
-            for share in patience:
-                yield Policy(executor, rank, list(by_stage) * problem.num_pipelines, share)
+    choices = (
+        list(_in_flight_by_stage(problem)),
+        _PATIENCE if _is_uneven(problem) else (0.0,),
+        _PLACES if problem.failed else (None,),
+    )
+    for depth, patience, place in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
+        rank = line_up(problem, executor, choices[2][place])
+        yield Policy(executor, rank, choices[0][depth] * problem.num_pipelines, choices[1][patience])
 
 
 def share_out(problem: Problem) -> list[int]:
@@ -109,35 +122,20 @@ def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
     loads = [math.ceil(problem.num_microbatches * problem.num_pipelines / len(peers)) for peers in problem.survivors]
     most = max(loads)
     busiest = {p for p in range(P) if loads[p] == most}
-    depths = [*range(1, 5), *range(6, 2 * P + 1, 2)]
+    room = min(2.0 * P, most, max_held(problem, problem.costs.f_stash))
+    depths = sorted({*range(1, 5), *range(6, 2 * P + 1, 2)} - {round(0.75 * room)}, reverse=True)
     yield [0.0] * P
     if len(busiest) == P:
         yield from ([math.inf] * j + [0.0] * (P - j) for j in range(1, P + 1))
-        yield from ([float(depth)] * P for depth in depths if depth < most)
+        yield from ([float(depth)] * P for depth in depths if depth < room)
     else:
-        for depth in (math.inf, *(depth for depth in reversed(depths) if depth < most)):
+        for depth in (math.inf, round(0.75 * room), *(depth for depth in depths if depth < room)):
             yield [float(depth) if p in busiest else 0.0 for p in range(P)]
 
 
 def _is_uneven(problem: Problem) -> bool:
     costs = problem.costs
     return len({costs.t_f, costs.t_b, costs.t_w, costs.t_comm or costs.t_f}) > 1
-
-
-def _improve(
-    problem: Problem, best: Candidate, attempt: Callable[[Policy], Candidate], goal: float, num_trials: int
-) -> Candidate:
-    source = random.Random(0)
-    for _ in range(num_trials):
-        policy = best.policy
-        for _ in range(source.choice((1, 1, 2, 3))):
-            policy = _change(problem, policy, source)
-        candidate = attempt(policy)
-        if candidate.cost <= best.cost:
-            best = candidate
-        if best.cost[0] <= goal:
-            break
-    return best
 
 
 def _change(problem: Problem, policy: Policy, source: random.Random) -> Policy:

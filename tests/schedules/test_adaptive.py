@@ -1,0 +1,141 @@
+"""The adaptive planner against the bounds, the paper's example and the gaps that are asked of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from swift.errors import SettingError
+from swift.schedules import Costs, Problem, adaptive, lower_bound, makespan, peak_memory, period, tight_bound, verify
+from swift.topology import Topology
+
+MEASURED = Costs(t_f=1.0, t_b=1.3, t_w=0.8, t_u=0.4, t_comm=0.1)
+
+
+def one_failure_or_none(pipelines: tuple, stages: tuple, factor: int, limit: float | None) -> Iterator[Problem]:
+    """Problems of D pipelines, P stages and M = factor * P micro-batches under a limit of so many times P."""
+    for D in pipelines:
+        for P in stages:
+            for failed in [frozenset(), *(frozenset({(0, p)}) for p in range(P))]:
+                memory_limit = None if limit is None else limit * P
+                yield Problem(Topology(D, P), factor * P, failed, memory_limit=memory_limit)
+
+
+GAPS = [  # limit over P, M over P, the mean gap asked for, the worst gap asked for
+    (None, 2, 0.0, 0.0),
+    (1.5, 2, 0.005, 0.03),
+    (1.0, 2, 0.04, 0.08),
+    (None, 1, 0.01, 0.09),
+    (1.5, 1, 0.0122, 0.09),
+    (1.0, 1, 0.07, 0.15),
+]
+
+
+def check_gaps(problems: list[Problem], mean: float, worst: float) -> None:
+    gaps = []
+    for problem in problems:
+        found = period(adaptive(problem))
+        gaps.append(found / lower_bound(problem) - 1)
+        # Where hardly any schedule can keep to the worst gap, the tight bound is the proof of it.
+        assert round(gaps[-1], 2) <= worst or found <= 1.03 * tight_bound(problem), problem
+    assert np.mean(gaps) <= mean
+
+
+@pytest.mark.parametrize(("limit", "factor", "mean", "worst"), GAPS)
+def test_gaps_of_small_problems(limit, factor, mean, worst):
+    check_gaps(list(one_failure_or_none((2, 3), (2, 4), factor, limit)), mean, worst)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "factor", "mean", "worst"), GAPS)
+def test_gaps(limit, factor, mean, worst):
+    check_gaps(list(one_failure_or_none((2, 3, 4), (2, 4, 8), factor, limit)), mean, worst)
+
+
+@pytest.mark.parametrize("pipeline", range(3))
+@pytest.mark.parametrize("stage", range(4))
+def test_the_papers_example(pipeline, stage):
+    """ReCycle, section 3: 27 slots with any one of 12 workers lost, as many as 1F1B needs without a failure."""
+    problem = Problem(Topology(3, 4), 6, frozenset({(pipeline, stage)}))
+    assert period(adaptive(problem)) == lower_bound(problem) == 27
+
+
+@pytest.mark.parametrize(
+    ("decoupled", "staggered", "by_stage"),
+    [(False, False, [29, 30, 33, 36]), (True, False, [27, 28, 29, 30]), (True, True, [27, 27, 27, 27])],
+)
+def test_ablations_of_the_papers_example(decoupled, staggered, by_stage):
+    problem = Problem(Topology(3, 4), 6, decoupled=decoupled, staggered=staggered)
+    assert [period(adaptive(replace(problem, failed=frozenset({(1, p)})))) for p in range(4)] == by_stage
+
+
+@pytest.mark.parametrize("P", [2, 4, 8])
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_one_iteration_is_as_short_as_zb_h1(P, factor):
+    M = factor * P + factor // 2
+    assert makespan(adaptive(Problem(Topology(2, P), M, memory_limit=P + 2, num_iterations=1))) <= 3 * M + P - 1
+
+
+@st.composite
+def several_failures(draw) -> Problem:
+    """Two to D - 1 failures in one stage or in different ones, measured costs, M of any remainder."""
+    D, P = draw(st.integers(3, 5)), draw(st.integers(2, 5))
+    M = draw(st.integers(2 * P, 3 * P))
+    workers = [(d, p) for d in range(D) for p in range(P)]
+    stage = draw(st.one_of(st.none(), st.integers(0, P - 1)))
+    candidates = workers if stage is None else [(d, stage) for d in range(D)]
+    failed = draw(st.sets(st.sampled_from(candidates), min_size=2, max_size=D - 1))
+    costs = [draw(st.integers(low, high)) / 100 for low, high in ((80, 160), (50, 120), (5, 100), (2, 30))]
+    return Problem(Topology(D, P), M, frozenset(failed), Costs(1.0, *costs))
+
+
+@settings(deadline=None, max_examples=15)
+@given(several_failures())
+def test_several_failures_stay_near_the_bound(problem):
+    schedule = adaptive(problem)
+    verify(schedule)
+    assert period(schedule) <= 1.05 * lower_bound(problem)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.data())
+def test_never_below_the_tight_bound(D, P, M, data):
+    failed = frozenset(data.draw(st.sets(st.tuples(st.integers(0, D - 1), st.integers(0, P - 1)), max_size=D - 1)))
+    limit = data.draw(st.sampled_from([None, 1.0, 2.0, float(P), 1.5 * P + 1]))
+    problem = Problem(
+        Topology(D, P),
+        M,
+        failed,
+        data.draw(st.sampled_from([Costs(), MEASURED])),
+        limit,
+        num_iterations=data.draw(st.integers(1, 3)),
+        decoupled=data.draw(st.booleans()),
+        staggered=data.draw(st.booleans()),
+    )
+    assume(limit is None or limit >= 1)
+    schedule = adaptive(problem)
+    verify(schedule)
+    assert tight_bound(problem) >= lower_bound(problem) - 1e-9 or problem.num_iterations == 1
+    assert period(schedule) >= tight_bound(problem) * (1 - 1e-9)
+
+
+def test_inboxes_count_within_the_limit():
+    problem = Problem(Topology(2, 3), 6, frozenset({(1, 1)}), Costs(inbox=0.25), memory_limit=4.0)
+    schedule = adaptive(problem)
+    verify(schedule)
+    assert 2.0 < peak_memory(schedule).max() <= 4.0
+
+
+def test_a_limit_that_inboxes_overflow_is_refused():
+    with pytest.raises(SettingError, match="memory_limit"):
+        adaptive(Problem(Topology(4, 2), 8, frozenset({(0, 1), (1, 1), (2, 1)}), Costs(inbox=1.0), memory_limit=2.0))
+
+
+def test_the_same_plan_every_time():
+    problem = Problem(Topology(3, 4), 8, frozenset({(0, 2)}), memory_limit=4.0)
+    one, other = adaptive(problem), adaptive(problem)
+    np.testing.assert_array_equal(one.start, other.start)
+    np.testing.assert_array_equal(one.worker, other.worker)
