@@ -4,18 +4,16 @@ arXiv 2405.14009, adaptive pipelining. Where the paper solves a MILP, this lists
 many policies (``search``); ``milp`` is the exact oracle that it is tested against.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
 
-from swift.errors import SettingError
 from swift.schedules.bound import tight_bound
 from swift.schedules.listing import Listing, Policy
 from swift.schedules.memory import peak_memory
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.search import best_listing
+from swift.schedules.search import best_listing, share_out
 from swift.topology import Topology
 
 _MAX_OPS = 500_000
@@ -23,38 +21,43 @@ _MAX_OPS = 500_000
 
 
 def adaptive(problem: Problem) -> Schedule:
-    """A schedule of the live workers that is as near to ``tight_bound`` as a second's search finds.
-
-    Raises:
-        SettingError: messages in the inboxes overflow the memory limit however few micro-batches are held.
-    """
-    return Schedule.from_round(problem, "adaptive", plan_round(problem))
-
-
-def plan_round(problem: Problem) -> Round:
-    """One iteration; without a failure all pipelines do the same, so that one is planned for all."""
-    if problem.failed or problem.num_pipelines == 1:
-        return _plan_with_inboxes(problem)
+    """A schedule of the live workers that is as near to ``tight_bound`` as a second's search finds."""
+    if problem.failed:
+        return Schedule.from_round(problem, "adaptive", _plan_with_inboxes(problem))
     one = _plan_with_inboxes(replace(problem, topology=Topology(1, problem.num_stages)))
-    D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
-    executor_DMP = np.broadcast_to(np.arange(D, dtype=np.int32)[:, None, None], (D, M, P))
-    return replace(one, executor_DMP=executor_DMP, start_3DMP=np.repeat(one.start_3DMP, D, axis=1))
+    return Schedule.from_round(problem, "adaptive", one.repeated(problem.num_pipelines))
 
 
 def _plan_with_inboxes(problem: Problem) -> Round:
-    """Plans with less and less memory for stashes, until inboxes and stashes fit together."""
-    if problem.memory_limit is None or not problem.costs.inbox:
+    """Plans with less and less memory for stashes, until stashes and inboxes fit together."""
+    limit = problem.memory_limit
+    if limit is None or not problem.costs.inbox:
         return _plan(problem)
-    for_stashes, least = problem.memory_limit, math.inf
+    for_stashes = limit
     while for_stashes >= problem.costs.microbatch_peak:
         found = _plan(replace(problem, memory_limit=for_stashes))
         peak = float(peak_memory(Schedule.from_round(problem, "adaptive", found)).max())
-        if peak <= problem.memory_limit * (1 + 1e-9):
+        if peak <= limit * (1 + 1e-9):
             return found
-        least = min(least, peak)
-        for_stashes -= max(peak - problem.memory_limit, problem.costs.inbox)
-    allowed = f"stashes and messages together do not fit; the least that a schedule was found for is {least:g}"
-    raise SettingError("Problem.memory_limit", problem.memory_limit, allowed)
+        for_stashes -= max(peak - limit, problem.costs.inbox)
+    return _one_after_another(problem)
+
+
+def _one_after_another(problem: Problem) -> Round:
+    """Each micro-batch through all stages and back before the next one starts: fits wherever a single one does."""
+    costs, D, M, P = problem.costs, problem.num_pipelines, problem.num_microbatches, problem.num_stages
+    back = costs.t_b if problem.decoupled else costs.t_b + costs.t_w
+    f_P = np.arange(P) * (costs.t_f + costs.t_comm)
+    b_P = f_P[-1] + costs.t_f + np.arange(P)[::-1] * (back + costs.t_comm)
+    start_3P = np.stack([f_P, b_P, b_P + costs.t_b])
+    span = start_3P.max() + costs.t_w
+    turn_DM = np.arange(D * M).reshape(D, M)
+    end_P = start_3P[2] + costs.t_w + (D * M - 1) * span
+    update_P = end_P if problem.staggered else np.full(P, end_P.max())
+    period = (end_P - f_P).max() if problem.staggered else end_P.max()
+    executor_DMP = np.array(share_out(problem), np.int32).reshape(D, M, P)
+    start_3DMP = start_3P[:, None, None] + span * turn_DM[:, :, None]
+    return Round(executor_DMP, start_3DMP, update_P, float(period) + costs.t_u)
 
 
 def _plan(problem: Problem) -> Round:

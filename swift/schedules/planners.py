@@ -3,9 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from swift.schedules.adaptive import adaptive
+from swift.schedules.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 
 Planner = Callable[[Problem], Schedule]
 
-PLANNERS: Mapping[str, Planner] = {"adaptive": adaptive}
+PLANNERS: Mapping[str, Planner] = {
+    "adaptive": adaptive,
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "zero_bubble": zero_bubble,
+}

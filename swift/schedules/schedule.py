@@ -30,6 +30,13 @@ class Round:
     update_P: np.ndarray
     period: float
 
+    def repeated(self, num_pipelines: int) -> "Round":
+        """So many pipelines doing what a lone one does: without a failure all of them are alike."""
+        _, M, P = self.executor_DMP.shape
+        executor_DMP = np.broadcast_to(np.arange(num_pipelines, dtype=np.int32)[:, None, None], (num_pipelines, M, P))
+        start_3DMP = np.broadcast_to(self.start_3DMP, (3, num_pipelines, M, P))
+        return Round(executor_DMP, start_3DMP, self.update_P, self.period)
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:

@@ -43,15 +43,21 @@ def draw_problems(draw, num_pipelines=PIPELINES, num_stages=STAGES, most_failed=
 
 
 def draw_sequences(problem, random):
-    """Executors of all micro-batches, and an order of every worker's ops that can be kept: that of one random order."""
+    """Executors of all micro-batches, and an order of every worker's ops that can be kept: that of one random order.
+
+    The order is of no kind, or prefers some kinds of ops at some stages to others.
+    """
     D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
     executor_DMP = np.array(
         [[[random.choice(problem.survivors[p]) for p in range(P)] for _ in range(M)] for _ in range(D)]
     )
     sequences = [[] for _ in range(D * P)]
     ready = [(Kind.F, d, m, 0) for d in range(D) for m in range(M)]
+    rank = {(kind, p): random.random() for kind in Kind for p in range(P)}
+    preferring = random.random() < 0.5
     while ready:
-        kind, d, m, p = ready.pop(random.randrange(len(ready)))
+        ready.sort(key=lambda op: rank[op[0], op[3]] if preferring else random.random())
+        kind, d, m, p = ready.pop(0)
         sequence = sequences[executor_DMP[d, m, p] * P + p]
         sequence.append((kind, d, m))
         if kind == Kind.F:

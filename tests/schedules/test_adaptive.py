@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swift.errors import SettingError
 from swift.schedules import Costs, Problem, adaptive, lower_bound, makespan, peak_memory, period, tight_bound, verify
 from swift.topology import Topology
 
@@ -129,9 +128,15 @@ def test_inboxes_count_within_the_limit():
     assert 2.0 < peak_memory(schedule).max() <= 4.0
 
 
-def test_a_limit_that_inboxes_overflow_is_refused():
-    with pytest.raises(SettingError, match="memory_limit"):
-        adaptive(Problem(Topology(4, 2), 8, frozenset({(0, 1), (1, 1), (2, 1)}), Costs(inbox=1.0), memory_limit=2.0))
+@pytest.mark.parametrize("costs", [Costs(inbox=0.5), Costs(0.1, 0.1, 0.1, 0.3, 0.2, 0.25, 0.0, 0.25)])
+@pytest.mark.parametrize(("decoupled", "staggered"), [(True, True), (False, True), (True, False), (False, False)])
+def test_a_limit_of_a_single_microbatch_and_its_message(costs, decoupled, staggered):
+    failed = frozenset({(0, 1), (1, 1), (2, 1)})
+    limit = costs.microbatch_peak
+    problem = Problem(Topology(4, 3), 3, failed, costs, limit, decoupled=decoupled, staggered=staggered)
+    schedule = adaptive(problem)
+    verify(schedule)
+    assert peak_memory(schedule).max() == limit
 
 
 def test_the_same_plan_every_time():
