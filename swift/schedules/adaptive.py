@@ -16,7 +16,7 @@ from swift.schedules.schedule import Round, Schedule
 from swift.schedules.search import best_listing, share_out
 from swift.topology import Topology
 
-_MAX_OPS = 500_000
+_MAX_OPS = 400_000
 """So many ops are listed in the search, about a second's worth."""
 
 

@@ -10,9 +10,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swift.schedules.bound import max_held
+from swift.schedules.bound import max_held, tight_bound
 from swift.schedules.listing import Listing, Policy, list_schedule
 from swift.schedules.problem import Problem
+from swift.topology import Topology
 
 _PATIENCE = (0.3, 0.6, 0.0)
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
@@ -42,7 +43,10 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     num_trials = max(_LEAST_TRIALS, max_ops // num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
-    for policy in itertools.islice(_policies(problem, leaders, num_trials), num_trials):
+    # What suits the stages without a failure is found on one pipeline, at little cost.
+    lone = replace(problem, topology=Topology(num_stages=problem.num_stages), failed=frozenset())
+    pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
+    for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)
         spans = [end - first for first, end in zip(listing.first_f, listing.end, strict=True)]
         cost = listing.period(problem), sum(max(0.0, span - goal) for span in spans)
@@ -54,10 +58,10 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     return leaders[0]
 
 
-def _policies(problem: Problem, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
+def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
     """The first policies, then changes to those that lead by then."""
     num_first = max(_LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
-    yield from itertools.islice(first_policies(problem), num_first)
+    yield from itertools.islice(first_policies(problem, pilot), num_first)
     source = random.Random(0)
     while True:
         policy = leaders[source.randrange(len(leaders))].policy
@@ -66,17 +70,23 @@ def _policies(problem: Problem, leaders: list[Candidate], num_trials: int) -> It
         yield policy
 
 
-def first_policies(problem: Problem) -> Iterator[Policy]:
-    """Policies worth trying on any problem: of each kind of choice the most often best ones first."""
+def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Policy]:
+    """Policies worth trying on any problem: of each kind of choice the most often best ones first.
+
+    Args:
+        problem: to try them on.
+        pilot: a good policy of one pipeline without a failure.
+    """
     executor = share_out(problem)
-    choices = (
-        list(_in_flight_by_stage(problem)),
-        _PATIENCE if _is_uneven(problem) else (0.0,),
-        _PLACES if problem.failed else (None,),
-    )
-    for depth, patience, place in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
-        rank = line_up(problem, executor, choices[2][place])
-        yield Policy(executor, rank, choices[0][depth] * problem.num_pipelines, choices[1][patience])
+    depths, patience = list(_in_flight_by_stage(problem)), list(_PATIENCE if _is_uneven(problem) else (0.0,))
+    if pilot is not None:
+        depths.insert(2, list(pilot.in_flight))
+        patience.sort(key=lambda share: share != pilot.patience)
+    choices = depths, patience, _PLACES if problem.failed else (None,)
+    for i, j, k in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
+        yield Policy(
+            executor, line_up(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines, patience[j]
+        )
 
 
 def share_out(problem: Problem) -> list[int]:
@@ -118,6 +128,7 @@ def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> l
 
 
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
+    """How many micro-batches each stage should hold: all stages as few as they can, as 1F1B has it, and so on."""
     P = problem.num_stages
     loads = [math.ceil(problem.num_microbatches * problem.num_pipelines / len(peers)) for peers in problem.survivors]
     most = max(loads)
@@ -125,12 +136,14 @@ def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
     room = min(2.0 * P, most, max_held(problem, problem.costs.f_stash))
     depths = sorted({*range(1, 5), *range(6, 2 * P + 1, 2)} - {round(0.75 * room)}, reverse=True)
     yield [0.0] * P
+    yield [float(P - p) for p in range(P)]
     if len(busiest) == P:
         yield from ([math.inf] * j + [0.0] * (P - j) for j in range(1, P + 1))
         yield from ([float(depth)] * P for depth in depths if depth < room)
     else:
         for depth in (math.inf, round(0.75 * room), *(depth for depth in depths if depth < room)):
             yield [float(depth) if p in busiest else 0.0 for p in range(P)]
+    yield from ([share * (P - p) for p in range(P)] for share in (1.5, 2.0, 0.5))
 
 
 def _is_uneven(problem: Problem) -> bool:

@@ -96,7 +96,8 @@ def several_failures(draw) -> Problem:
 def test_several_failures_stay_near_the_bound(problem):
     schedule = adaptive(problem)
     verify(schedule)
-    assert period(schedule) <= 1.05 * lower_bound(problem)
+    # With late stages behind a slow network no schedule is within 5 %; the tight bound proves it.
+    assert period(schedule) <= max(1.05 * lower_bound(problem), 1.03 * tight_bound(problem))
 
 
 @settings(deadline=None, max_examples=25)
