@@ -1,6 +1,7 @@
 """The command line: its words, and how a mistake is told."""
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swift.errors import RunError, SettingError
+
+_MODULES = {"plan": "swift.cli.plan"}
+"""Where commands are that need no JAX; the others are in ``swift.cli.commands``."""
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -27,10 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Ctrl-C ends the process at once, since an exception in the midst of JAX crashes or gets lost; see train.interrupt.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        # JAX takes a second to import: --help and a misspelt command should not wait for it.
-        from swift.cli import commands
-
-        getattr(commands, options.command)(options)
+        # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
+        module = importlib.import_module(_MODULES.get(options.command, "swift.cli.commands"))
+        getattr(module, options.command)(options)
     except SettingError as error:
         return _tell(error, 2)
     except RunError as error:
@@ -81,7 +84,60 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest (default: %(default)s)")
     generate.add_argument("--top-k", type=int, default=40, help="choose among so many (default: %(default)s)")
     generate.add_argument("--seed", type=int, default=0)
+
+    _add_plan(commands)
     return parser
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="plan a pipeline schedule around failed workers",
+        description="Plans a pipeline schedule in which the peers of failed workers run their micro-batches. Times and "
+        "memory are in the unit of --costs; without them F, B and W take 1 each, and an F-stash is 1.",
+    )
+    plan.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
+    plan.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
+    plan.add_argument("--microbatches", type=int, required=True, metavar="M", help="per pipeline and iteration")
+    plan.add_argument(
+        "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down: pipeline:stage"
+    )
+    plan.add_argument(
+        "--memory-limit", type=float, metavar="UNITS", help="per worker, in F-stashes (default: no limit)"
+    )
+    plan.add_argument(
+        "--costs",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="times tF tB tW (1) and tU tComm (0); bytes of F-stash (1), W-stash (as F-stash) and inbox (0), which is "
+        "a message",
+    )
+    plan.add_argument("--iterations", type=int, default=3, metavar="K", help="of the window (default: %(default)s)")
+    plan.add_argument(
+        "--solver",
+        default="adaptive",
+        metavar="NAME",
+        help="adaptive, milp (exact, for small cases), or for no failure gpipe, one_f_one_b, zero_bubble "
+        "(default: %(default)s)",
+    )
+    plan.add_argument("--no-decouple", action="store_true", help="hold W to its B, as a plain backward does")
+    plan.add_argument("--no-stagger", action="store_true", help="hold all updates until all stages are through")
+    plan.add_argument(
+        "--format",
+        choices=["text", "json", "svg", "trace"],
+        help="of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or what --out ends in)",
+    )
+    plan.add_argument("--ops", action="store_true", help="list all ops in --format json")
+    plan.add_argument("--out", type=Path, metavar="FILE", help="instead of stdout; a picture may be .svg or .png")
+    plan.add_argument("--store", type=Path, metavar="DIR", help="keep plans there, and take them from there")
+    plan.add_argument(
+        "--prepare",
+        type=int,
+        metavar="F",
+        help="count the plans for up to F failures, after normalization; with --store, make those that are missing",
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

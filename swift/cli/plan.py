@@ -1,0 +1,253 @@
+"""``swift plan``: a schedule of a topology with its failures, told in words, drawn, or written for a program."""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from swift.cli.kinds import Written
+from swift.cli.mistakes import nearest
+from swift.cli.summary import summarize
+from swift.errors import SettingError, check_count, check_number
+from swift.files import replace_file
+from swift.schedules import PLANNERS, Costs, Problem, Schedule
+from swift.schedules.document import COST_NAMES, document
+from swift.schedules.draw.rows import counted
+from swift.schedules.draw.text import draw_chart
+from swift.schedules.normalize import num_plans, plans_to_prepare
+from swift.schedules.store import PlanStore
+from swift.topology import Topology, Worker
+
+FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
+MAX_COST = 1e18
+FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
+_OPTIONS = {
+    "Topology.num_pipelines": "--pipelines",
+    "Topology.num_stages": "--stages",
+    "Problem.num_microbatches": "--microbatches",
+    "Problem.num_iterations": "--iterations",
+    "Problem.memory_limit": "--memory-limit",
+    "Problem.failed": "--fail",
+    "failed worker": "--fail",
+    "failed workers": "--fail",
+    "plan store": "--store",
+}
+"""What the library calls a setting, and what the command line does."""
+
+
+def plan(options: argparse.Namespace) -> None:
+    """``swift plan --pipelines D --stages P --microbatches M``."""
+    form = _format(options)
+    with _users_words(options):
+        problem = _problem(options)
+        planner, store = _Timed(_planner(options)), _store(options)
+        schedule = planner(problem) if store is None else store.plan(problem, options.solver, planner)
+        planning_ms = planner.elapsed_ms
+        plans = _plans(options, problem, num_new=_prepare(options, problem, store))
+        if form in ("svg", "trace"):
+            content = _drawn(form, schedule, options.out)
+            if options.prepare is not None:
+                print(plans, file=sys.stderr)
+        else:
+            facts = document(schedule, planning_ms, with_ops=options.ops)
+            if options.prepare is not None:
+                facts["num_plans"] = num_plans(problem.topology, options.prepare)
+            lines = [*summarize(schedule.problem, facts), "", plans, ""]
+            content = json.dumps(facts) + "\n" if form == "json" else _text(schedule, lines, options.out)
+    _write(options.out, content)
+
+
+@dataclass
+class _Timed:
+    """A planner that notes how long it takes."""
+
+    planner: Callable[[Problem], Schedule]
+    elapsed_ms: float = 0.0
+
+    def __call__(self, problem: Problem) -> Schedule:
+        started = time.perf_counter()
+        schedule = self.planner(problem)
+        self.elapsed_ms += 1e3 * (time.perf_counter() - started)
+        return schedule
+
+
+def _problem(options: argparse.Namespace) -> Problem:
+    costs = _costs(options.costs)
+    problem = Problem(
+        Topology(options.pipelines, options.stages),
+        options.microbatches,
+        _failed(options.fail),
+        costs,
+        num_iterations=options.iterations,
+        decoupled=not options.no_decouple,
+        staggered=not options.no_stagger,
+    )
+    units = options.memory_limit
+    if units is None:
+        return problem
+    check_number("--memory-limit", units, above=0)
+    least = costs.microbatch_peak / costs.f_stash
+    if units < least * (1 - 1e-9):
+        raise SettingError("--memory-limit", units, f"must be at least {least:g}, which a single micro-batch takes")
+    # By a rounding error, the product may be less than what a single micro-batch takes.
+    return replace(problem, memory_limit=max(units * costs.f_stash, costs.microbatch_peak))
+
+
+def _failed(texts: Sequence[str]) -> frozenset[Worker]:
+    failed = set()
+    for text in texts:
+        numbers = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+        if not numbers:
+            raise SettingError("--fail", text, "must be PIPELINE:STAGE, such as 1:2")
+        failed.add((int(numbers[1]), int(numbers[2])))
+    return frozenset(failed)
+
+
+def _costs(texts: Sequence[str]) -> Costs:
+    values: dict[str, float] = {}
+    for text in texts:
+        name, is_set, number = text.partition("=")
+        if not is_set:
+            raise SettingError("--costs", text, "must be NAME=VALUE, such as tB=1.3")
+        if name not in COST_NAMES:
+            raise SettingError("--costs", text, f"there is no {name}; {nearest(name, COST_NAMES)}")
+        try:
+            values[COST_NAMES[name]] = float(number)
+        except ValueError as error:
+            raise SettingError("--costs", text, f"{number!r} is not a number") from error
+        if values[COST_NAMES[name]] > MAX_COST:
+            raise SettingError("--costs", text, f"must be at most {MAX_COST:g}: take a larger unit")
+    if "f_stash" in values:
+        values.setdefault("w_stash", values["f_stash"])
+    return Costs(**values)
+
+
+def _planner(options: argparse.Namespace) -> Callable[[Problem], Schedule]:
+    if options.solver not in PLANNERS:
+        known = ", ".join(PLANNERS)
+        raise SettingError("--solver", options.solver, nearest(options.solver, PLANNERS, f"must be one of {known}"))
+    return PLANNERS[options.solver]
+
+
+def _store(options: argparse.Namespace) -> PlanStore | None:
+    if options.store is None:
+        return None
+    if options.solver in FAULT_FREE:
+        allowed = f"keeps plans for failures, which {options.solver} does not make: try adaptive"
+        raise SettingError("--store", str(options.store), allowed)
+    return PlanStore(options.store, warn=lambda line: print(f"swift: {line}", file=sys.stderr))
+
+
+def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | None) -> int:
+    """Plans, and stores, what up to so many failures may ask for; what is stored already is not planned again.
+
+    Returns:
+        How many plans are new.
+    """
+    if store is None or options.prepare is None:
+        return 0
+    total, num_new, told = num_plans(problem.topology, options.prepare), 0, 0
+    for number, prepared in enumerate(plans_to_prepare(problem, options.prepare), start=1):
+        planner = _Timed(PLANNERS[options.solver])
+        store.plan(prepared, options.solver, planner)
+        num_new += planner.elapsed_ms > 0
+        # A line is written over on a terminal; Ctrl-C may come at any time, and finds nothing to restore.
+        if sys.stderr.isatty():
+            print(f"\rprepared {number:,}/{total:,} plans", end="\n" if number == total else "", file=sys.stderr)
+        elif number * 10 // total > told or number == 1:
+            told = number * 10 // total
+            print(f"prepared {number:,}/{total:,} plans", file=sys.stderr)
+    return num_new
+
+
+def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
+    most = max(1, len(problem.failed)) if options.prepare is None else options.prepare
+    count, moved = (num_plans(problem.topology, most, move_roles=move) for move in (False, True))
+    line = f"plans to prepare for up to {counted(most, 'failure')}: {count:,} ({moved:,} if roles may be moved)"
+    if options.prepare is not None and options.store is not None:
+        line += f"; all are in {options.store}, {num_new:,} of them new"
+    return line
+
+
+def _format(options: argparse.Namespace) -> str:
+    """The format, which --out may imply; all that can be wrong with it is told before the planner takes its time."""
+    out, form = options.out, options.format
+    if form is None:
+        form = FORMATS_BY_SUFFIX.get(out.suffix.lower(), "text") if out else "text"
+    if out is not None and out.is_dir():
+        raise SettingError("--out", str(out), "is a directory, not a file")
+    if out is not None and not out.parent.is_dir():
+        raise SettingError("--out", str(out), f"cannot be written: there is no directory {out.parent}")
+    if out is not None and out.suffix.lower() == ".png" and form != "svg":
+        raise SettingError("--out", str(out), f"a PNG file holds a picture, not --format {form}")
+    if options.ops and form != "json":
+        raise SettingError("--ops", Written("(set)"), f"needs --format json, not {form}")
+    if options.prepare is not None:
+        check_count("--prepare", options.prepare, least=0)
+    return form
+
+
+def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
+    # Matplotlib is imported only where there is a picture to draw.
+    if form == "trace":
+        from swift.schedules.draw.trace import trace_json
+
+        return "".join(trace_json(schedule))
+    from swift.schedules.draw.picture import picture_file
+
+    return picture_file(schedule, "png" if out and out.suffix.lower() == ".png" else "svg")
+
+
+def _text(schedule: Schedule, lines: Sequence[str], out: Path | None) -> str:
+    """What a terminal shows, with its colours and as wide as it is; a file has no colours."""
+    console = Console(highlight=False, force_terminal=None if out is None else False)
+    chart = draw_chart(schedule, console.width, ascii_only=out is None and console.options.ascii_only)
+    # Written by ourselves, since rich ends the process where a pipe is closed.
+    with console.capture() as captured:
+        for line in (*lines, chart):
+            console.print(line, soft_wrap=True, markup=False)
+    return captured.get()
+
+
+def _write(out: Path | None, content: bytes | str) -> None:
+    if out is None:
+        sys.stdout.write(content if isinstance(content, str) else content.decode())
+        sys.stdout.flush()
+        return
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        if out.exists() and not out.is_file():  # such as /dev/null, which must not be replaced
+            out.write_bytes(data)
+        else:
+            replace_file(out, data)
+    except OSError as error:
+        raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _users_words(options: argparse.Namespace) -> Iterator[None]:
+    """Tells a mistake by the option that the user gave, not by the library's name for it."""
+    try:
+        yield
+    except SettingError as error:
+        raise _translate(error, options) from error
+
+
+def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:
+    setting, value, allowed = error.setting, error.value, error.allowed
+    if setting.startswith("Costs."):
+        (name,) = (name for name, field in COST_NAMES.items() if setting == f"Costs.{field}")
+        return SettingError("--costs", Written(f"{name}={value:g}"), allowed)
+    if setting in ("failed workers", "Problem.failed"):
+        value = " ".join(options.fail)
+    if setting == "Problem.memory_limit":
+        value, stash = options.memory_limit, _costs(options.costs).f_stash
+        allowed += "" if stash == 1 else f" (in the unit of --costs: an F-stash is {stash:g})"
+    return SettingError(_OPTIONS.get(setting, setting), value, allowed)

@@ -1,0 +1,120 @@
+"""What is drawn: one row a worker, and of a large cluster only some workers.
+
+n: ops of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.schedules.ops import Kind
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
+from swift.topology import Worker
+
+MAX_ROWS = 64
+MAX_NAMED = 8
+
+KIND_NAMES = {
+    Kind.F: "forward",
+    Kind.B: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.U: "update",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A worker and what it does, in its order.
+
+    Attributes:
+        worker: whose row it is.
+        is_live: False for a failed worker, which has no ops.
+        kind_n, iteration_n, microbatch_n: int32[n], as in ``Op``.
+        rerouted_n: bool[n], whether the micro-batch is another pipeline's.
+        start_n, end_n: float64[n].
+    """
+
+    worker: Worker
+    is_live: bool
+    kind_n: np.ndarray
+    iteration_n: np.ndarray
+    microbatch_n: np.ndarray
+    rerouted_n: np.ndarray
+    start_n: np.ndarray
+    end_n: np.ndarray
+
+    @property
+    def name(self) -> str:
+        """``d:p``."""
+        return worker_name(self.worker)
+
+
+def worker_name(worker: Worker) -> str:
+    """``d:p``, as the command line has it."""
+    return f"{worker[0]}:{worker[1]}"
+
+
+def describe(problem: Problem) -> str:
+    """The topology, the work and the failures, in a line."""
+    parts = (
+        f"{counted(problem.num_pipelines, 'pipeline')} x {counted(problem.num_stages, 'stage')}",
+        f"{counted(problem.num_microbatches, 'micro-batch')} per pipeline",
+        failures(problem),
+    )
+    return ", ".join(parts)
+
+
+def failures(problem: Problem) -> str:
+    """Who failed: by name, or, if they are many, how many."""
+    if not problem.failed:
+        return "no failure"
+    if len(problem.failed) > MAX_NAMED:
+        return f"{len(problem.failed)} workers failed"
+    return f"{' '.join(map(worker_name, sorted(problem.failed)))} failed"
+
+
+def counted(number: int, name: str) -> str:
+    """Such as ``3 pipelines``."""
+    plural = "es" if name.endswith("ch") else "s"
+    return f"{number:,} {name}{plural if number != 1 else ''}"
+
+
+def rows_of(schedule: Schedule, workers: Sequence[Worker]) -> list[Row]:
+    """The rows of some workers."""
+    return [_row(schedule, worker) for worker in workers]
+
+
+def shown_workers(problem: Problem, most: int = MAX_ROWS) -> list[Worker]:
+    """Up to so many workers, in mesh order: failed ones first, then their peers, then pipeline by pipeline."""
+    failed_stages = {p for _, p in problem.failed}
+    by_interest = sorted(
+        problem.topology.workers, key=lambda worker: (worker not in problem.failed, worker[1] not in failed_stages)
+    )
+    return sorted(by_interest[:most])
+
+
+def left_out(problem: Problem, workers: Sequence[Worker]) -> str:
+    """A sentence about the workers that are not shown; empty if all are."""
+    num_workers = problem.num_pipelines * problem.num_stages
+    if len(workers) == num_workers:
+        return ""
+    which = "failed workers, their peers, then pipeline by pipeline" if problem.failed else "the first pipelines'"
+    return f"{num_workers - len(workers):,} of {num_workers:,} workers are left out; shown are {which}."
+
+
+def _row(schedule: Schedule, worker: Worker) -> Row:
+    d, p = worker
+    index = d * schedule.problem.num_stages + p
+    ops = slice(int(schedule.bounds[index]), int(schedule.bounds[index + 1]))
+    return Row(
+        worker,
+        worker not in schedule.problem.failed,
+        schedule.kind[ops],
+        schedule.iteration[ops],
+        schedule.microbatch[ops],
+        schedule.pipeline[ops] != d,
+        schedule.start[ops],
+        schedule.end[ops],
+    )

@@ -1,0 +1,185 @@
+"""Tick tables, run by an interpreter in plain Python that stands in for the SPMD program."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swift.schedules import Costs, Kind, Problem, adaptive
+from swift.schedules.lower import NOTHING, lower
+from swift.schedules.messages import NONE, interval_slots
+from swift.schedules.ticks import assign_ticks, lockstep_period
+from swift.topology import Topology
+
+GARBAGE = "what a worker sends that has nothing to say"
+
+
+class Worker:
+    """One row: what it holds, and what it has run."""
+
+    def __init__(self, table, num_stages, row):
+        self.table, self.row, self.stage, self.last = table, row, table.workers[row][1], num_stages - 1
+        self.slots = {
+            "f_stash": [None] * table.num_f_stash,
+            "w_stash": [None] * table.num_w_stash,
+            "activations": [None] * table.activations.num_slots,
+            "gradients": [None] * table.gradients.num_slots,
+        }
+        self.done = []
+
+    def take(self, where, slot):
+        value = self.slots[where][slot]
+        self.slots[where][slot] = None
+        return value
+
+    def put(self, where, slot, value):
+        assert slot != NONE
+        assert self.slots[where][slot] is None, f"{where} slot {slot} of row {self.row} is alive"
+        self.slots[where][slot] = value
+
+    def run(self, tick):
+        """Runs the op of a tick; returns what the worker then sends forwards and backwards."""
+        here, table = (tick, self.row), self.table
+        if table.opcode_TR[here] == NOTHING:
+            return GARBAGE, GARBAGE
+        kind, p = Kind(table.opcode_TR[here] - 1), self.stage
+        name = tuple(int(of[here]) for of in (table.iteration_TR, table.pipeline_TR, table.microbatch_TR))
+        inbox, f_slot, w_slot = table.inbox_TR[here], table.f_stash_TR[here], table.w_stash_TR[here]
+        self.done.append((kind, *name))
+        if kind == Kind.F:
+            if p > 0:
+                assert self.take("activations", inbox) == ("output of F", name, p - 1)
+            if p == self.last:
+                self.put("gradients", table.loss_TR[here], ("gradient of the loss", name))
+            self.put("f_stash", f_slot, ("F", name))
+            return ("output of F", name, p), GARBAGE
+        if kind == Kind.B:
+            gradient = ("output of B", name, p + 1) if p < self.last else ("gradient of the loss", name)
+            assert self.take("gradients", inbox) == gradient
+            assert self.take("f_stash", f_slot) == ("F", name)
+            self.put("w_stash", w_slot, ("B", name))
+            return GARBAGE, ("output of B", name, p)
+        if kind == Kind.W:
+            assert self.take("w_stash", w_slot) == ("B", name)
+        else:
+            assert name == (name[0], table.workers[self.row][0], NONE)
+        return GARBAGE, GARBAGE
+
+
+def interpret(table, num_stages):
+    """Runs a table; returns every row's ops as it ran them, and in which tick."""
+    workers = [Worker(table, num_stages, row) for row in range(len(table.workers))]
+    tick_of = {}
+    for tick in range(table.num_ticks):
+        sent = [worker.run(tick) for worker in workers]
+        tick_of |= {(w.row, w.done[-1]): tick for w in workers if table.opcode_TR[tick, w.row] != NOTHING}
+        for direction, where in enumerate(("activations", "gradients")):
+            move([output[direction] for output in sent], getattr(table, where), where, tick, workers)
+    assert all(slot is None for worker in workers for slots in worker.slots.values() for slot in slots)
+    return [worker.done for worker in workers], tick_of
+
+
+def move(outputs, moves, where, tick, workers):
+    used = moves.permutation_TQ[tick] != NONE
+    assert not (~used[:-1] & used[1:]).any(), "rounds without a collective come last"
+    for permutation, slots in zip(moves.permutation_TQ[tick], moves.slot_TQR[tick], strict=True):
+        came = {} if permutation == NONE else {to: outputs[row] for row, to in moves.permutations[permutation]}
+        assert (permutation == NONE) == (slots == NONE).all(), "a collective for nothing"
+        for row in np.flatnonzero(slots != NONE):
+            assert came[row] is not GARBAGE
+            workers[row].put(where, slots[row], came[row])
+
+
+def check(schedule):
+    table, problem = lower(schedule), schedule.problem
+    for moves in (table.activations, table.gradients):
+        for permutation in moves.permutations:
+            for rows in zip(*permutation, strict=True):
+                assert len(set(rows)) == len(permutation), "a worker sends or receives twice in one round"
+    done, tick_of = interpret(table, problem.num_stages)
+    assert table.workers == problem.topology.live_workers(problem.failed)
+    for worker, ops in zip(table.workers, done, strict=True):
+        assert ops == [tuple(timed.op[:4]) for timed in schedule.ops_of(worker)], "each op once, in order"
+    updates, last_w, waiting_b = defaultdict(set), defaultdict(int), {}
+    for (row, (kind, k, d, m)), tick in tick_of.items():
+        p = table.workers[row][1]
+        if kind == Kind.U:
+            updates[k, p if problem.staggered else None].add(tick)
+        elif kind == Kind.W:
+            last_w[k, p if problem.staggered else None] = max(tick, last_w[k, p if problem.staggered else None])
+            waiting_b[k, d, m, p - 1] = tick
+    assert all(len(ticks) == 1 and min(ticks) > last_w[key] for key, ticks in updates.items())
+    if not problem.decoupled:
+        for (row, (kind, *name)), tick in tick_of.items():
+            assert kind != Kind.B or tick > waiting_b.get((*name, table.workers[row][1]), -1)
+    return table
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_table_runs_every_op_with_the_right_inputs(problems, random_schedule, data):
+    problem = data.draw(problems())
+    check(random_schedule(problem, data.draw(st.randoms(use_true_random=False))))
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_table_of_an_adaptive_plan(problems, data):
+    check(adaptive(data.draw(problems())))
+
+
+@pytest.mark.parametrize(("D", "P"), [(2, 2), (2, 4), (3, 4), (4, 4)])
+def test_few_permutations(D, P):
+    for failed in [frozenset(), *(frozenset([(0, p)]) for p in range(P))]:
+        table = lower(adaptive(Problem(Topology(D, P), 2 * P, failed)))
+        most = D + 1 if failed else 1
+        assert 1 <= len(table.activations.permutations) <= most
+        assert 1 <= len(table.gradients.permutations) <= most
+        if not failed:
+            assert table.activations.num_rounds_T.max() == table.gradients.num_rounds_T.max() == 1
+
+
+def test_no_stage_sends_nothing():
+    table = check(adaptive(Problem(Topology(2, 1), 3)))
+    assert table.activations.permutations == table.gradients.permutations == ()
+    assert table.num_rounds_T.sum() == 0
+
+
+def test_slots_are_as_few_as_what_is_held_at_once():
+    schedule = adaptive(Problem(Topology(1, 4), 8, memory_limit=4))
+    table = lower(schedule)
+    assert table.num_f_stash + table.num_w_stash <= 2 * 4
+    for kind, slots in ((Kind.F, table.f_stash_TR), (Kind.B, table.w_stash_TR)):
+        change = np.cumsum((table.opcode_TR == kind + 1).astype(int) - (table.opcode_TR == kind + 2), axis=0)
+        assert change.max() == slots.max() + 1
+
+
+def test_interval_slots():
+    rows, since, until = np.array([[0, 0, 3], [0, 1, 2], [0, 2, 4], [1, 0, 9], [0, 2, 3], [0, 4, 5]]).T
+    slots = interval_slots(rows, since, until, num_rows=2)
+    assert slots[3] == 0
+    assert sorted(slots[[0, 2, 4]]) == [0, 1, 2]
+    assert slots.max() == 2
+
+
+def test_lockstep_period_by_hand():
+    """One worker waits for nobody; of two, the last one puts its W off until the other has one."""
+    costs = Costs(t_f=1, t_b=2, t_w=4, t_u=8)
+    one = adaptive(Problem(Topology(1, 1), 3, costs=costs))
+    assert lockstep_period(one) == pytest.approx(3 * 7 + 8)
+    two = adaptive(Problem(Topology(1, 2), 1, costs=costs, num_iterations=1))
+    assert lockstep_period(two) == pytest.approx(1 + 1 + 2 + 2 + 4 + 8)  # the ticks of F, F, B, B, both Ws, both Us
+
+
+def test_ticks_of_equal_ops_are_the_schedules_own_times():
+    schedule = adaptive(Problem(Topology(3, 4), 6, frozenset([(1, 2)])))
+    assert lockstep_period(schedule) == pytest.approx(27)
+
+
+def test_a_later_tick_for_every_reader():
+    schedule = adaptive(Problem(Topology(2, 3), 5, frozenset([(0, 1)]), Costs(1, 1.3, 0.8, 0.5, 0.1)))
+    tick_n = assign_ticks(schedule)
+    within = schedule.worker[1:] == schedule.worker[:-1]
+    assert (np.diff(tick_n)[within] > 0).all()
