@@ -119,7 +119,8 @@ def _add_plan(commands: Any) -> None:
         "--solver",
         default="adaptive",
         metavar="NAME",
-        help="adaptive, milp (exact, for small cases), or for no failure gpipe, one_f_one_b, zero_bubble "
+        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases), or for no failure gpipe, "
+        "one_f_one_b, zero_bubble "
         "(default: %(default)s)",
     )
     plan.add_argument("--no-decouple", action="store_true", help="hold W to its B, as a plain backward does")

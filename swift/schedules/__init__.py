@@ -1,32 +1,58 @@
 """Pipeline schedules that survive failures, in plain Python and numpy: a library of its own."""
 
 from swift.schedules.adaptive import adaptive
+from swift.schedules.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.bound import lower_bound, tight_bound
+from swift.schedules.lockstep import lockstep
+from swift.schedules.lower import TickTable, lower
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
+from swift.schedules.normalize import Normalized, denormalize, moves, normalize, num_plans, plans_to_prepare, spread
 from swift.schedules.ops import Kind, Op, TimedOp
 from swift.schedules.planners import PLANNERS, Planner
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.verify import verify
+from swift.schedules.sequences import time_round
+from swift.schedules.store import PlanStore
+from swift.schedules.ticks import assign_ticks, lockstep_period
+from swift.schedules.verify import ScheduleError, verify, violations
 
 __all__ = [
     "PLANNERS",
     "Costs",
     "Kind",
+    "Normalized",
     "Op",
+    "PlanStore",
     "Planner",
     "Problem",
     "Round",
     "Schedule",
+    "ScheduleError",
+    "TickTable",
     "TimedOp",
     "adaptive",
+    "assign_ticks",
     "bubble_share",
+    "denormalize",
+    "gpipe",
+    "lockstep",
+    "lockstep_period",
+    "lower",
     "lower_bound",
     "makespan",
+    "moves",
+    "normalize",
+    "num_plans",
+    "one_f_one_b",
     "peak_memory",
     "period",
+    "plans_to_prepare",
+    "spread",
     "tight_bound",
+    "time_round",
     "verify",
+    "violations",
     "window_period",
+    "zero_bubble",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from swift.schedules.adaptive import adaptive
 from swift.schedules.baselines import gpipe, one_f_one_b, zero_bubble
+from swift.schedules.lockstep import lockstep
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 
@@ -11,6 +12,7 @@ Planner = Callable[[Problem], Schedule]
 
 PLANNERS: Mapping[str, Planner] = {
     "adaptive": adaptive,
+    "lockstep": lockstep,
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,

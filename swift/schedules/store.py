@@ -20,12 +20,10 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.files import replace_file
-from swift.schedules.measures import makespan
-from swift.schedules.memory import time_tolerance
 from swift.schedules.normalize import denormalize, failure_counts, normalize
-from swift.schedules.ops import Kind
 from swift.schedules.planners import Planner
 from swift.schedules.problem import Problem
+from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.verify import verify
 
@@ -152,32 +150,6 @@ def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
         raise DamagedPlanError(f"it has no {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise DamagedPlanError(f"it holds no valid plan: {error}") from error
-
-
-def round_of(schedule: Schedule) -> Round:
-    """The iteration that a valid schedule repeats: the reverse of ``Schedule.from_round``.
-
-    To the bit, if the first op starts at 0. A window of one iteration says nothing of the period: it is its makespan.
-    """
-    problem = schedule.problem
-    K, (D, M, P) = problem.num_iterations, (problem.num_pipelines, problem.num_microbatches, problem.num_stages)
-    is_u = schedule.kind == Kind.U
-    names = (schedule.kind, schedule.iteration, schedule.pipeline, schedule.microbatch, schedule.stage)
-    ops, updates = tuple(name[~is_u] for name in names), (schedule.iteration[is_u], schedule.stage[is_u])
-    executor_3KDMP, start_3KDMP = np.full((3, K, D, M, P), -1, np.int32), np.full((3, K, D, M, P), np.nan)
-    update_KP = np.full((K, P), np.nan)
-    executor_3KDMP[ops], start_3KDMP[ops] = schedule.worker[~is_u] // P, schedule.start[~is_u]
-    update_KP[updates] = schedule.start[is_u]
-    starts_K = start_3KDMP.min((0, 2, 3, 4))
-    period = float(starts_K[1] - starts_K[0]) if K > 1 else makespan(schedule)
-    shift_K, tolerance = period * np.arange(K), time_tolerance(schedule)
-    repeats = (
-        np.all(executor_3KDMP == executor_3KDMP[0, 0])
-        and np.allclose(start_3KDMP, start_3KDMP[:, :1] + shift_K[:, None, None, None], rtol=0, atol=tolerance)
-        and np.allclose(update_KP, update_KP[0] + shift_K[:, None], rtol=0, atol=tolerance)
-    )
-    assert repeats, "the schedule does not repeat one iteration"
-    return Round(executor_3KDMP[0, 0], start_3KDMP[:, 0], update_KP[0], period)
 
 
 def _read_plan(plan: dict[str, Any], problem: Problem, solver: str) -> Schedule:

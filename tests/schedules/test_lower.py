@@ -134,11 +134,12 @@ def test_table_of_an_adaptive_plan(problems, data):
 def test_few_permutations(D, P):
     for failed in [frozenset(), *(frozenset([(0, p)]) for p in range(P))]:
         table = lower(adaptive(Problem(Topology(D, P), 2 * P, failed)))
-        most = D + 1 if failed else 1
+        most = D + 2 if failed else 1
         assert 1 <= len(table.activations.permutations) <= most
         assert 1 <= len(table.gradients.permutations) <= most
-        if not failed:
-            assert table.activations.num_rounds_T.max() == table.gradients.num_rounds_T.max() == 1
+        for moves in (table.activations, table.gradients):
+            needed = (moves.slot_TQR != NONE).sum(axis=1).max(axis=1).sum()
+            assert needed <= moves.num_rounds_T.sum() <= (1.3 if failed else 1) * needed
 
 
 def test_no_stage_sends_nothing():
