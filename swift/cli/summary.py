@@ -30,10 +30,15 @@ def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
 
 def _times(document: Mapping[str, Any]) -> Iterator[str]:
     iterations, bound = document["iterations"], f"bound {document['lower_bound']:.6g}, gap {_percent(document['gap'])}"
+    if document["tight_bound"] > document["lower_bound"]:
+        bound += f"; tight bound {document['tight_bound']:.6g}"
+    table = document["tick_table"]
+    permutations = f"{table['activation_permutations']} + {table['gradient_permutations']} permutations of messages"
+    in_ticks = f"in {table['ticks']} ticks, each as long as its longest op; {permutations}"
     of_window = f"in a window of {counted(iterations, 'iteration')} that drains (makespan {document['makespan']:.6g})"
     yield f"period           {document['period']:<10.6g} {bound}"
     yield f"  in a window    {document['window_period']:<10.6g} {of_window}"
-    yield f"  in lockstep    {document['lockstep_period']:<10.6g} where a tick takes as long as its longest op"
+    yield f"  in lockstep    {document['lockstep_period']:<10.6g} {in_ticks}"
     yield f"bubbles          {_percent(document['bubble_share']):<10} of the live workers' time in the steady state"
 
 

@@ -8,7 +8,11 @@ Times are in the unit of the costs, memory is in F-stashes, workers are written 
 - ``solver``, ``planning_ms``: who planned it, and how long that took; 0 if the plan came from a store.
 - ``period``, ``window_period``, ``lockstep_period``, ``makespan``: the steady-state time of an iteration, its time in a
   window that drains, its time where all workers go through the ops tick by tick, and the time of the whole window.
-- ``lower_bound`` of the period; ``gap``: period / lower_bound - 1; ``bubble_share`` of the live workers' time.
+- ``lower_bound`` of the period; ``gap``: period / lower_bound - 1; ``tight_bound``, which is at least as high;
+  ``bubble_share`` of the live workers' time.
+- ``tick_table``: sizes of the table that an SPMD program would interpret: ``ticks``, distinct
+  ``activation_permutations`` and ``gradient_permutations``, ``most_rounds`` of messages in a tick, and the slots that
+  every worker needs.
 - ``peak_memory``: the most that each worker holds; 0 for a failed one.
 - ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: their periods at the same costs and limit, without any failure;
   ``throughput_vs_one_f_one_b``, ``throughput_vs_zero_bubble``: these periods / period; above 1 the schedule is faster.
@@ -21,14 +25,15 @@ from dataclasses import replace
 from typing import Any
 
 from swift.schedules.baselines import one_f_one_b
-from swift.schedules.bound import lower_bound
+from swift.schedules.bound import lower_bound, tight_bound
+from swift.schedules.lower import TickTable, lower
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
 from swift.schedules.ops import Kind
 from swift.schedules.planners import PLANNERS
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
-from swift.schedules.ticks import lockstep_period
+from swift.schedules.ticks import assign_ticks, lockstep_period
 
 COST_NAMES = {
     "tF": "t_f",
@@ -53,21 +58,24 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
     """
     problem = schedule.problem
     bound, own_period, fault_free = lower_bound(problem), period(schedule), fault_free_periods(problem)
+    tick_n = assign_ticks(schedule)
     described = {
         **_describe(problem),
         "solver": schedule.solver,
         "planning_ms": planning_ms,
         "period": own_period,
         "window_period": window_period(schedule),
-        "lockstep_period": float(lockstep_period(schedule)),
+        "lockstep_period": lockstep_period(schedule, tick_n),
         "makespan": makespan(schedule),
         "lower_bound": bound,
         "gap": own_period / bound - 1,
+        "tight_bound": tight_bound(problem),
         "bubble_share": bubble_share(schedule),
         "peak_memory": _peaks(schedule),
         "fault_free": fault_free,
         "throughput_vs_one_f_one_b": fault_free["one_f_one_b"] / own_period,
         "throughput_vs_zero_bubble": fault_free["zero_bubble"] / own_period,
+        "tick_table": _sizes(lower(schedule, tick_n)),
     }
     return described | {"ops": list(_ops(schedule))} if with_ops else described
 
@@ -103,6 +111,19 @@ def _peaks(schedule: Schedule) -> dict[str, float]:
     peaks = peak_memory(schedule) / schedule.problem.costs.f_stash
     workers = schedule.problem.topology.workers
     return {f"{d}:{p}": peak for (d, p), peak in zip(workers, peaks.tolist(), strict=True)}
+
+
+def _sizes(table: TickTable) -> dict[str, int]:
+    return {
+        "ticks": table.num_ticks,
+        "activation_permutations": len(table.activations.permutations),
+        "gradient_permutations": len(table.gradients.permutations),
+        "most_rounds": int(table.num_rounds_T.max()),
+        "f_stash_slots": table.num_f_stash,
+        "w_stash_slots": table.num_w_stash,
+        "activation_slots": table.activations.num_slots,
+        "gradient_slots": table.gradients.num_slots,
+    }
 
 
 def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:

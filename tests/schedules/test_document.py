@@ -16,6 +16,7 @@ from swift.schedules import (
     TimedOp,
     adaptive,
     bubble_share,
+    lower,
     lower_bound,
     makespan,
     peak_memory,
@@ -34,7 +35,7 @@ KEYS = {
     *("topology", "failed", "solver", "iterations", "period", "window_period", "lockstep_period", "makespan"),
     *("lower_bound", "gap", "bubble_share", "peak_memory", "fault_free", "throughput_vs_one_f_one_b"),
     *("throughput_vs_zero_bubble", "planning_ms", "num_microbatches", "costs", "memory_limit", "decoupled"),
-    "staggered",
+    *("staggered", "tight_bound", "tick_table"),
 }
 
 
@@ -51,6 +52,19 @@ def test_the_papers_example():
     # 11 live workers run 3 ops of 6 x 3 micro-batches at each of 4 stages.
     assert told["bubble_share"] == pytest.approx(1 - 3 * 6 * 3 * 4 / (11 * 27))
     assert told["memory_limit"] is None
+    assert told["tight_bound"] == 27.0
+
+
+def test_the_tick_table_is_told_by_its_sizes():
+    schedule = adaptive(PAPER)
+    table, told = lower(schedule), document(schedule, 0.0)["tick_table"]
+    assert told["ticks"] == table.num_ticks
+    assert told["activation_permutations"] == len(table.activations.permutations)
+    assert told["gradient_permutations"] == len(table.gradients.permutations)
+    assert told["most_rounds"] == max(table.num_rounds_T)
+    assert (told["f_stash_slots"], told["w_stash_slots"]) == (table.num_f_stash, table.num_w_stash)
+    assert told["activation_slots"] == table.activations.num_slots
+    assert told["gradient_slots"] == table.gradients.num_slots
 
 
 @settings(max_examples=25, deadline=None)
