@@ -1,15 +1,27 @@
-"""The planner: time and memory by size, and how far its periods are from the lower bound."""
+"""The planner: time and memory by size, how far its periods are from the lower bound, and what lockstep adds."""
 
 import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from measure import cpu_seconds, publish
 
-from swift.schedules import Costs, Problem, adaptive, lower_bound, period, tight_bound
+from swift.schedules import (
+    Costs,
+    Problem,
+    adaptive,
+    lockstep,
+    lockstep_period,
+    lower,
+    lower_bound,
+    num_plans,
+    period,
+    tight_bound,
+)
 from swift.topology import Topology
 
 MEASURED = Costs(t_f=1.0, t_b=1.3, t_w=0.8, t_u=0.4, t_comm=0.1)
@@ -101,18 +113,58 @@ def gaps() -> dict[str, dict[str, float]]:
     return figures
 
 
+def in_lockstep() -> dict[str, float]:
+    """What ticks as long as their longest op cost the plans that are made for it; M = 2P, no limit, measured costs."""
+    ratios = []
+    for problem in small_problems(2, None):
+        schedule = lockstep(replace(problem, costs=MEASURED))
+        ratios.append(lockstep_period(schedule) / period(schedule))
+    return {"mean": round(statistics.fmean(ratios), 4), "worst": round(max(ratios), 4)}
+
+
+def permutations() -> dict[str, dict[str, list[int]]]:
+    """Distinct permutations of activations and of gradients: without a failure, and with one in each of the stages."""
+    figures: dict[str, dict[str, list[int]]] = {}
+    for problem in small_problems(2, None):
+        table = lower(adaptive(problem))
+        name = f"{problem.num_pipelines} x {problem.num_stages}"
+        by_direction = figures.setdefault(name, {"activations": [], "gradients": []})
+        by_direction["activations"].append(len(table.activations.permutations))
+        by_direction["gradients"].append(len(table.gradients.permutations))
+    return figures
+
+
+def to_prepare() -> dict[str, dict[str, int]]:
+    """Plans for up to so many failures, where roles stay and where they may be moved."""
+    figures = {}
+    for D, P in ((4, 8), (24, 64)):
+        for most in (1, 2, 4):
+            counts = {"roles stay": num_plans(Topology(D, P), most)}
+            counts["roles move"] = num_plans(Topology(D, P), most, move_roles=True)
+            figures[f"{D} x {P}, up to {most} failures"] = counts
+    return figures
+
+
 def main() -> int:
-    plans, table, memory = planning(), gaps(), peak_bytes_per_op()
+    plans, table, memory, ticks = planning(), gaps(), peak_bytes_per_op(), in_lockstep()
 
     def slowest(size: str) -> float:
         return max(plan["seconds"] for name, plan in plans.items() if name.startswith(size))
 
     return publish(
         "planning: CPU-seconds, bytes of peak memory by op, gaps to the lower bounds",
-        {"plans": plans, "peak_bytes_per_op": memory, "gaps": table},
+        {
+            "plans": plans,
+            "peak_bytes_per_op": memory,
+            "gaps": table,
+            "lockstep_period_over_period": ticks,
+            "permutations": permutations(),
+            "plans_to_prepare": to_prepare(),
+        },
         {
             "seconds for 32 workers, M = 32": (slowest("32 workers"), 1.0),
             "seconds for 1,536 workers, M = 64": (slowest("1536 workers"), 10.0),
+            "lockstep period over period": (ticks["worst"], 1.1),
             "peak bytes per op, 1,536 over 384 workers": (memory["1536 workers"] / memory["384 workers"], 1.1),
         },
     )
