@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,15 +67,19 @@ def plan(options: argparse.Namespace) -> None:
 
 @dataclass
 class _Timed:
-    """A planner that notes how long it takes."""
+    """A planner that notes how long it takes, and tells its warnings in a line each."""
 
     planner: Callable[[Problem], Schedule]
     elapsed_ms: float = 0.0
 
     def __call__(self, problem: Problem) -> Schedule:
         started = time.perf_counter()
-        schedule = self.planner(problem)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", UserWarning)
+            schedule = self.planner(problem)
         self.elapsed_ms += 1e3 * (time.perf_counter() - started)
+        for warning in told:
+            print(f"swift: {warning.message}", file=sys.stderr)
         return schedule
 
 

@@ -10,9 +10,18 @@ from swift.schedules.schedule import Schedule
 
 Planner = Callable[[Problem], Schedule]
 
+
+def _milp(problem: Problem) -> Schedule:
+    # Only those who ask for the solver wait for it to be loaded.
+    from swift.schedules.milp import milp
+
+    return milp(problem)
+
+
 PLANNERS: Mapping[str, Planner] = {
     "adaptive": adaptive,
     "lockstep": lockstep,
+    "milp": _milp,
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,
