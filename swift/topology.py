@@ -40,7 +40,8 @@ class Topology:
             SettingError: ``failed`` names a worker outside the topology, or leaves a stage without a survivor.
         """
         for worker in sorted(failed):
-            if worker not in self.workers:
+            d, p = worker
+            if not (0 <= d < self.num_pipelines and 0 <= p < self.num_stages):
                 allowed = f"no such worker among {self.num_pipelines} pipelines x {self.num_stages} stages"
                 raise SettingError("failed worker", f"{worker[0]}:{worker[1]}", allowed)
         live = tuple(worker for worker in self.workers if worker not in failed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from swift.schedules.bound import tight_bound
 from swift.schedules.listing import Listing, Policy
-from swift.schedules.memory import peak_memory
+from swift.schedules.memory import fits
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.search import best_listing, share_out
@@ -29,18 +29,25 @@ def adaptive(problem: Problem) -> Schedule:
 
 
 def _plan_with_inboxes(problem: Problem) -> Round:
-    """Plans with less and less memory for stashes, until stashes and inboxes fit together."""
-    limit = problem.memory_limit
-    if limit is None or not problem.costs.inbox:
-        return _plan(problem)
-    for_stashes = limit
-    while for_stashes >= problem.costs.microbatch_peak:
-        found = _plan(replace(problem, memory_limit=for_stashes))
-        peak = float(peak_memory(Schedule.from_round(problem, "adaptive", found)).max())
-        if peak <= limit * (1 + 1e-9):
-            return found
-        for_stashes -= max(peak - limit, problem.costs.inbox)
-    return _one_after_another(problem)
+    """Plans with less memory for stashes than there is, the most with which stashes and inboxes fit together."""
+    limit, costs = problem.memory_limit, problem.costs
+    if limit is None or not costs.inbox:
+        return _plan(problem, _MAX_OPS)
+    stash = max(costs.f_stash, costs.w_stash)
+    least, most = 1, min(problem.num_pipelines * problem.num_microbatches, int(limit / stash * (1 + 1e-9)))
+    max_ops = _MAX_OPS // most.bit_length()
+    held, best = most, _one_after_another(problem)
+    while least <= most:
+        # The messages are counted afterwards: when they come is known only then.
+        stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=held * stash)
+        found = _plan(stashes, max_ops)
+        if fits(problem, found):
+            least = held + 1
+            best = min(best, found, key=lambda one: one.period)
+        else:
+            most = held - 1
+        held = (least + most + 1) // 2
+    return best
 
 
 def _one_after_another(problem: Problem) -> Round:
@@ -60,10 +67,9 @@ def _one_after_another(problem: Problem) -> Round:
     return Round(executor_DMP, start_3DMP, update_P, float(period) + costs.t_u)
 
 
-def _plan(problem: Problem) -> Round:
-    # What counts in a window of one iteration is when it ends, as with a barrier.
-    drained = replace(problem, staggered=problem.staggered and problem.num_iterations > 1)
-    best = best_listing(drained, tight_bound(drained), _MAX_OPS)
+def _plan(problem: Problem, max_ops: int) -> Round:
+    drained = problem.if_drained()
+    best = best_listing(drained, tight_bound(drained), max_ops)
     return _as_round(problem, best.policy, best.listing)
 
 

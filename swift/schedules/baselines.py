@@ -8,7 +8,8 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.schedules.adaptive import adaptive
-from swift.schedules.memory import peak_memory
+from swift.schedules.bound import max_held
+from swift.schedules.memory import fits
 from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
@@ -97,22 +98,14 @@ def _refuse_failures(problem: Problem, name: str) -> None:
 
 
 def _largest_that_fits(problem: Problem, order: Order, num_held: int) -> Round:
-    limit = math.inf if problem.memory_limit is None else problem.memory_limit * (1 + 1e-9)
     executor_DMP = np.zeros((1, problem.num_microbatches, problem.num_stages), np.int32)
-    num_held = min(num_held, _most_stashes(problem))
+    num_stashes = max_held(problem, problem.costs.f_stash)
+    if num_stashes < problem.num_microbatches:
+        num_held = min(num_held, int(num_stashes))
     while True:
         sequences = [order(problem, p, num_held) for p in range(problem.num_stages)]
         one = time_round(problem, executor_DMP, sequences)
         # How long messages lie in inboxes is known only now; one micro-batch at a time always fits.
-        if num_held == 1 or peak_memory(Schedule.from_round(problem, "", one)).max() <= limit:
+        if num_held == 1 or fits(problem, one):
             return one
         num_held -= 1
-
-
-def _most_stashes(problem: Problem) -> int:
-    """How many micro-batches' F-stashes a worker may hold: of any number if all of them fit."""
-    unlimited = max(problem.num_microbatches, problem.num_stages)
-    if problem.memory_limit is None:
-        return unlimited
-    most = int(problem.memory_limit / problem.costs.f_stash * (1 + 1e-9))
-    return most if most < problem.num_microbatches else unlimited

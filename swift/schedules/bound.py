@@ -1,4 +1,4 @@
-"""Lower bounds of the period that hold for every schedule of a problem.
+"""Lower bounds of the period that hold for every schedule of a problem that repeats one iteration.
 
 Of the workers of stage p one runs at least n_p = ceil(M D / survivors) micro-batches, which is its work. It has to wait
 besides, at two times:
@@ -13,20 +13,19 @@ The first gives ``lower_bound``, the one of ReCycle's setting that every gap ref
 """
 
 import math
-from dataclasses import replace
 
 from swift.schedules.problem import Problem
 
 
 def lower_bound(problem: Problem) -> float:
-    """The largest of the stages' work and wait for their first B: no schedule has a shorter period."""
+    """The largest of the stages' work and wait for their first B: no iteration that repeats has a shorter period."""
     return max(stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
 
 
 def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     """What a stage with so many live workers needs from one update to the next, whatever the other stages lack."""
     costs = problem.costs
-    num_microbatches = math.ceil(problem.num_microbatches * problem.num_pipelines / num_survivors)
+    num_microbatches = problem.most_loaded(num_survivors)
     behind = problem.num_stages - 1 - stage
     first_b = (behind + 1) * costs.t_f + behind * (_backward(problem) + 2 * costs.t_comm)
     wait = max(0.0, first_b - min(num_microbatches, max_held(problem, costs.f_stash)) * costs.t_f)
@@ -40,7 +39,7 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 def tight_bound(problem: Problem) -> float:
     """A bound at least as high as ``lower_bound``, which counts the wait after the last B as well."""
-    problem = replace(problem, staggered=problem.staggered and problem.num_iterations > 1)
+    problem = problem.if_drained()
     return max(
         stage_bound(problem, p, len(peers)) + _wait_after_last_b(problem, p, len(peers))
         for p, peers in enumerate(problem.survivors)
@@ -59,7 +58,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     there_and_back = stage * (costs.t_f + _backward(problem) + 2 * costs.t_comm)
     if not problem.decoupled:
         return there_and_back if problem.staggered else 0.0
-    num_microbatches = math.ceil(problem.num_microbatches * problem.num_pipelines / num_survivors)
+    num_microbatches = problem.most_loaded(num_survivors)
     num_weight_gradients = min(num_microbatches, max_held(problem, costs.w_stash))
     there = stage * (costs.t_b + costs.t_comm)
     return max(0.0, (there_and_back if problem.staggered else there) + (1 - num_weight_gradients) * costs.t_w)

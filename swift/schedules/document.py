@@ -24,13 +24,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from swift.schedules.baselines import one_f_one_b
+from swift.schedules.baselines import one_f_one_b, zero_bubble
 from swift.schedules.bound import lower_bound, tight_bound
 from swift.schedules.lower import TickTable, lower
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
 from swift.schedules.ops import Kind
-from swift.schedules.planners import PLANNERS
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 from swift.schedules.ticks import assign_ticks, lockstep_period
@@ -89,7 +88,7 @@ def fault_free_periods(problem: Problem) -> dict[str, float]:
     problem = replace(problem, failed=frozenset(), decoupled=True, staggered=True)
     return {
         "one_f_one_b": period(one_f_one_b(problem)),
-        "zero_bubble": period(PLANNERS["zero_bubble"](problem)),
+        "zero_bubble": period(zero_bubble(problem)),
     }
 
 

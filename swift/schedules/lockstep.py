@@ -15,7 +15,7 @@ import numpy as np
 
 from swift.schedules.adaptive import adaptive
 from swift.schedules.beam import Step, beam_search
-from swift.schedules.memory import peak_memory
+from swift.schedules.memory import fits
 from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 from swift.schedules.rounds import round_of
@@ -30,7 +30,7 @@ _WIDTH = 24
 _MAX_STATES = 3_000
 """The beam's width times the live workers."""
 _MAX_OPS = 1_500_000
-"""So many ops are searched, but two of the searches run whatever they take."""
+"""So many ops are searched, but one of the searches runs whatever it takes."""
 _MESSAGES = (1, 2, 4, 6)
 """How many messages room is kept for where they take memory that is limited, until what is found fits."""
 _NEVER = 1 << 40
@@ -63,24 +63,16 @@ def _interleaved(plan: Schedule) -> Iterator[Round]:
     """What the searches find, the middle iteration of each."""
     problem, space = plan.problem, _FreeOrder(plan)
     executor_DMP = round_of(plan).executor_DMP
-    for stretch, weight in _GUIDES[: max(2, _MAX_OPS // plan.num_ops)]:
+    for stretch, weight in _GUIDES[: max(1, _MAX_OPS // plan.num_ops)]:
         for num_messages in _MESSAGES if problem.costs.inbox and problem.memory_limit is not None else (0,):
             space.guide(stretch, weight, num_messages)
             ran_T4R = space.best_way()
             if ran_T4R is None:
                 break
             found = time_round(problem, executor_DMP, space.sequences(ran_T4R, problem.num_iterations // 2))
-            if _fits(problem, found):
+            if fits(problem, found):
                 yield found
                 break
-
-
-def _fits(problem: Problem, one: Round) -> bool:
-    """Whether the messages, whose number the search does not know, leave enough memory for the stashes."""
-    if problem.memory_limit is None or not problem.costs.inbox:
-        return True
-    peak = float(peak_memory(Schedule.from_round(problem, "lockstep", one)).max())
-    return peak <= problem.memory_limit * (1 + 1e-9)
 
 
 class _FreeOrder:

@@ -7,7 +7,8 @@ message stays in the inbox of its reader from the end of the op that sends it to
 import numpy as np
 
 from swift.schedules.ops import Kind
-from swift.schedules.schedule import Schedule
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Round, Schedule
 
 
 def peak_memory(schedule: Schedule) -> np.ndarray:
@@ -40,6 +41,13 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     before = np.concatenate([[0.0], held])[np.searchsorted(worker, worker)]
     np.maximum.at(peaks, worker, held - before)
     return peaks
+
+
+def fits(problem: Problem, one: Round) -> bool:
+    """Whether an iteration that repeats keeps to the memory limit of its problem, messages included."""
+    if problem.memory_limit is None:
+        return True
+    return float(peak_memory(Schedule.from_round(problem, "", one)).max()) <= problem.memory_limit * (1 + 1e-9)
 
 
 def time_tolerance(schedule: Schedule) -> float:

@@ -92,8 +92,7 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
     """
     if problem.costs.inbox and problem.memory_limit is not None:
         raise SettingError("--solver", "milp", "does not count the memory of messages: use adaptive")
-    # What counts in a window of one iteration is when it ends, as with a barrier.
-    barrier = replace(problem, staggered=problem.staggered and problem.num_iterations > 1)
+    barrier = problem.if_drained()
     first = replace(adaptive(problem), solver="milp")
     proof = Proof(first, tight_bound(barrier) if use_bound else 0.0)
     if not proof.proven:
@@ -138,7 +137,7 @@ def _least_lossy_slot(problem: Problem, longest: float) -> float:
     slots = [slot for slot in slots if slot * _LEAST_SLOTS_OF_OP <= min(times)]
     if not slots:
         raise SettingError("--solver", "milp", "too large, no optimum could be proved: use adaptive")
-    return min(slots, key=lambda slot: sum(time % slot for time in times))
+    return min(slots, key=lambda slot: sum(time - int(time / slot * (1 + 1e-12)) * slot for time in times))
 
 
 class _Search:

@@ -1,6 +1,7 @@
 """What is to be planned: how many micro-batches over which live workers, at what costs, in how much memory."""
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from swift.errors import SettingError, check_count, check_number
@@ -91,6 +92,14 @@ class Problem:
     def num_stages(self) -> int:
         """P."""
         return self.topology.num_stages
+
+    def if_drained(self) -> "Problem":
+        """The same, but for a window of one iteration with a barrier: what counts there is when all stages end."""
+        return replace(self, staggered=self.staggered and self.num_iterations > 1)
+
+    def most_loaded(self, num_survivors: int) -> int:
+        """How many micro-batches the most loaded worker of a stage with so many live workers runs at least: n_p."""
+        return math.ceil(self.num_microbatches * self.num_pipelines / num_survivors)
 
     @cached_property
     def survivors(self) -> tuple[tuple[int, ...], ...]:

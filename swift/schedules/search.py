@@ -20,6 +20,7 @@ _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
 _SHARE_OF_FIRST_POLICIES = 0.3
 _LEAST_TRIALS = 6
 _NUM_LEADERS = 3
+_MOST_IN_VAIN = 400
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     num_trials = max(_LEAST_TRIALS, max_ops // num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
+    num_in_vain = 0
     # What suits the stages without a failure is found on one pipeline, at little cost.
     lone = replace(problem, topology=Topology(num_stages=problem.num_stages), failed=frozenset())
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
@@ -51,8 +53,9 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
         spans = [end - first for first, end in zip(listing.first_f, listing.end, strict=True)]
         cost = listing.period(problem), sum(max(0.0, span - goal) for span in spans)
         leaders.insert(0, Candidate(cost, policy, listing))  # before its equals: drifting among them helps
+        num_in_vain = 0 if cost < min((leader.cost for leader in leaders[1:]), default=(math.inf,)) else num_in_vain + 1
         leaders.sort(key=lambda candidate: candidate.cost)
-        if leaders[0].cost[0] <= goal:
+        if leaders[0].cost[0] <= goal or num_in_vain == _MOST_IN_VAIN:
             break
         del leaders[_NUM_LEADERS:]
     return leaders[0]
@@ -130,7 +133,7 @@ def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> l
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
     """How many micro-batches each stage should hold: all stages as few as they can, as 1F1B has it, and so on."""
     P = problem.num_stages
-    loads = [math.ceil(problem.num_microbatches * problem.num_pipelines / len(peers)) for peers in problem.survivors]
+    loads = [problem.most_loaded(len(peers)) for peers in problem.survivors]
     most = max(loads)
     busiest = {p for p in range(P) if loads[p] == most}
     room = min(2.0 * P, most, max_held(problem, problem.costs.f_stash))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.schedules import Costs, Problem, adaptive, lower_bound, makespan, peak_memory, period, tight_bound, verify
@@ -29,7 +29,7 @@ GAPS = [  # limit over P, M over P, the mean gap asked for, the worst gap asked 
     (1.5, 2, 0.005, 0.03),
     (1.0, 2, 0.04, 0.08),
     (None, 1, 0.01, 0.09),
-    (1.5, 1, 0.0122, 0.09),
+    (1.5, 1, 0.012, 0.09),
     (1.0, 1, 0.07, 0.15),
 ]
 
@@ -39,9 +39,18 @@ def check_gaps(problems: list[Problem], mean: float, worst: float) -> None:
     for problem in problems:
         found = period(adaptive(problem))
         gaps.append(found / lower_bound(problem) - 1)
-        # Where hardly any schedule can keep to the worst gap, the tight bound is the proof of it.
-        assert round(gaps[-1], 2) <= worst or found <= 1.03 * tight_bound(problem), problem
-    assert np.mean(gaps) <= mean
+        # The figures are whole per cents.
+        assert round(gaps[-1], 2) <= worst or is_near_an_optimum_above(problem, found, worst), problem
+    assert round(np.mean(gaps), 3) <= mean
+
+
+def is_near_an_optimum_above(problem: Problem, found: float, gap: float) -> bool:
+    """Whether it is proved that no schedule keeps to the gap, and that none is better by more than 3 %."""
+    refused = (1 + gap) * lower_bound(problem)
+    bound = tight_bound(problem)
+    if bound <= refused:
+        bound = milp_proof(problem).bound
+    return bound > refused and found <= 1.03 * bound
 
 
 @pytest.mark.parametrize(("limit", "factor", "mean", "worst"), GAPS)
@@ -107,8 +116,9 @@ def several_failures(draw) -> Problem:
 def test_several_failures_stay_near_the_bound(problem):
     schedule = adaptive(problem)
     verify(schedule)
-    # With late stages behind a slow network no schedule is within 5 %; the tight bound proves it.
-    assert period(schedule) <= max(1.05 * lower_bound(problem), 1.03 * tight_bound(problem))
+    found = period(schedule)
+    # With failures in late stages behind a slow network no schedule is within 5 %.
+    assert found <= 1.05 * lower_bound(problem) or 1.05 * lower_bound(problem) < tight_bound(problem) >= found / 1.03
 
 
 @settings(deadline=None, max_examples=25)
@@ -126,10 +136,9 @@ def test_never_below_the_tight_bound(D, P, M, data):
         decoupled=data.draw(st.booleans()),
         staggered=data.draw(st.booleans()),
     )
-    assume(limit is None or limit >= 1)
     schedule = adaptive(problem)
     verify(schedule)
-    assert tight_bound(problem) >= lower_bound(problem) - 1e-9 or problem.num_iterations == 1
+    assert tight_bound(problem) >= lower_bound(problem) - 1e-9
     assert period(schedule) >= tight_bound(problem) * (1 - 1e-9)
 
 
@@ -138,6 +147,15 @@ def test_inboxes_count_within_the_limit():
     schedule = adaptive(problem)
     verify(schedule)
     assert 2.0 < peak_memory(schedule).max() <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("D", "P", "M", "failed", "inbox", "limit"),
+    [(2, 4, 8, (1, 3), 1.0, 8.0), (2, 2, 6, (0, 1), 1.0, 6.0), (2, 4, 8, (0, 1), 0.5, 8.0)],
+)
+def test_messages_that_take_memory_leave_a_good_plan(D, P, M, failed, inbox, limit):
+    problem = Problem(Topology(D, P), M, frozenset({failed}), Costs(inbox=inbox), limit)
+    assert period(adaptive(problem)) <= 1.15 * tight_bound(problem)
 
 
 @pytest.mark.parametrize("costs", [Costs(inbox=0.5), Costs(0.1, 0.1, 0.1, 0.3, 0.2, 0.25, 0.0, 0.25)])
