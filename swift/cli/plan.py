@@ -29,6 +29,8 @@ from swift.topology import Topology, Worker
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
 MAX_COST = 1e18
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
+MAX_OPS = 20_000_000
+"""Beyond what fits into a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -39,6 +41,7 @@ _OPTIONS = {
     "failed worker": "--fail",
     "failed workers": "--fail",
     "plan store": "--store",
+    "solver": "--solver",
 }
 """What the library calls a setting, and what the command line does."""
 
@@ -51,7 +54,10 @@ def plan(options: argparse.Namespace) -> None:
         planner, store = _Timed(_planner(options)), _store(options)
         schedule = planner(problem) if store is None else store.plan(problem, options.solver, planner)
         planning_ms = planner.elapsed_ms
-        plans = _plans(options, problem, num_new=_prepare(options, problem, store))
+        num_new = _prepare(options, problem, store)
+        if options.prepare is not None and len(problem.failed) <= options.prepare:
+            num_new += planner.num_calls
+        plans = _plans(options, problem, num_new)
         if form in ("svg", "trace"):
             content = _drawn(form, schedule, options.out)
             if options.prepare is not None:
@@ -71,6 +77,7 @@ class _Timed:
 
     planner: Callable[[Problem], Schedule]
     elapsed_ms: float = 0.0
+    num_calls: int = 0
 
     def __call__(self, problem: Problem) -> Schedule:
         started = time.perf_counter()
@@ -78,6 +85,7 @@ class _Timed:
             warnings.simplefilter("always", UserWarning)
             schedule = self.planner(problem)
         self.elapsed_ms += 1e3 * (time.perf_counter() - started)
+        self.num_calls += 1
         for warning in told:
             print(f"swift: {warning.message}", file=sys.stderr)
         return schedule
@@ -85,6 +93,11 @@ class _Timed:
 
 def _problem(options: argparse.Namespace) -> Problem:
     costs = _costs(options.costs)
+    num_ops = 3 * options.pipelines * options.stages * options.microbatches * options.iterations
+    if num_ops > MAX_OPS:
+        size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
+        allowed = f"makes {num_ops:,} ops in the window; at most {MAX_OPS:,} can be planned"
+        raise SettingError("--pipelines x --stages x --microbatches x --iterations", Written(size), allowed)
     problem = Problem(
         Topology(options.pipelines, options.stages),
         options.microbatches,
@@ -162,7 +175,7 @@ def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | N
     for number, prepared in enumerate(plans_to_prepare(problem, options.prepare), start=1):
         planner = _Timed(PLANNERS[options.solver])
         store.plan(prepared, options.solver, planner)
-        num_new += planner.elapsed_ms > 0
+        num_new += planner.num_calls
         # A line is written over on a terminal; Ctrl-C may come at any time, and finds nothing to restore.
         if sys.stderr.isatty():
             print(f"\rprepared {number:,}/{total:,} plans", end="\n" if number == total else "", file=sys.stderr)
@@ -190,8 +203,8 @@ def _format(options: argparse.Namespace) -> str:
         raise SettingError("--out", str(out), "is a directory, not a file")
     if out is not None and not out.parent.is_dir():
         raise SettingError("--out", str(out), f"cannot be written: there is no directory {out.parent}")
-    if out is not None and out.suffix.lower() == ".png" and form != "svg":
-        raise SettingError("--out", str(out), f"a PNG file holds a picture, not --format {form}")
+    if out is not None and out.suffix.lower() in (".png", ".svg") and form != "svg":
+        raise SettingError("--out", str(out), f"such a file holds a picture, not --format {form}")
     if options.ops and form != "json":
         raise SettingError("--ops", Written("(set)"), f"needs --format json, not {form}")
     if options.prepare is not None:

@@ -91,7 +91,7 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
         SettingError: the problem is too large, or its messages take memory that is limited.
     """
     if problem.costs.inbox and problem.memory_limit is not None:
-        raise SettingError("--solver", "milp", "does not count the memory of messages: use adaptive")
+        raise SettingError("solver", "milp", "does not count the memory of messages: use adaptive")
     barrier = problem.if_drained()
     first = replace(adaptive(problem), solver="milp")
     proof = Proof(first, tight_bound(barrier) if use_bound else 0.0)
@@ -136,7 +136,7 @@ def _least_lossy_slot(problem: Problem, longest: float) -> float:
     slots = [costs.t_f / number for number in range(1, most_of_f + 1)]
     slots = [slot for slot in slots if slot * _LEAST_SLOTS_OF_OP <= min(times)]
     if not slots:
-        raise SettingError("--solver", "milp", "too large, no optimum could be proved: use adaptive")
+        raise SettingError("solver", "milp", "too large, no optimum could be proved: use adaptive")
     return min(slots, key=lambda slot: sum(time - int(time / slot * (1 + 1e-12)) * slot for time in times))
 
 

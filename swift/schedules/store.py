@@ -106,7 +106,7 @@ class PlanStore:
         try:
             replace_file(path, encode(schedule))
         except OSError as error:
-            raise self._unusable(error) from error
+            raise SettingError("plan store", str(path), f"cannot be written: {error.strerror}") from error
 
     def path(self, problem: Problem, solver: str) -> Path:
         """The file of a problem's plan; the same for all problems that have the same normalized form."""

@@ -54,12 +54,6 @@ def is_near_an_optimum_above(problem: Problem, found: float, gap: float) -> bool
 
 
 @pytest.mark.parametrize(("limit", "factor", "mean", "worst"), GAPS)
-def test_gaps_of_small_problems(limit, factor, mean, worst):
-    check_gaps(list(one_failure_or_none((2, 3), (2, 4), factor, limit)), mean, worst)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "factor", "mean", "worst"), GAPS)
 def test_gaps(limit, factor, mean, worst):
     check_gaps(list(one_failure_or_none((2, 3, 4), (2, 4, 8), factor, limit)), mean, worst)
 

@@ -23,6 +23,12 @@ def test_plan_is_valid_and_no_worse_than_adaptive(problems, data):
     assert lockstep_period(plan) <= lockstep_period(adaptive(problem)) * (1 + 1e-9)
 
 
+def test_shorter_in_lockstep_than_adaptive_where_ops_differ():
+    problems = [Problem(Topology(3, 4), 8, frozenset({(0, p)}), COSTS) for p in range(4)]
+    found, plain = (sum(lockstep_period(planner(problem)) for problem in problems) for planner in (lockstep, adaptive))
+    assert found < 0.99 * plain
+
+
 def check_costs(D, P, M, limit, failed):
     problem = Problem(Topology(D, P), M, frozenset(failed), COSTS, limit and max(1, limit * P))
     plan = lockstep(problem)

@@ -195,13 +195,13 @@ def test_prints_nothing(capfd, no_help):
 def test_refuses_what_it_does_not_model():
     problem = Problem(Topology(1, 2), 2, costs=Costs(inbox=0.5))
     assert milp_proof(problem).proven
-    with pytest.raises(SettingError, match="--solver = 'milp': does not count the memory of messages"):
+    with pytest.raises(SettingError, match="solver = 'milp': does not count the memory of messages"):
         milp(replace(problem, memory_limit=3.0))
 
 
 def test_refuses_what_is_too_large(monkeypatch):
     monkeypatch.setattr(milp_module, "adaptive", one_after_the_other)
-    with pytest.raises(SettingError, match="--solver = 'milp': too large"):
+    with pytest.raises(SettingError, match="solver = 'milp': too large"):
         milp(Problem(Topology(2, 16), 32))
 
 

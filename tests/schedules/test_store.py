@@ -246,7 +246,7 @@ def test_a_write_that_fails_leaves_the_old_plan(store, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SettingError, match=rf"plan store = '{store.directory}': .*No space left"):
+    with pytest.raises(SettingError, match=rf"plan store = '{store.directory}/.*No space left"):
         store.put(plan(CANONICAL))
     assert store.path(PROBLEM, "adaptive").read_bytes() == whole
 
@@ -290,13 +290,13 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_may_not_be_written_to_is_refused(store):
     store.directory.chmod(0o500)
-    with pytest.raises(SettingError, match=f"plan store = '{store.directory}'"):
+    with pytest.raises(SettingError, match=f"plan store = '{store.directory}/"):
         store.plan(PROBLEM, "adaptive", plan)
 
 
 def test_a_directory_that_has_gone_is_refused(store):
     store.directory.rmdir()
-    with pytest.raises(SettingError, match=f"plan store = '{store.directory}'"):
+    with pytest.raises(SettingError, match=f"plan store = '{store.directory}/"):
         store.plan(PROBLEM, "adaptive", plan)
 
 

@@ -296,6 +296,7 @@ def test_a_staggered_schedule_is_none_without_staggering(problems, random_schedu
     assert any("before the last W of all stages" in sentence for sentence in found)
 
 
+# test_milp.py verifies what milp finds, of problems that are small enough for it.
 @pytest.mark.parametrize("name", [name for name in PLANNERS if name != "milp"])
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
