@@ -13,7 +13,7 @@ from swift.schedules.listing import Listing, Policy
 from swift.schedules.memory import fits
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.search import best_listing, share_out
+from swift.schedules.search import LEAST_TRIALS, best_listing, share_out
 from swift.topology import Topology
 
 _MAX_OPS = 400_000
@@ -35,12 +35,15 @@ def _plan_with_inboxes(problem: Problem) -> Round:
         return _plan(problem, _MAX_OPS)
     stash = max(costs.f_stash, costs.w_stash)
     least, most = 1, min(problem.num_pipelines * problem.num_microbatches, int(limit / stash * (1 + 1e-9)))
-    max_ops = _MAX_OPS // most.bit_length()
+    num_ops = 3 * problem.num_pipelines * problem.num_microbatches * problem.num_stages
+    num_tries = max(2, min(most.bit_length(), 5 * _MAX_OPS // num_ops // LEAST_TRIALS))
     held, best = most, _one_after_another(problem)
-    while least <= most:
+    for _ in range(num_tries):
+        if least > most:
+            break
         # The messages are counted afterwards: when they come is known only then.
         stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=held * stash)
-        found = _plan(stashes, max_ops)
+        found = _plan(stashes, _MAX_OPS // num_tries)
         if fits(problem, found):
             least = held + 1
             best = min(best, found, key=lambda one: one.period)

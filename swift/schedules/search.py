@@ -18,7 +18,7 @@ from swift.topology import Topology
 _PATIENCE = (0.3, 0.6, 0.0)
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
 _SHARE_OF_FIRST_POLICIES = 0.3
-_LEAST_TRIALS = 6
+LEAST_TRIALS = 5
 _NUM_LEADERS = 3
 _MOST_IN_VAIN = 400
 
@@ -38,10 +38,10 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     Args:
         problem: to plan one iteration of.
         target: a period that none can be below: the search ends when it is reached.
-        max_ops: how many ops may be listed; six policies are tried whatever they take.
+        max_ops: how many ops may be listed; five policies are tried whatever they take.
     """
     num_ops = 3 * problem.num_pipelines * problem.num_microbatches * problem.num_stages
-    num_trials = max(_LEAST_TRIALS, max_ops // num_ops + 4)
+    num_trials = max(LEAST_TRIALS, max_ops // num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
     num_in_vain = 0
@@ -63,7 +63,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
 
 def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
     """The first policies, then changes to those that lead by then."""
-    num_first = max(_LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
+    num_first = max(LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
     yield from itertools.islice(first_policies(problem, pilot), num_first)
     source = random.Random(0)
     while True:
