@@ -9,6 +9,7 @@ D: pipelines, P: stages.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -132,12 +133,12 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
     if num_failures > P * (D - 1):
         allowed = f"at most {P * (D - 1)} failures leave each of {P} stages one of {D} workers"
         raise SettingError("num_failures", num_failures, allowed)
-    bounds_PD = np.array([[stage_bound(problem, p, D - count) for count in range(D)] for p in range(P)])
-    # Whole numbers, so that no tie is broken by the last bit of a sum.
-    cost_PD = np.rint(bounds_PD * (1e9 / bounds_PD.max())).astype(np.int64).tolist()
+    bounds_PD = [[stage_bound(problem, p, D - count) for count in range(D)] for p in range(P)]
+    # Decimals of few digits, so that no tie is broken by the last bits of a bound or of their sum.
+    cost_PD = [[Decimal(f"{bound:.12g}") for bound in row] for row in bounds_PD]
     # Bounds grow with the failures, so the cheapest next failures, one after the other, give the smallest largest one.
     limit = max([row[0] for row in cost_PD] + sorted(cost for row in cost_PD for cost in row[1:])[:num_failures])
-    best: list[_Spread] = [(0, ())]
+    best: list[_Spread] = [(Decimal(0), ())]
     for row in reversed(cost_PD):
         costs = [cost for cost in row if cost <= limit]
         most = min(num_failures, len(costs) - 1 + len(best) - 1)
@@ -221,11 +222,11 @@ def _count_vectors(num_stages: int, num_pipelines: int, total: int) -> Iterator[
             yield (count, *rest)
 
 
-_Spread = tuple[int, tuple[int, ...]]
+_Spread = tuple[Decimal, tuple[int, ...]]
 """The bounds of some stages, summed, and their failures."""
 
 
-def _cheapest(costs: list[int], best: list[_Spread], total: int) -> _Spread:
+def _cheapest(costs: list[Decimal], best: list[_Spread], total: int) -> _Spread:
     """The smallest sum, then the most failures here, of a stage and those behind it with ``total`` failures."""
     counts = range(max(0, total - len(best) + 1), min(total, len(costs) - 1) + 1)
     count = min(reversed(counts), key=lambda count: costs[count] + best[total - count][0])

@@ -265,3 +265,8 @@ def test_one_plan_for_each_number_of_failures_where_roles_move(problem, most):
 def test_number_of_plans_at_paper_scale():
     """64 stages, up to two failures: none, one of 64, and two in the same or in different stages."""
     assert num_plans(Topology(24, 64), 2) == 1 + 64 + 64 + 64 * 63 // 2
+
+
+def test_different_bounds_of_the_same_sum_tie():
+    costs = Costs(t_f=2.25, t_b=0.5, t_w=1.75, t_u=1.75, t_comm=0.75)
+    assert spread(Problem(Topology(4, 3), 4, costs=costs), 4) == (2, 2, 0)
