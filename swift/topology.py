@@ -45,8 +45,9 @@ class Topology:
                 allowed = f"no such worker among {self.num_pipelines} pipelines x {self.num_stages} stages"
                 raise SettingError("failed worker", f"{worker[0]}:{worker[1]}", allowed)
         live = tuple(worker for worker in self.workers if worker not in failed)
+        live_stages = {p for _, p in live}
         for stage in range(self.num_stages):
-            if not any(p == stage for _, p in live):
+            if stage not in live_stages:
                 raise SettingError(
                     "failed workers", sorted(failed), f"stage {stage} has no live worker: restore from a checkpoint"
                 )

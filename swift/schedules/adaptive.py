@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from swift.schedules.bound import tight_bound
+from swift.schedules.bound import max_held, tight_bound
 from swift.schedules.listing import Listing, Policy
 from swift.schedules.memory import fits
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.search import LEAST_TRIALS, best_listing, share_out
-from swift.topology import Topology
 
 _MAX_OPS = 400_000
 """So many ops are listed in the search, about a second's worth."""
@@ -22,10 +21,7 @@ _MAX_OPS = 400_000
 
 def adaptive(problem: Problem) -> Schedule:
     """A schedule of the live workers that is as near to ``tight_bound`` as a second's search finds."""
-    if problem.failed:
-        return Schedule.from_round(problem, "adaptive", _plan_with_inboxes(problem))
-    one = _plan_with_inboxes(replace(problem, topology=Topology(1, problem.num_stages)))
-    return Schedule.from_round(problem, "adaptive", one.repeated(problem.num_pipelines))
+    return Schedule.planned(problem, "adaptive", _plan_with_inboxes)
 
 
 def _plan_with_inboxes(problem: Problem) -> Round:
@@ -34,9 +30,8 @@ def _plan_with_inboxes(problem: Problem) -> Round:
     if limit is None or not costs.inbox:
         return _plan(problem, _MAX_OPS)
     stash = max(costs.f_stash, costs.w_stash)
-    least, most = 1, min(problem.num_pipelines * problem.num_microbatches, int(limit / stash * (1 + 1e-9)))
-    num_ops = 3 * problem.num_pipelines * problem.num_microbatches * problem.num_stages
-    num_tries = max(2, min(most.bit_length(), 5 * _MAX_OPS // num_ops // LEAST_TRIALS))
+    least, most = 1, min(problem.num_pipelines * problem.num_microbatches, int(max_held(problem, stash)))
+    num_tries = max(2, min(most.bit_length(), 5 * _MAX_OPS // problem.num_ops // LEAST_TRIALS))
     held, best = most, _one_after_another(problem)
     for _ in range(num_tries):
         if least > most:

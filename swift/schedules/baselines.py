@@ -14,7 +14,6 @@ from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round
-from swift.topology import Topology
 
 Order = Callable[[Problem, int, int], list[SequencedOp]]
 """What a stage of pipeline 0 runs in a problem, where no stage may hold more than so many micro-batches at once."""
@@ -87,9 +86,9 @@ def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Sche
     """Plans one pipeline, in as much of the memory limit as can be used, and lets all pipelines do the same."""
     _refuse_failures(problem, name)
     problem = replace(problem, decoupled=False, staggered=False)
-    lone = replace(problem, topology=Topology(num_stages=problem.num_stages), num_iterations=1)
-    one = _largest_that_fits(lone, order, most_held)
-    return Schedule.from_round(problem, name, one.repeated(problem.num_pipelines))
+    return Schedule.planned(
+        problem, name, lambda lone: _largest_that_fits(replace(lone, num_iterations=1), order, most_held)
+    )
 
 
 def _refuse_failures(problem: Problem, name: str) -> None:

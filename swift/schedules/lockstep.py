@@ -21,8 +21,7 @@ from swift.schedules.problem import Problem
 from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round
-from swift.schedules.ticks import COST_PER_TICK, NONE, FixedOrder, Lines, lockstep_period, rows_by_name
-from swift.topology import Topology
+from swift.schedules.ticks import COST_PER_TICK, NONE, FixedOrder, Lines, lockstep_period
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
 """Stretch and weight of the mean (see ``_FreeOrder``) of the searches whose best result counts."""
@@ -40,14 +39,8 @@ def lockstep(problem: Problem) -> Schedule:
     """A schedule with a short ``lockstep_period``, a little longer in its ``period`` than that of ``adaptive``.
 
     Its times are those of workers that run at their own pace, in the order that is good in lockstep.
-
-    Raises:
-        SettingError: as ``adaptive``.
     """
-    if problem.failed:
-        return Schedule.from_round(problem, "lockstep", _best_round(problem))
-    one = _best_round(replace(problem, topology=Topology(1, problem.num_stages)))
-    return Schedule.from_round(problem, "lockstep", one.repeated(problem.num_pipelines))
+    return Schedule.planned(problem, "lockstep", _best_round)
 
 
 def _best_round(problem: Problem) -> Round:
@@ -89,7 +82,7 @@ class _FreeOrder:
     def __init__(self, schedule: Schedule):
         problem, self.schedule, lines = schedule.problem, schedule, Lines.of(schedule)
         self.lines, self.costs = lines, problem.costs
-        self.time_4 = np.array([self.costs.t_f, self.costs.t_b, self.costs.t_w, self.costs.t_u])
+        self.time_4 = np.array(self.costs.op_times)
         kind, R = schedule.kind, len(lines.stage_R)
         self.end_cR = np.stack([np.bincount(lines.row_n[kind == k], minlength=R) for k in Kind])
         self.start_cR = np.zeros_like(self.end_cR)
@@ -120,7 +113,7 @@ class _FreeOrder:
         Those are: U of the iteration before, for F; F, for B; B, for W; the last W, for U.
         """
         kind, iteration = self.schedule.kind, self.schedule.iteration
-        (f_n, b_n, w_n), is_f, is_u = rows_by_name(self.schedule), kind == Kind.F, kind == Kind.U
+        (f_n, b_n, w_n), is_f, is_u = self.schedule.row_3KDMP, kind == Kind.F, kind == Kind.U
         place = np.full(num_nodes, _NEVER)
         place[self.node_n[is_f]] = iteration[is_f] - 1
         place[self.node_n[b_n]] = self.place_n[f_n]
@@ -148,7 +141,7 @@ class _FreeOrder:
     def longest_paths(self, stretch: float) -> np.ndarray:
         """float64[nodes]: an estimate of the time from the start of an op to the end of the window."""
         lines, kind, iteration = self.lines, self.schedule.kind, self.schedule.iteration
-        f_n, b_n, w_n = rows_by_name(self.schedule)
+        f_n, b_n, w_n = self.schedule.row_3KDMP
         nowhere, row_n = len(self.op), lines.row_n
         reader_n, follower_n = np.full((2, len(kind)), nowhere)
         sent = np.flatnonzero(lines.sender_n != NONE)

@@ -9,7 +9,7 @@ import numpy as np
 
 from swift.schedules.messages import NONE, Moves, interval_slots, move
 from swift.schedules.schedule import Schedule
-from swift.schedules.ticks import assign_ticks, rows_by_name
+from swift.schedules.ticks import assign_ticks
 from swift.topology import Worker
 
 NOTHING = 0
@@ -79,7 +79,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
     row_of = np.full(problem.num_pipelines * P, NONE)
     row_of[[d * P + p for d, p in live]] = np.arange(len(live))
     placed = _Placed(tick_n, row_of[schedule.worker], int(tick_n.max()) + 1, len(live))
-    f_KDMP, b_KDMP, w_KDMP = rows_by_name(schedule)
+    f_KDMP, b_KDMP, w_KDMP = schedule.row_3KDMP
     f_stash, w_stash = placed.slots(f_KDMP, b_KDMP), placed.slots(b_KDMP, w_KDMP)
     activation = placed.slots(f_KDMP[..., :-1], f_KDMP[..., 1:])
     gradient = placed.slots(b_KDMP[..., 1:], b_KDMP[..., :-1])

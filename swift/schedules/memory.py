@@ -56,22 +56,12 @@ def time_tolerance(schedule: Schedule) -> float:
 
 
 def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, float]]:
-    problem, inbox = schedule.problem, schedule.problem.costs.inbox
-    K, D, M, P = problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages
-    ends = np.full((3, K, D, M, P), np.nan)
-    workers = np.full((3, K, D, M, P), -1, np.int32)
-    rows = schedule.kind != Kind.U
-    index = tuple(
-        column[rows]
-        for column in (schedule.kind, schedule.iteration, schedule.pipeline, schedule.microbatch, schedule.stage)
-    )
-    ends[index], workers[index] = schedule.end[rows], schedule.worker[rows]
-    sent_back = ends[Kind.B] if problem.decoupled else ends[Kind.W]
+    inbox, (f_KDMP, b_KDMP, w_KDMP) = schedule.problem.costs.inbox, schedule.row_3KDMP
+    sent_back_KDMP = b_KDMP if schedule.problem.decoupled else w_KDMP
     events = []
-    for sent, read, reader in (
-        (ends[Kind.F][..., :-1], ends[Kind.F][..., 1:], workers[Kind.F][..., 1:]),
-        (sent_back[..., 1:], ends[Kind.B][..., :-1], workers[Kind.B][..., :-1]),
-    ):
-        both = ~(np.isnan(sent) | np.isnan(read))
-        events += [(reader[both], sent[both], inbox), (reader[both], read[both], -inbox)]
+    for senders, readers in ((f_KDMP[..., :-1], f_KDMP[..., 1:]), (sent_back_KDMP[..., 1:], b_KDMP[..., :-1])):
+        both = (senders >= 0) & (readers >= 0)
+        sender, reader = senders[both], readers[both]
+        worker = schedule.worker[reader]
+        events += [(worker, schedule.end[sender], inbox), (worker, schedule.end[reader], -inbox)]
     return events

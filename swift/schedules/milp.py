@@ -15,6 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -40,8 +41,10 @@ from swift.schedules.schedule import Schedule
 from swift.schedules.sequences import time_round
 
 F, B, W = Kind.F, Kind.B, Kind.W
-_MAX_COLUMNS = 8_000  # of the coarsest model, which answers within a minute
-_MAX_COLUMNS_OF_ROUNDED = 2_000  # with which the optimum is seldom proved in any case
+_MAX_COLUMNS = 8_000
+"""Of the coarsest model, which answers within a minute."""
+_MAX_COLUMNS_OF_ROUNDED = 2_000
+"""The same with rounded costs, with which the optimum is seldom proved in any case."""
 _MAX_COLUMNS_OF_FINER = 30_000
 _LEAST_SLOTS_OF_OP = 3
 _SAME = 1e-9
@@ -137,7 +140,7 @@ def _least_lossy_slot(problem: Problem, longest: float) -> float:
     slots = [slot for slot in slots if slot * _LEAST_SLOTS_OF_OP <= min(times)]
     if not slots:
         raise SettingError("solver", "milp", "too large, no optimum could be proved: use adaptive")
-    return min(slots, key=lambda slot: sum(time - int(time / slot * (1 + 1e-12)) * slot for time in times))
+    return min(slots, key=lambda slot: sum(time - int(time / slot * (1 + _SAME)) * slot for time in times))
 
 
 class _Search:
@@ -151,13 +154,11 @@ class _Search:
     def run(self) -> None:
         """Goes on until they meet, nothing is left to ask, or time is up."""
         low, high = self.to_slots(self.proof.bound), self.to_slots(period(self.proof.schedule))
-        try:
+        with suppress(Undecided):  # what was found and proved by then stands
             for detail in self.details(high):
                 low, high = self.narrow(low, high, detail)
             if low == high:
                 self.exclude_parts_of_slots(low)
-        except Undecided:
-            pass
 
     def to_slots(self, length: float) -> int:
         return math.ceil(length / self.grid.slot * (1 - _SAME))

@@ -41,6 +41,11 @@ class Costs:
             object.__setattr__(self, item.name, float(getattr(self, item.name)))
 
     @property
+    def op_times(self) -> tuple[float, float, float, float]:
+        """Times of F, B, W and U: indexed by ``Kind``."""
+        return self.t_f, self.t_b, self.t_w, self.t_u
+
+    @property
     def microbatch_peak(self) -> float:
         """The most memory that one micro-batch takes on a worker: F's stash turns into W's while B runs."""
         return max(self.f_stash, self.w_stash) + self.inbox
@@ -92,6 +97,15 @@ class Problem:
     def num_stages(self) -> int:
         """P."""
         return self.topology.num_stages
+
+    @property
+    def num_ops(self) -> int:
+        """Fs, Bs and Ws of one iteration."""
+        return 3 * self.num_pipelines * self.num_microbatches * self.num_stages
+
+    def lone_pipeline(self) -> "Problem":
+        """The work of one pipeline whose workers are all up."""
+        return replace(self, topology=Topology(num_stages=self.num_stages), failed=frozenset())
 
     def if_drained(self) -> "Problem":
         """The same, but for a window of one iteration with a barrier: what counts there is when all stages end."""

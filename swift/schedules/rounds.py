@@ -17,14 +17,10 @@ def round_of(schedule: Schedule) -> Round:
     To the bit, if the first op starts at 0. A window of one iteration says nothing of the period: it is its makespan.
     """
     problem = schedule.problem
-    K, (D, M, P) = problem.num_iterations, (problem.num_pipelines, problem.num_microbatches, problem.num_stages)
-    is_u = schedule.kind == Kind.U
-    names = (schedule.kind, schedule.iteration, schedule.pipeline, schedule.microbatch, schedule.stage)
-    ops, updates = tuple(name[~is_u] for name in names), (schedule.iteration[is_u], schedule.stage[is_u])
-    executor_3KDMP, start_3KDMP = np.full((3, K, D, M, P), -1, np.int32), np.full((3, K, D, M, P), np.nan)
-    update_KP = np.full((K, P), np.nan)
-    executor_3KDMP[ops], start_3KDMP[ops] = schedule.worker[~is_u] // P, schedule.start[~is_u]
-    update_KP[updates] = schedule.start[is_u]
+    K, P = problem.num_iterations, problem.num_stages
+    is_u, update_KP = schedule.kind == Kind.U, np.full((K, P), np.nan)
+    executor_3KDMP, start_3KDMP = schedule.worker[schedule.row_3KDMP] // P, schedule.start[schedule.row_3KDMP]
+    update_KP[schedule.iteration[is_u], schedule.stage[is_u]] = schedule.start[is_u]
     starts_K = start_3KDMP.min((0, 2, 3, 4))
     period = float(starts_K[1] - starts_K[0]) if K > 1 else makespan(schedule)
     shift_K, tolerance = period * np.arange(K), time_tolerance(schedule)

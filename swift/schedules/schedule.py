@@ -3,7 +3,7 @@
 D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W, n: ops.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,7 +78,7 @@ class Schedule:
         kind, d, m, p = (axis.ravel() for axis in np.indices((3, D, M, P), np.int32))
         worker = np.broadcast_to(one.executor_DMP * P + np.arange(P), (3, D, M, P)).ravel()
         start = one.start_3DMP.ravel()
-        end = start + np.array([costs.t_f, costs.t_b, costs.t_w])[kind]
+        end = start + np.array(costs.op_times)[kind]
         live = np.array(problem.topology.live_workers(problem.failed), np.int32)
         update_start = one.update_P[live[:, 1]]
         fixed = [np.full(len(live), value, np.int32) for value in (Kind.U, NO_MICROBATCH)]
@@ -100,6 +100,13 @@ class Schedule:
         shift = iteration * one.period
         return _ordered(problem, solver, [worker, kind, iteration, d, m, p], start + shift, end + shift)
 
+    @classmethod
+    def planned(cls, problem: Problem, solver: str, plan: Callable[[Problem], Round]) -> "Schedule":
+        """Repeats what ``plan`` finds; without a failure it is asked for one pipeline, since all do the same."""
+        if problem.failed:
+            return cls.from_round(problem, solver, plan(problem))
+        return cls.from_round(problem, solver, plan(problem.lone_pipeline()).repeated(problem.num_pipelines))
+
     @property
     def num_ops(self) -> int:
         """n."""
@@ -109,6 +116,16 @@ class Schedule:
     def bounds(self) -> np.ndarray:
         """int64[D * P + 1]: the rows of worker w are ``bounds[w]:bounds[w + 1]``."""
         return np.searchsorted(self.worker, np.arange(self.problem.num_pipelines * self.problem.num_stages + 1))
+
+    @cached_property
+    def row_3KDMP(self) -> np.ndarray:
+        """int64[3, K, D, M, P]: the row of every F, B and W; -1 where there is none."""
+        problem, is_fbw = self.problem, self.kind != Kind.U
+        shape = (problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages)
+        row_3KDMP = np.full((3, *shape), -1, np.int64)
+        names = (self.kind, self.iteration, self.pipeline, self.microbatch, self.stage)
+        row_3KDMP[tuple(name[is_fbw] for name in names)] = np.flatnonzero(is_fbw)
+        return row_3KDMP
 
     def ops(self) -> Iterator[TimedOp]:
         """All ops, worker by worker, each worker's in its order."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from swift.schedules.bound import max_held, tight_bound
 from swift.schedules.listing import Listing, Policy, list_schedule
 from swift.schedules.problem import Problem
-from swift.topology import Topology
 
 _PATIENCE = (0.3, 0.6, 0.0)
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
@@ -40,13 +39,12 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
         target: a period that none can be below: the search ends when it is reached.
         max_ops: how many ops may be listed; five policies are tried whatever they take.
     """
-    num_ops = 3 * problem.num_pipelines * problem.num_microbatches * problem.num_stages
-    num_trials = max(LEAST_TRIALS, max_ops // num_ops + 4)
+    num_trials = max(LEAST_TRIALS, max_ops // problem.num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
     num_in_vain = 0
     # What suits the stages without a failure is found on one pipeline, at little cost.
-    lone = replace(problem, topology=Topology(num_stages=problem.num_stages), failed=frozenset())
+    lone = problem.lone_pipeline()
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
     for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)

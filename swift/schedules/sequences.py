@@ -129,7 +129,7 @@ class _Graph:
         node = np.empty(n, np.int64)
         node[order] = np.arange(P, P + n)
 
-        duration = np.array([costs.t_f, costs.t_b, costs.t_w])
+        duration = np.array(costs.op_times)
         begins = np.isin(np.arange(n), bounds)
         before = np.where(begins, worker % P, np.roll(node, 1))
         assert problem.decoupled or (np.roll(ids, 1) == reads)[kind == Kind.W].all(), "W is directly after its B"

@@ -67,19 +67,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
 
 def durations(schedule: Schedule) -> np.ndarray:
     """float64[n]: what every op takes."""
-    costs = schedule.problem.costs
-    return np.array([costs.t_f, costs.t_b, costs.t_w, costs.t_u])[schedule.kind]
-
-
-def rows_by_name(schedule: Schedule) -> np.ndarray:
-    """int64[3, K, D, M, P]: the row of every F, B and W."""
-    problem, is_fbw = schedule.problem, schedule.kind != Kind.U
-    shape = (problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages)
-    row_3KDMP = np.full((3, *shape), NONE, np.int64)
-    names = (schedule.kind, schedule.iteration, schedule.pipeline, schedule.microbatch, schedule.stage)
-    row_3KDMP[tuple(name[is_fbw] for name in names)] = np.flatnonzero(is_fbw)
-    assert (row_3KDMP != NONE).all(), "an op is missing"
-    return row_3KDMP
+    return np.array(schedule.problem.costs.op_times)[schedule.kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +139,8 @@ class Lines:
 
 
 def _senders(schedule: Schedule) -> np.ndarray:
-    row_3KDMP = rows_by_name(schedule)
+    row_3KDMP = schedule.row_3KDMP
+    assert (row_3KDMP >= 0).all(), "an op is missing"
     sender_n = np.full(schedule.num_ops, NONE, np.int64)
     sender_n[row_3KDMP[Kind.F, ..., 1:]] = row_3KDMP[Kind.F, ..., :-1]
     back = Kind.B if schedule.problem.decoupled else Kind.W

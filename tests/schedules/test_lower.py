@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swift.schedules import Costs, Kind, Problem, adaptive
 from swift.schedules.lower import NOTHING, lower
 from swift.schedules.messages import NONE, interval_slots
-from swift.schedules.ticks import assign_ticks, lockstep_period, rows_by_name
+from swift.schedules.ticks import assign_ticks, lockstep_period
 from swift.topology import Topology
 
 GARBAGE = "what a worker sends that has nothing to say"
@@ -184,6 +184,6 @@ def test_a_later_tick_for_every_reader():
     tick_n = assign_ticks(schedule)
     within = schedule.worker[1:] == schedule.worker[:-1]
     assert (np.diff(tick_n)[within] > 0).all()
-    f_KDMP, b_KDMP, _ = tick_n[rows_by_name(schedule)]
+    f_KDMP, b_KDMP, _ = tick_n[schedule.row_3KDMP]
     assert (f_KDMP[..., 1:] > f_KDMP[..., :-1]).all()
     assert (b_KDMP[..., :-1] > b_KDMP[..., 1:]).all()

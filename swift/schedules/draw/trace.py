@@ -69,17 +69,11 @@ def _op_event(timed: TimedOp) -> dict[str, Any]:
 
 def _messages(schedule: Schedule) -> Iterator[dict[str, Any]]:
     """From F to the next stage's F, and from B, or the W that it is held to, to the B of the stage before."""
-    problem, is_fbw = schedule.problem, schedule.kind != Kind.U
-    shape = (problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages)
-    ops = tuple(
-        column[is_fbw]
-        for column in (schedule.kind, schedule.iteration, schedule.pipeline, schedule.microbatch, schedule.stage)
-    )
-    d_3KDMP, start_3KDMP = np.zeros((3, *shape), np.int32), np.zeros((3, *shape))
-    d_3KDMP[ops], start_3KDMP[ops] = schedule.worker[is_fbw] // problem.num_stages, schedule.start[is_fbw]
+    problem, row_3KDMP = schedule.problem, schedule.row_3KDMP
+    d_3KDMP, start_3KDMP = schedule.worker[row_3KDMP] // problem.num_stages, schedule.start[row_3KDMP]
     back, number = Kind.B if problem.decoupled else Kind.W, 0
     for name, sender, reader, step in (("activation", Kind.F, Kind.F, 1), ("gradient", back, Kind.B, -1)):
-        for k, d, m, i in np.ndindex(*shape[:3], problem.num_stages - 1):
+        for k, d, m, i in np.ndindex(*row_3KDMP.shape[1:4], problem.num_stages - 1):
             p = i if step > 0 else i + 1
             number += 1
             for phase, kind, stage in (("s", sender, p), ("f", reader, p + step)):
