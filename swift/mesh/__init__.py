@@ -1,19 +1,39 @@
 """Live meshes: how code written for one rank runs on all of them."""
 
 from swift.mesh.emulate import EmulationError, emulate_devices
-from swift.mesh.live import EXPERT_AXIS, RANK_KINDS, RANKED, SHARED, WORKER_AXIS, LiveMesh, RankKind, live_mesh
+from swift.mesh.live import (
+    EXPERT_AXIS,
+    RANK_KINDS,
+    RANKED,
+    REPLICATED,
+    SHARED,
+    WORKER_AXIS,
+    LiveMesh,
+    Place,
+    RankKind,
+    live_mesh,
+)
+from swift.mesh.moving import move_rows, moved_bytes, source_rows
+from swift.mesh.peers import PeerSum, how_unequal
 from swift.mesh.traffic import collective_bytes
 
 __all__ = [
     "EXPERT_AXIS",
     "RANKED",
     "RANK_KINDS",
+    "REPLICATED",
     "SHARED",
     "WORKER_AXIS",
     "EmulationError",
     "LiveMesh",
+    "PeerSum",
+    "Place",
     "RankKind",
     "collective_bytes",
     "emulate_devices",
+    "how_unequal",
     "live_mesh",
+    "move_rows",
+    "moved_bytes",
+    "source_rows",
 ]

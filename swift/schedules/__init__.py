@@ -4,22 +4,27 @@ from swift.schedules.adaptive import adaptive
 from swift.schedules.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.bound import lower_bound, tight_bound
 from swift.schedules.lockstep import lockstep
-from swift.schedules.lower import TickTable, lower
+from swift.schedules.lower import lower
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
 from swift.schedules.normalize import Normalized, denormalize, moves, normalize, num_plans, plans_to_prepare, spread
 from swift.schedules.ops import Kind, Op, TimedOp
-from swift.schedules.planners import PLANNERS, Planner
+from swift.schedules.planners import FAULT_FREE, PLANNERS, Planner
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import time_round
+from swift.schedules.slot_bytes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
 from swift.schedules.store import PlanStore
+from swift.schedules.table import NOTHING, TableShape, TickTable, common_shape
 from swift.schedules.ticks import assign_ticks, lockstep_period
 from swift.schedules.verify import ScheduleError, verify, violations
 
 __all__ = [
+    "FAULT_FREE",
+    "NOTHING",
     "PLANNERS",
     "Costs",
+    "HeldBytes",
     "Kind",
     "Normalized",
     "Op",
@@ -29,13 +34,18 @@ __all__ = [
     "Round",
     "Schedule",
     "ScheduleError",
+    "SlotBytes",
+    "TableShape",
     "TickTable",
     "TimedOp",
     "adaptive",
+    "allocated_bytes",
     "assign_ticks",
     "bubble_share",
+    "common_shape",
     "denormalize",
     "gpipe",
+    "held_bytes",
     "lockstep",
     "lockstep_period",
     "lower",

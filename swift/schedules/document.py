@@ -26,12 +26,13 @@ from typing import Any
 
 from swift.schedules.baselines import one_f_one_b, zero_bubble
 from swift.schedules.bound import lower_bound, tight_bound
-from swift.schedules.lower import TickTable, lower
+from swift.schedules.lower import lower
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
 from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
+from swift.schedules.table import TickTable
 from swift.schedules.ticks import assign_ticks, lockstep_period
 
 COST_NAMES = {
@@ -118,7 +119,8 @@ def _sizes(table: TickTable) -> dict[str, int]:
         "activation_permutations": len(table.activations.permutations),
         "gradient_permutations": len(table.gradients.permutations),
         "most_rounds": int(table.num_rounds_T.max()),
-        "f_stash_slots": table.num_f_stash,
+        "b_stash_slots": table.num_b_stash,
+        "held_slots": table.num_held,
         "w_stash_slots": table.num_w_stash,
         "activation_slots": table.activations.num_slots,
         "gradient_slots": table.gradients.num_slots,

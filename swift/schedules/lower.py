@@ -1,6 +1,6 @@
-"""A schedule as the table that one SPMD program interprets, tick by tick.
+"""From a schedule to the table that one SPMD program interprets, tick by tick.
 
-T: ticks, Q: rounds of a tick, R: live workers in mesh order, n: ops of a schedule.
+T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule.
 """
 
 from dataclasses import dataclass, replace
@@ -8,60 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swift.schedules.messages import NONE, Moves, interval_slots, move
+from swift.schedules.ops import Kind
 from swift.schedules.schedule import Schedule
+from swift.schedules.table import NOTHING, TickTable
 from swift.schedules.ticks import assign_ticks
-from swift.topology import Worker
-
-NOTHING = 0
-"""The opcode of a worker that idles; that of an op is its kind plus one."""
-
-
-@dataclass(frozen=True, eq=False)
-class TickTable:
-    """What every live worker does in every tick; ``NONE`` where a field does not apply.
-
-    In a tick a worker first runs its op, which may read any slot that was written in an earlier tick. Then the messages
-    move: what F made to the inbox for activations of the next stage, what B made to that for gradients of the stage
-    before. A slot that an op reads may be written again from the end of its tick on.
-
-    Attributes:
-        workers: the live workers: the rows of the mesh axis ``worker``.
-        opcode_TR: int32, ``NOTHING`` or ``Kind`` + 1.
-        iteration_TR, pipeline_TR, microbatch_TR: int32, names of the op: what data it needs; for U the worker's own
-            pipeline and no micro-batch.
-        f_stash_TR: int32, the slot of the F-stash that F writes and B reads.
-        w_stash_TR: int32, the slot of the W-stash that B writes and W reads.
-        inbox_TR: int32, the slot that the op reads: for F, but for the first stage's, of the inbox for activations; for
-            B of the one for gradients.
-        loss_TR: int32, the slot of the inbox for gradients into which the last stage's F puts its loss's gradient.
-        activations: the messages of F.
-        gradients: the messages of B.
-        num_f_stash, num_w_stash: slots that every worker needs.
-    """
-
-    workers: tuple[Worker, ...]
-    opcode_TR: np.ndarray
-    iteration_TR: np.ndarray
-    pipeline_TR: np.ndarray
-    microbatch_TR: np.ndarray
-    f_stash_TR: np.ndarray
-    w_stash_TR: np.ndarray
-    inbox_TR: np.ndarray
-    loss_TR: np.ndarray
-    activations: Moves
-    gradients: Moves
-    num_f_stash: int
-    num_w_stash: int
-
-    @property
-    def num_ticks(self) -> int:
-        """T."""
-        return len(self.opcode_TR)
-
-    @property
-    def num_rounds_T(self) -> np.ndarray:
-        """int64[T]: collectives of every tick, those of both directions counted."""
-        return self.activations.num_rounds_T + self.gradients.num_rounds_T
 
 
 def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
@@ -80,26 +30,35 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
     row_of[[d * P + p for d, p in live]] = np.arange(len(live))
     placed = _Placed(tick_n, row_of[schedule.worker], int(tick_n.max()) + 1, len(live))
     f_KDMP, b_KDMP, w_KDMP = schedule.row_3KDMP
-    f_stash, w_stash = placed.slots(f_KDMP, b_KDMP), placed.slots(b_KDMP, w_KDMP)
+    b_stash, held, w_stash = (placed.slots(*pair) for pair in ((f_KDMP, b_KDMP), (f_KDMP, w_KDMP), (b_KDMP, w_KDMP)))
     activation = placed.slots(f_KDMP[..., :-1], f_KDMP[..., 1:])
     gradient = placed.slots(b_KDMP[..., 1:], b_KDMP[..., :-1])
     loss = placed.slots(f_KDMP[..., -1], b_KDMP[..., -1])
     inboxes = ((f_KDMP[..., 1:], activation), (b_KDMP[..., :-1], gradient), (b_KDMP[..., -1], loss))
     gradients = placed.moves(b_KDMP[..., 1:], b_KDMP[..., :-1], gradient)
-    every = np.arange(schedule.num_ops)
+    every, updates = np.arange(schedule.num_ops), np.flatnonzero(schedule.kind == Kind.U)
+    data = placed.turns(f_KDMP)
+    phase_bounds, update_HR = placed.phases(updates, schedule.iteration[updates])
+    names = np.stack([schedule.iteration, schedule.pipeline, schedule.microbatch], axis=1)
     return TickTable(
         workers=live,
         opcode_TR=placed.spread((every, schedule.kind + 1), empty=NOTHING),
         iteration_TR=placed.spread((every, schedule.iteration)),
         pipeline_TR=placed.spread((every, schedule.pipeline)),
         microbatch_TR=placed.spread((every, schedule.microbatch)),
-        f_stash_TR=placed.spread((f_KDMP, f_stash), (b_KDMP, f_stash)),
+        data_TR=placed.spread((f_KDMP, data), (b_KDMP, data), (w_KDMP, data)),
+        b_stash_TR=placed.spread((f_KDMP, b_stash), (b_KDMP, b_stash)),
+        held_TR=placed.spread((f_KDMP, held), (b_KDMP, held), (w_KDMP, held)),
         w_stash_TR=placed.spread((b_KDMP, w_stash), (w_KDMP, w_stash)),
         inbox_TR=placed.spread(*inboxes),
         loss_TR=placed.spread((f_KDMP[..., -1], loss)),
+        data_Rn=placed.listed(f_KDMP, data, names[f_KDMP]),
+        phase_bounds=phase_bounds,
+        update_HR=update_HR,
         activations=placed.moves(f_KDMP[..., :-1], f_KDMP[..., 1:], activation),
         gradients=replace(gradients, num_slots=max(gradients.num_slots, _count(loss))),
-        num_f_stash=_count(f_stash),
+        num_b_stash=_count(b_stash),
+        num_held=_count(held),
         num_w_stash=_count(w_stash),
     )
 
@@ -131,6 +90,28 @@ class _Placed:
         """The messages from the writers to the readers."""
         ticks, senders, receivers = self.tick_n[writers], self.row_n[writers], self.row_n[readers]
         return move(ticks.ravel(), senders.ravel(), receivers.ravel(), slots.ravel(), self.num_ticks, self.num_rows)
+
+    def turns(self, ops: np.ndarray) -> np.ndarray:
+        """How many of these ops their row has run before."""
+        row, tick = self.row_n[ops].ravel(), self.tick_n[ops].ravel()
+        order = np.lexsort((tick, row))
+        turn = np.empty(len(order), np.int64)
+        turn[order] = np.arange(len(order)) - np.searchsorted(row[order], row[order])
+        return turn.reshape(ops.shape)
+
+    def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """int32[R, most places, 3]: a list for every row, of three numbers for each of its ops."""
+        list_Rn = np.full((self.num_rows, _count(places), 3), NONE, np.int32)
+        list_Rn[self.row_n[ops], places] = values
+        return list_Rn
+
+    def phases(self, updates: np.ndarray, iterations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int32[H + 1], the bounds of the phases that end with these Us, and int32[H, R], their iterations."""
+        last_ticks, phase = np.unique(self.tick_n[updates], return_inverse=True)
+        assert last_ticks[-1] == self.num_ticks - 1, "an op after all updates"
+        update_HR = np.full((len(last_ticks), self.num_rows), NONE, np.int32)
+        update_HR[phase, self.row_n[updates]] = iterations
+        return np.append(0, last_ticks + 1).astype(np.int32), update_HR
 
 
 def _count(slots: np.ndarray) -> int:

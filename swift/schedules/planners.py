@@ -26,3 +26,6 @@ PLANNERS: Mapping[str, Planner] = {
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,
 }
+
+FAULT_FREE = frozenset({"gpipe", "one_f_one_b", "zero_bubble"})
+"""Those of them that take no problem with a failure."""

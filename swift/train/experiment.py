@@ -5,18 +5,19 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from swift.data import Batch, DataConfig, Loader, Split
-from swift.errors import SettingError, check_count, check_seed
+from swift.data import DataConfig, Loader, Split
+from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.experts import ExpertConfig
 from swift.experts.layouts import Decoupled, Instances, Layout, ReplicaShards
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
-from swift.mesh import RANKED, LiveMesh, RankKind, live_mesh
+from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
-from swift.topology import Topology
-from swift.train.state import Program
+from swift.pipeline import Engine, PlanSettings, Prepare, Program, stage_costs
+from swift.schedules import FAULT_FREE, PLANNERS
+from swift.topology import Topology, Worker
+from swift.train.failures import FailureList, parse_failures
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
 WIRE_DTYPES = ("compute", "float32", "bfloat16")
@@ -30,7 +31,7 @@ class Experiment:
         model: the GPT's shape.
         experts: its expert layers.
         placement: the policy that places experts anew every iteration.
-        topology: pipelines, stages and expert ranks; this version runs (1, 1, N).
+        topology: pipelines, stages and expert ranks.
         ranks: ``emulated`` CPU devices, the machine's ``devices``, or ``virtual`` ranks of one device.
         data: documents and tokens.
         optimizer: optimizer and schedule.
@@ -39,6 +40,14 @@ class Experiment:
         seed: of the parameters and of the order of the data.
         num_steps: iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
+        planner: what plans a pipeline's schedules, see ``swift plan``.
+        window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
+            which a gradient would have been clipped is run again, one iteration after the other.
+        memory_limit: micro-batches whose activations a worker keeps at once; None: no limit.
+        remat: keep only a stage's input for the backward pass, and compute the rest again: a third more FLOPs.
+        failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
+            iteration, or come back.
+        move_roles: spread failures over the stages, by workers that change theirs.
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks.
         eval_every: iterations between evaluations on the validation split; 0 for none.
         num_eval_batches: batches of an evaluation; the first ones, always the same.
@@ -59,6 +68,12 @@ class Experiment:
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1
+    planner: str = "lockstep"
+    window: int = 1
+    memory_limit: float | None = None
+    remat: bool = False
+    failures: tuple[str, ...] = ()
+    move_roles: bool = False
     sequences_per_microbatch: int = 16
     eval_every: int = 100
     num_eval_batches: int = 8
@@ -77,9 +92,6 @@ class Experiment:
         for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
             if getattr(self, name) not in choices:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")
-        if len(self.topology.workers) > 1:
-            shape = (self.topology.num_pipelines, self.topology.num_stages)
-            raise SettingError("Topology", shape, "this version trains one pipeline of one stage, (1, 1)")
         if self.sequences_per_microbatch % self.topology.num_expert_ranks:
             allowed = f"must be a multiple of Topology.num_expert_ranks = {self.topology.num_expert_ranks}"
             raise SettingError("Experiment.sequences_per_microbatch", self.sequences_per_microbatch, allowed)
@@ -87,6 +99,7 @@ class Experiment:
         self.model.stage_pattern(self.topology.num_stages)
         # Refused here, before anything is written or JAX has started.
         learning_rate(self.optimizer, self.num_steps)
+        self._check_pipeline()
         if self.optimizer.layout == "coupled":
             self._check_coupled()
 
@@ -98,7 +111,28 @@ class Experiment:
         if isinstance(self.placement, type) or not hasattr(self.placement, "init"):
             raise SettingError("Experiment.placement", self.placement, "must be a placement policy, such as @Symi()")
 
+    def _check_pipeline(self) -> None:
+        is_lone = len(self.topology.workers) == 1
+        for name in ("remat", "move_roles"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"Experiment.{name}", getattr(self, name), "must be True or False")
+        check_count("Experiment.window", self.window, least=1)
+        if is_lone and self.window > 1:
+            allowed = "must be 1 with a single worker, which waits for nobody's update"
+            raise SettingError("Experiment.window", self.window, allowed)
+        if self.memory_limit is not None:
+            check_number("Experiment.memory_limit", self.memory_limit, least=1)
+        if self.planner not in PLANNERS:
+            raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
+        if self.failure_list.events and self.planner in FAULT_FREE:
+            allowed = f"plans without failures only, and Experiment.failures has {len(self.failures)}"
+            raise SettingError("Experiment.planner", self.planner, allowed)
+
     def _check_coupled(self) -> None:
+        if len(self.topology.workers) > 1:
+            shape = (self.topology.num_pipelines, self.topology.num_stages)
+            allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
+            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
         if not isinstance(self.placement, Static):
             return
         if self.ranks == "virtual":
@@ -111,16 +145,22 @@ class Experiment:
             raise SettingError("OptimizerConfig.layout", "coupled", allowed)
 
     @property
+    def failure_list(self) -> FailureList:
+        """``failures``, understood."""
+        return parse_failures(self.failures, self.topology, self.num_steps)
+
+    @property
     def tokens_per_step(self) -> int:
         """Positions of an iteration's global batch."""
-        return self.num_microbatches * self.sequences_per_microbatch * self.model.sequence_length
+        num_microbatches = self.topology.num_pipelines * self.num_microbatches
+        return num_microbatches * self.sequences_per_microbatch * self.model.sequence_length
 
     def loader(self, split: Split) -> Loader:
         """The batches of a split."""
         return Loader(
             self.data,
             split,
-            num_microbatches=self.num_microbatches,
+            num_microbatches=self.topology.num_pipelines * self.num_microbatches,
             sequences_per_microbatch=self.sequences_per_microbatch,
             sequence_length=self.model.sequence_length,
             seed=self.seed,
@@ -142,7 +182,28 @@ class Experiment:
             clip_norm=self.optimizer.clip_norm,
             layouts={name: self._layout(group) for name, group in gpt.groups.items()},
             compute_dtype=jnp.dtype(self.compute_dtype),
+            num_microbatches=self.topology.num_pipelines * self.num_microbatches,
+            remat=self.remat,
         )
+
+    def engine(self, failed: frozenset[Worker], prepare: Prepare) -> Engine:
+        """What runs this experiment, with some workers down at first.
+
+        Raises:
+            SettingError: there are too few devices, or no plan for these failures.
+        """
+        program = self.program()
+        per_rank = self.sequences_per_microbatch // self.topology.num_expert_ranks
+        settings = PlanSettings(
+            self.topology,
+            self.num_microbatches,
+            self.planner,
+            self.window,
+            stage_costs(program, per_rank),
+            self.memory_limit,
+            self.move_roles,
+        )
+        return Engine(program, settings, self.ranks, self.sequences_per_microbatch, prepare, failed)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint has to share with the run that reads it."""
@@ -167,18 +228,3 @@ class Experiment:
         if isinstance(self.placement, Static):
             return ReplicaShards(classes, size, ranks, self.experts.slots_per_rank, compute)
         return Instances(classes, size, ranks, compute, wire)
-
-
-def by_rank(batch: Batch, num_ranks: int) -> Batch:
-    """Splits a batch ``[M, B, T]`` over the ranks, whole sequences: ``[worker = 1, M, rank, B / ranks, T]``."""
-
-    def split(leaf: np.ndarray) -> np.ndarray:
-        num_microbatches, num_sequences, length = leaf.shape
-        return leaf.reshape(1, num_microbatches, num_ranks, num_sequences // num_ranks, length)
-
-    return Batch(*map(split, batch))
-
-
-def put_batch(batch: Batch, live: LiveMesh) -> Batch:
-    """A host batch ``[M, B, T]`` on the mesh's devices, each rank's sequences on that rank."""
-    return live.put(by_rank(batch, live.num_ranks), RANKED)

@@ -62,7 +62,8 @@ def test_the_tick_table_is_told_by_its_sizes():
     assert told["activation_permutations"] == len(table.activations.permutations)
     assert told["gradient_permutations"] == len(table.gradients.permutations)
     assert told["most_rounds"] == max(table.num_rounds_T)
-    assert (told["f_stash_slots"], told["w_stash_slots"]) == (table.num_f_stash, table.num_w_stash)
+    assert (told["b_stash_slots"], told["w_stash_slots"]) == (table.num_b_stash, table.num_w_stash)
+    assert told["held_slots"] == table.num_held
     assert told["activation_slots"] == table.activations.num_slots
     assert told["gradient_slots"] == table.gradients.num_slots
 

@@ -1,6 +1,8 @@
 """Tick tables, run by an interpreter in plain Python that stands in for the SPMD program."""
 
 from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift.schedules import Costs, Kind, Problem, adaptive
-from swift.schedules.lower import NOTHING, lower
+from swift.schedules.lower import lower
 from swift.schedules.messages import NONE, interval_slots
+from swift.schedules.table import NOTHING, common_shape
 from swift.schedules.ticks import assign_ticks, lockstep_period
 from swift.topology import Topology
 
@@ -22,12 +25,14 @@ class Worker:
     def __init__(self, table, num_stages, row):
         self.table, self.row, self.stage, self.last = table, row, table.workers[row][1], num_stages - 1
         self.slots = {
-            "f_stash": [None] * table.num_f_stash,
+            "b_stash": [None] * table.num_b_stash,
+            "held": [None] * table.num_held,
             "w_stash": [None] * table.num_w_stash,
             "activations": [None] * table.activations.num_slots,
             "gradients": [None] * table.gradients.num_slots,
         }
         self.done = []
+        self.is_training = (table.opcode_TR == Kind.B + 1).any()
 
     def take(self, where, slot):
         value = self.slots[where][slot]
@@ -40,43 +45,58 @@ class Worker:
         self.slots[where][slot] = value
 
     def run(self, tick):
-        """Runs the op of a tick; returns what the worker then sends forwards and backwards."""
+        """Runs the op of a tick, but for U; returns what the worker then sends forwards and backwards."""
         here, table = (tick, self.row), self.table
-        if table.opcode_TR[here] == NOTHING:
+        if table.opcode_TR[here] in (NOTHING, Kind.U + 1):
             return GARBAGE, GARBAGE
         kind, p = Kind(table.opcode_TR[here] - 1), self.stage
         name = tuple(int(of[here]) for of in (table.iteration_TR, table.pipeline_TR, table.microbatch_TR))
-        inbox, f_slot, w_slot = table.inbox_TR[here], table.f_stash_TR[here], table.w_stash_TR[here]
+        assert tuple(table.data_Rn[self.row, table.data_TR[here]]) == name
+        inbox = table.inbox_TR[here]
+        b_slot, held, w_slot = table.b_stash_TR[here], table.held_TR[here], table.w_stash_TR[here]
         self.done.append((kind, *name))
         if kind == Kind.F:
             if p > 0:
                 assert self.take("activations", inbox) == ("output of F", name, p - 1)
+            if not self.is_training:
+                assert b_slot == held == table.loss_TR[here] == NONE
+                return ("output of F", name, p), GARBAGE
             if p == self.last:
                 self.put("gradients", table.loss_TR[here], ("gradient of the loss", name))
-            self.put("f_stash", f_slot, ("F", name))
+            self.put("b_stash", b_slot, ("F for B", name))
+            self.put("held", held, ("F for W", name))
             return ("output of F", name, p), GARBAGE
         if kind == Kind.B:
             gradient = ("output of B", name, p + 1) if p < self.last else ("gradient of the loss", name)
             assert self.take("gradients", inbox) == gradient
-            assert self.take("f_stash", f_slot) == ("F", name)
+            assert self.take("b_stash", b_slot) == ("F for B", name)
+            assert self.slots["held"][held] == ("F for W", name)
             self.put("w_stash", w_slot, ("B", name))
             return GARBAGE, ("output of B", name, p)
-        if kind == Kind.W:
-            assert self.take("w_stash", w_slot) == ("B", name)
-        else:
-            assert name == (name[0], table.workers[self.row][0], NONE)
+        assert self.take("held", held) == ("F for W", name)
+        assert self.take("w_stash", w_slot) == ("B", name)
         return GARBAGE, GARBAGE
+
+    def update(self, iteration):
+        """Runs the U at the end of a phase; the table has it as the op of the phase's last tick, too."""
+        self.done.append((Kind.U, int(iteration), self.table.workers[self.row][0], NONE))
 
 
 def interpret(table, num_stages):
     """Runs a table; returns every row's ops as it ran them, and in which tick."""
     workers = [Worker(table, num_stages, row) for row in range(len(table.workers))]
     tick_of = {}
-    for tick in range(table.num_ticks):
-        sent = [worker.run(tick) for worker in workers]
-        tick_of |= {(w.row, w.done[-1]): tick for w in workers if table.opcode_TR[tick, w.row] != NOTHING}
-        for direction, where in enumerate(("activations", "gradients")):
-            move([output[direction] for output in sent], getattr(table, where), where, tick, workers)
+    for phase, (first, end) in enumerate(pairwise(table.phase_bounds)):
+        for tick in range(first, end):
+            sent = [worker.run(tick) for worker in workers]
+            for direction, where in enumerate(("activations", "gradients")):
+                move([output[direction] for output in sent], getattr(table, where), where, tick, workers)
+            busy = [w for w in workers if table.opcode_TR[tick, w.row] not in (NOTHING, Kind.U + 1)]
+            tick_of |= {(w.row, w.done[-1]): tick for w in busy}
+        updating = [w for w in workers if table.update_HR[phase, w.row] != NONE]
+        for worker in updating:
+            worker.update(table.update_HR[phase, worker.row])
+            tick_of[worker.row, worker.done[-1]] = end - 1
     assert all(slot is None for worker in workers for slots in worker.slots.values() for slot in slots)
     return [worker.done for worker in workers], tick_of
 
@@ -100,6 +120,7 @@ def check(schedule):
                 assert len(set(rows)) == len(permutation), "a worker sends or receives twice in one round"
     done, tick_of = interpret(table, problem.num_stages)
     assert table.workers == problem.topology.live_workers(problem.failed)
+    check_phases(table, problem)
     for worker, ops in zip(table.workers, done, strict=True):
         assert ops == [tuple(timed.op[:4]) for timed in schedule.ops_of(worker)], "each op once, in order"
     updates, last_w, waiting_b = defaultdict(set), defaultdict(int), {}
@@ -115,6 +136,23 @@ def check(schedule):
         for (row, (kind, *name)), tick in tick_of.items():
             assert kind != Kind.B or tick > waiting_b.get((*name, table.workers[row][1]), -1)
     return table
+
+
+def check_phases(table, problem):
+    """Us are in the last ticks of phases alone, the names of data are distinct, and U needs none."""
+    is_u_TR, last_H = table.opcode_TR == Kind.U + 1, table.phase_bounds[1:] - 1
+    np.testing.assert_array_equal(np.flatnonzero(is_u_TR.any(axis=1)), last_H)
+    np.testing.assert_array_equal(table.update_HR, np.where(is_u_TR, table.iteration_TR, NONE)[last_H])
+    assert (table.data_TR[is_u_TR] == NONE).all()
+    assert (table.phase_bounds[0], table.phase_bounds[-1]) == (0, table.num_ticks)
+    assert table.num_phases <= problem.num_iterations * (problem.num_stages if problem.staggered else 1)
+    lists = [[tuple(name) for name in names if name[0] != NONE] for names in table.data_Rn.tolist()]
+    assert all(len(set(names)) == len(names) for names in lists)
+    assert max(map(len, lists)) == table.data_Rn.shape[1]
+    for row, names in enumerate(lists):
+        assert [names.index(name) for name in names] == table.data_TR[
+            table.opcode_TR[:, row] == Kind.F + 1, row
+        ].tolist()
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -151,10 +189,67 @@ def test_no_stage_sends_nothing():
 def test_slots_are_as_few_as_what_is_held_at_once():
     schedule = adaptive(Problem(Topology(1, 4), 8, memory_limit=4))
     table = lower(schedule)
-    assert table.num_f_stash + table.num_w_stash <= 2 * 4
-    for kind, slots in ((Kind.F, table.f_stash_TR), (Kind.B, table.w_stash_TR)):
-        change = np.cumsum((table.opcode_TR == kind + 1).astype(int) - (table.opcode_TR == kind + 2), axis=0)
+    assert table.num_held <= 4
+    assert table.num_b_stash + table.num_w_stash <= 2 * 4
+    kinds = (Kind.F, Kind.B, table.b_stash_TR), (Kind.F, Kind.W, table.held_TR), (Kind.B, Kind.W, table.w_stash_TR)
+    for writer, reader, slots in kinds:
+        change = np.cumsum((table.opcode_TR == writer + 1).astype(int) - (table.opcode_TR == reader + 1), axis=0)
         assert change.max() == slots.max() + 1
+    counts = [slots.max() + 1 for _, _, slots in kinds]
+    assert counts == [table.num_b_stash, table.num_held, table.num_w_stash]
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_padded_table_does_the_same(problems, random_schedule, data):
+    random = data.draw(st.randoms(use_true_random=False))
+    problem = data.draw(problems(memory_limit=None))
+    others = replace(
+        problem, num_microbatches=data.draw(st.integers(1, 5)), num_iterations=data.draw(st.integers(1, 3))
+    )
+    tables = [lower(random_schedule(each, random)) for each in (problem, others)]
+    shape = common_shape([table.shape for table in tables])
+    for table in tables:
+        padded = table.padded(shape)
+        assert padded.shape == shape
+        assert hash(padded.shape) == hash(shape)
+        assert interpret(padded, problem.num_stages) == interpret(table, problem.num_stages)
+        assert padded.phase_bounds[-1] == table.num_ticks
+        assert (padded.opcode_TR[table.num_ticks :] == NOTHING).all()
+        assert padded.num_rounds_T.tolist() == table.num_rounds_T.tolist() + [0] * (shape.num_ticks - table.num_ticks)
+        assert table.padded(table.shape).shape == table.shape
+    if shape not in (tables[0].shape, tables[1].shape):
+        with pytest.raises(AssertionError, match="no room"):
+            tables[0].padded(tables[1].shape)
+
+
+def test_tables_of_other_failures_share_a_shape():
+    """Their permutations differ; each finds its own among all."""
+    problem = Problem(Topology(3, 4), 6)
+    tables = [lower(adaptive(replace(problem, failed=frozenset([worker])))) for worker in ((0, 1), (1, 2), (0, 1))]
+    assert tables[0].shape == tables[2].shape
+    assert tables[0].activations.permutations != tables[1].activations.permutations
+    shape = common_shape([tables[1].shape, tables[0].shape])
+    for table in tables:
+        assert interpret(table.padded(shape), 4) == interpret(table, 4)
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_forward_only(problems, random_schedule, data):
+    problem = data.draw(problems(memory_limit=None))
+    table = lower(random_schedule(problem, data.draw(st.randoms(use_true_random=False))))
+    forward = table.forward_only()
+    done, _ = interpret(forward, problem.num_stages)
+    assert done == [[op for op in ops if op[0] == Kind.F] for ops in interpret(table, problem.num_stages)[0]]
+    assert (forward.opcode_TR != NOTHING).any(axis=1).all()
+    assert forward.gradients.num_rounds_T.sum() == 0
+    assert forward.activations.num_rounds_T.sum() == table.activations.num_rounds_T.sum()
+    assert (forward.update_HR == NONE).all()
+    assert forward.phase_bounds.tolist() == [0, forward.num_ticks]
+    assert forward.padded(common_shape([forward.shape, table.shape])).shape == common_shape(
+        [table.shape, forward.shape]
+    )
 
 
 def test_interval_slots():

@@ -1,10 +1,11 @@
 """The training state, its layout on a live mesh, and how it is made.
 
-Every leaf has a leading ``worker`` dim. Master weights, moments and slots are RANKED ``[worker, row, rank, ...]``; the
-iteration, the placement and the policy's own state are SHARED ``[worker, ...]``.
+Every leaf has a leading ``worker`` dim: a row holds the state of the stage that its worker serves. Master weights,
+moments and slots are RANKED ``[worker, row, rank, ...]``; the iteration, the placement and the policy's own state are
+SHARED ``[worker, ...]``. Embedding and head are in every row, so that all are alike, and are used at the ends only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,13 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from swift.experts import ExpertConfig
 from swift.experts.layouts import Layout
 from swift.experts.placement import PlacementPolicy
-from swift.mesh import RANKED, SHARED, LiveMesh
+from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, how_unequal
 from swift.models import GPT
+
+ENDS = ("embedding", "head")
+"""The groups that only the first and the last stage use."""
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +35,7 @@ class TrainState:
     master: Any  # {group: master weights, at least float32 [worker, row, rank, ...]}
     moments: Any  # the optimizer's state over master; its counters are [worker]
     slots: Any  # {group: compute type [worker, row, rank, slot, size]}, made from master and placement
-    placement: Any  # int32[worker, MoE row, rank, slot], the class in every slot
+    placement: Any  # int32[worker, MoE row of the stage, rank, slot], the class in every slot
     policy: Any  # the placement policy's state
 
 
@@ -48,6 +53,8 @@ class Program:
         clip_norm: largest global gradient norm, or None.
         layouts: for each group, where its master weights live.
         compute_dtype: type of slots and activations.
+        num_microbatches: of an iteration, of all pipelines together.
+        remat: whether a stage keeps only its input for the backward pass and computes the rest again.
     """
 
     gpt: GPT
@@ -59,6 +66,8 @@ class Program:
     clip_norm: float | None
     layouts: Mapping[str, Layout]
     compute_dtype: DTypeLike
+    num_microbatches: int
+    remat: bool = False
     specs: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,29 +84,71 @@ class Program:
         object.__setattr__(self, "specs", specs)
 
     @property
+    def is_lone(self) -> bool:
+        """Whether there is one worker only: no pipeline, and no peers."""
+        return len(self.live.topology.workers) == 1
+
+    @property
+    def num_stages(self) -> int:
+        """P."""
+        return self.live.topology.num_stages
+
+    @cached_property
+    def pattern(self) -> tuple[bool, ...]:
+        """For every layer of a stage, whether it is a mixture of experts."""
+        return self.gpt.config.stage_pattern(self.num_stages)
+
+    @property
     def num_moe_layers(self) -> int:
-        """Layers with experts, L."""
-        return sum(self.gpt.config.moe_layers)
+        """Layers with experts in a stage, L."""
+        return sum(self.pattern)
+
+    @property
+    def accumulate_dtype(self) -> DTypeLike:
+        """Type of master weights, moments and sums of gradients."""
+        return jnp.promote_types(self.compute_dtype, jnp.float32)
+
+    @cached_property
+    def num_rows(self) -> dict[str, int]:
+        """For each group, the rows of a stage."""
+        return {name: g.num_rows // (1 if name in ENDS else self.num_stages) for name, g in self.gpt.groups.items()}
+
+    @cached_property
+    def peer_sum(self) -> PeerSum:
+        """Sums over the workers of a stage."""
+        return PeerSum(self.live.peers, how_unequal(self.live.mesh.devices.flat[0].platform))
+
+    def stages_mesh(self) -> LiveMesh:
+        """The live mesh of one worker for each stage: where a checkpoint's state is, whoever else is live."""
+        live = self.live
+        places = tuple(live.places[row] for row in live.first_rows)
+        grid = live.mesh.devices[list(live.first_rows)]
+        return replace(live, places=places, mesh=Mesh(grid, live.mesh.axis_names))
+
+    def at(self, live: LiveMesh) -> "Program":
+        """The same program on another live mesh of the same topology."""
+        return replace(self, live=live)
 
     @cached_property
     def ends_bytes(self) -> int:
         """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
-        ends = {jax.tree_util.DictKey(name) for name in ("embedding", "head")}
+        ends = {jax.tree_util.DictKey(name) for name in ENDS}
         state = self._shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
-        shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
+        all_rows = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
+        shared = all_rows // self.live.num_rows
         copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
     def placements(self, experts_LNS: jax.Array) -> dict[str, jax.Array]:
         """For each group, its placement; a dense group is one class with a slot on every rank."""
         return {
-            name: experts_LNS if group.is_expert else jnp.zeros((group.num_rows, self.live.num_ranks, 1), jnp.int32)
-            for name, group in self.gpt.groups.items()
+            name: experts_LNS if group.is_expert else jnp.zeros((rows, self.live.num_ranks, 1), jnp.int32)
+            for (name, group), rows in zip(self.gpt.groups.items(), self.num_rows.values(), strict=True)
         }
 
     def init(self, key: jax.Array) -> TrainState:
-        """The state before the first iteration; it depends on ``key`` and not on the number of ranks."""
+        """The state before the first iteration; it depends on ``key`` and not on the number of ranks or stages."""
         create = jax.jit(lambda key: self._lay_out(self.gpt.init(key)), out_shardings=self._layout_shardings())
         return self.fill_slots(create(key))
 
@@ -110,14 +161,17 @@ class Program:
         """The state with slots made anew from the master weights and the placement, as after a restore."""
         return replace(state, slots=self._make_slots(state.master, state.placement))
 
-    def abstract(self) -> TrainState:
-        """Shapes, types and shardings of a state without its slots: what a checkpoint holds."""
+    def abstract(self, *, with_slots: bool = False) -> TrainState:
+        """Shapes, types and shardings of a state; without its slots it is what a checkpoint holds."""
+        state, shardings = self._shapes, self.live.shardings(self.specs)
+        if with_slots:
+            state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
         return jax.tree.map(
             lambda sharding, sub: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), sub
             ),
-            self._layout_shardings(),
-            self._shapes,
+            shardings if with_slots else replace(shardings, slots={}),
+            state,
         )
 
     def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
@@ -125,8 +179,15 @@ class Program:
         # From the host: op by op on sharded arrays, each op would be a program with collectives of its own, and
         # emulated devices can deadlock when many of them are under way.
         master, placement = jax.device_get((state.master, state.placement))
-        placements = self.placements(placement[0])
-        return {name: self.layouts[name].classes(master[name][0], placements[name]) for name in self.gpt.groups}
+        rows = self.live.first_rows
+        placements = {row: self.placements(placement[row]) for row in rows}
+
+        def classes(name: str, of: Sequence[int]) -> jax.Array:
+            layout = self.layouts[name]
+            return jnp.concatenate([layout.classes(master[name][row], placements[row][name]) for row in of])
+
+        ends = {"embedding": rows[:1], "head": rows[-1:]}
+        return {name: classes(name, ends.get(name, rows)) for name in self.gpt.groups}
 
     @cached_property
     def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
@@ -143,14 +204,23 @@ class Program:
         return jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
 
     def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
+        def by_stage(name: str, classes: jax.Array) -> jax.Array:
+            if name in ENDS:
+                return jnp.broadcast_to(classes[None], (self.num_stages, *classes.shape))
+            return classes.reshape(self.num_stages, self.num_rows[name], *classes.shape[1:])
+
+        stages = jax.vmap(self._lay_out_stage, axis_size=self.num_stages)(
+            {name: by_stage(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}
+        )
+        return jax.tree.map(lambda leaf: leaf[self.live.stage_R], stages)
+
+    def _lay_out_stage(self, params: Mapping[str, jax.Array]) -> TrainState:
         config, ranks = self.experts, self.live.num_ranks
         placement, policy = self.policy.init(self.num_moe_layers, config.num_classes, ranks, config.slots_per_rank)
-        dtype, placements = jnp.promote_types(self.compute_dtype, jnp.float32), self.placements(placement)
-        master = {
-            name: self.layouts[name].init(classes.astype(dtype), placements[name]) for name, classes in params.items()
-        }
+        placements = self.placements(placement)
+        master = {name: self.layouts[name].init(classes, placements[name]) for name, classes in params.items()}
         state = TrainState(jnp.zeros((), jnp.int32), master, self.optimizer.init(master), {}, placement, policy)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state)
+        return jax.tree.map(jnp.asarray, state)
 
 
 def materialize_all(

@@ -1,0 +1,78 @@
+"""State between configurations: rows of the axis ``worker`` go from one live mesh to another, from device to device.
+
+R: rows of the axis ``worker``.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from swift.mesh.live import REPLICATED, LiveMesh, map_specs
+
+
+def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
+    """For every row of ``new``, the row of ``old`` that has its state.
+
+    A worker that goes on serving its stage keeps its state; any other, be it back or in another role, copies that of
+    its new stage's first row.
+
+    Args:
+        old: the mesh that holds the state; it serves every stage.
+        new: the mesh to which the state goes, of the same topology.
+
+    Returns:
+        Rows of ``old``, one for each row of ``new``.
+    """
+    row_of = {place: row for row, place in enumerate(old.places)}
+    served = {place.stage for place in old.places}
+    assert all(place.stage in served for place in new.places), f"of the stages only {sorted(served)} have a state"
+    return tuple(row_of.get(place, old.first_rows[place.stage]) for place in new.places)
+
+
+def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
+    """The state on ``new`` whose row r is row ``source_R[r]`` of the state on ``old``; nothing passes through the host.
+
+    A row whose devices stay the same is not copied: it is the same buffers, so neither state may be donated while the
+    other is in use. For one process only, which has all devices.
+
+    Args:
+        tree: arrays ``[worker, ...]`` on ``old``.
+        old: the mesh that holds the state.
+        new: the mesh to which it goes, of the same topology.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        source_R: for every row of ``new`` a row of ``old``, as by ``source_rows``.
+    """
+    assert old.topology == new.topology
+    assert len(source_R) == new.num_rows
+    if new.virtual:
+        return tree
+    routes = list(_routes(old, new, source_R))
+
+    def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        assert spec != REPLICATED, "only rows are moved"
+        assert leaf.is_fully_addressable, "another process has a part of the state"
+        assert leaf.sharding.is_equivalent_to(old.shardings(spec), leaf.ndim), f"{leaf.sharding} is not on the old mesh"
+        part_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+        parts = [part_on[here] if here == there else jax.device_put(part_on[here], there) for here, there in routes]
+        shape = (new.num_rows, *leaf.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, new.shardings(spec), parts)
+
+    return map_specs(move, specs, tree)
+
+
+def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
+    """Bytes that ``move_rows`` copies from one device to another for the same arguments."""
+    copies = 0 if new.virtual else sum(here != there for here, there in _routes(old, new, source_R))
+    part_bytes = (
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+    )
+    return copies * sum(part_bytes)
+
+
+def _routes(old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> Iterator[tuple[jax.Device, jax.Device]]:
+    """For every device of ``new``, in mesh order, the device of ``old`` that has its part, and itself."""
+    sources = old.mesh.devices[list(source_R)]
+    return zip(sources.flat, new.mesh.devices.flat, strict=True)

@@ -1,0 +1,42 @@
+"""Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
+
+from swift.pipeline.configuration import Configuration, Planner, PlanSettings, batch_of_rows
+from swift.pipeline.costs import split_stage, stage_costs, stash_bytes
+from swift.pipeline.engine import PREPARE, Change, Engine, Outcome, Prepare, survives
+from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step
+from swift.pipeline.metrics import by_iteration
+from swift.pipeline.program import Program, TrainState, materialize_all
+from swift.pipeline.split import Split, split
+from swift.pipeline.stage import Sums
+from swift.pipeline.tables import table_arrays
+from swift.pipeline.window import barrier_step, evaluation_step, window_step
+
+__all__ = [
+    "PREPARE",
+    "Change",
+    "Configuration",
+    "Engine",
+    "Outcome",
+    "PlanSettings",
+    "Planner",
+    "Prepare",
+    "Program",
+    "Split",
+    "Sums",
+    "TrainState",
+    "barrier_step",
+    "batch_of_rows",
+    "by_iteration",
+    "evaluation_step",
+    "lone_evaluation",
+    "lone_gradients",
+    "lone_step",
+    "materialize_all",
+    "split",
+    "split_stage",
+    "stage_costs",
+    "stash_bytes",
+    "survives",
+    "table_arrays",
+    "window_step",
+]

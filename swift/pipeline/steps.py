@@ -1,0 +1,110 @@
+"""The programs of one configuration on its mesh, each compiled when it is first needed."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.stages import Wrapped
+
+from swift.data import Batch
+from swift.mesh import RANKED, REPLICATED, SHARED
+from swift.pipeline.configuration import Configuration, batch_of_rows
+from swift.pipeline.lone import lone_evaluation, lone_step
+from swift.pipeline.program import Program, TrainState
+from swift.pipeline.stage import DeviceBatch, Sums
+from swift.pipeline.tables import table_arrays
+from swift.pipeline.window import barrier_step, evaluation_step, window_step
+from swift.schedules import TickTable
+
+Kind = Literal["window", "single", "evaluate"]
+
+
+class Steps:
+    """A configuration's step functions, compiled ahead of their first call; to be used from several threads.
+
+    Args:
+        program: on the configuration's live mesh.
+        configuration: the plan.
+        num_sequences: of a micro-batch, over all expert ranks.
+    """
+
+    def __init__(self, program: Program, configuration: Configuration, num_sequences: int):
+        self.program, self.configuration, self._num_sequences = program, configuration, num_sequences
+        self.compile_s: dict[Kind, float] = {}
+        self._compiled: dict[Kind, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def window(self) -> int:
+        """Iterations that ``run`` takes at once."""
+        return max(self.configuration.schedules)
+
+    @property
+    def main(self) -> Kind:
+        """What most iterations need."""
+        return "window" if self.window > 1 else "single"
+
+    def put(self, batches: Sequence[Batch]) -> DeviceBatch:
+        """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
+        rows = batch_of_rows(
+            batches, self._table(len(batches)), self.configuration.pipeline_D, self.program.live.num_ranks
+        )
+        return self.program.live.put(rows, RANKED)
+
+    def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
+        """K iterations: the new state, its metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
+        return self.compiled("window")(state, rows)
+
+    def run_single(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One iteration that counts; the old state's buffers are given up."""
+        return self.compiled("single")(state, rows)
+
+    def evaluate(self, state: TrainState, rows: DeviceBatch) -> Sums:
+        """The sums ``[worker]`` of one iteration's batch."""
+        return self.compiled("evaluate")(state, rows)
+
+    def compiled(self, kind: Kind) -> Callable[..., Any]:
+        """A program, compiled now unless it is there."""
+        with self._lock:
+            if kind not in self._compiled:
+                started = time.perf_counter()
+                self._compiled[kind] = self._compile(kind)
+                self.compile_s[kind] = time.perf_counter() - started
+            return self._compiled[kind]
+
+    def is_compiled(self, kind: Kind) -> bool:
+        """Whether a call would start at once."""
+        return kind in self._compiled
+
+    def _compile(self, kind: Kind) -> Callable[..., Any]:
+        program, count = self.program, self.window if kind == "window" else 1
+        state, rows = program.abstract(with_slots=True), self._abstract_rows(count)
+        if program.is_lone:
+            lone = lone_evaluation if kind == "evaluate" else lone_step
+            return lone(program).lower(state, rows).compile()
+        table = self._table(count)
+        if kind == "evaluate":
+            table = table.forward_only()
+        common, columns = table_arrays(table)
+        arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)
+        call = self._function(kind, table).lower(state, *arrays, rows).compile()
+        return lambda state, rows: call(state, *arrays, rows)
+
+    def _function(self, kind: Kind, table: TickTable) -> Wrapped:
+        if kind == "window":
+            return window_step(self.program, table, self.window)
+        return (barrier_step if kind == "single" else evaluation_step)(self.program, table)
+
+    def _table(self, num_iterations: int) -> TickTable:
+        return self.configuration.tables[num_iterations]
+
+    def _abstract_rows(self, num_iterations: int) -> DeviceBatch:
+        live, length = self.program.live, self.program.gpt.config.sequence_length
+        data = self._table(num_iterations).data_Rn
+        shape = (*data.shape[:2], live.num_ranks, self._num_sequences // live.num_ranks, length)
+        sharding = live.shardings(RANKED)
+        types = (jnp.int32, jnp.int32, jnp.bool_)
+        return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]

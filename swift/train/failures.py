@@ -1,0 +1,113 @@
+"""Who is down, and when: the failure list of an experiment, and what a run asks of it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from swift.errors import SettingError
+from swift.topology import Topology, Worker
+
+SETTING = "Experiment.failures"
+_FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*(fail|rejoin)\s+([0-9]+):([0-9]+)\s*")
+
+
+class FailureSource(Protocol):
+    """Says which workers are down. A run asks before every window of iterations that it runs as one program."""
+
+    def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
+        """The workers without which the iterations from ``first_step`` to ``last_step``, from 1, are run.
+
+        A failure costs the window that it falls into, which the survivors run again: so who fails in a window is down
+        from its first step. Who comes back does so at the first window that starts no earlier.
+        """
+
+
+class FailureEvent(NamedTuple):
+    """A worker fails, or joins again.
+
+    Attributes:
+        step: the first iteration without the worker, or with it again; from 1.
+        kind: which of the two.
+        worker: (pipeline, stage).
+    """
+
+    step: int
+    kind: Literal["fail", "rejoin"]
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class FailureList:
+    """Failures that are known beforehand; a ``FailureSource``.
+
+    >>> events = parse_failures(["step 20: fail 1:2", "step 45: rejoin 1:2"], Topology(2, 3), num_steps=60)
+    >>> [sorted(events.failed(step, step)) for step in (19, 20, 44, 45)]
+    [[], [(1, 2)], [(1, 2)], []]
+    >>> sorted(events.failed(18, 21)), sorted(events.failed(43, 46))
+    ([(1, 2)], [(1, 2)])
+
+    Attributes:
+        events: by step; those of a step in the order of the list.
+    """
+
+    events: tuple[FailureEvent, ...] = ()
+
+    def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
+        """The workers that are down in a window, see ``FailureSource``."""
+        down: set[Worker] = set()
+        for step, kind, worker in self.events:
+            if kind == "fail" and step <= last_step:
+                down.add(worker)
+            elif kind == "rejoin" and step <= first_step:
+                down.discard(worker)
+        return frozenset(down)
+
+
+def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int) -> FailureList:
+    """The failure list of an experiment.
+
+    Args:
+        texts: such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, in any order of steps.
+        topology: whose workers fail, pipeline:stage.
+        num_steps: of the experiment.
+
+    Raises:
+        SettingError: a text is not of that form, names a step or a worker that is not there, fails a worker that is
+            down, re-joins one that is up, or leaves a stage without a live worker.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise SettingError(SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
+    told = [(text, _parse(text, topology, num_steps)) for text in texts]
+    told.sort(key=lambda pair: pair[1].step)
+    down: set[Worker] = set()
+    for text, event in told:
+        _check_turn(text, event, down, topology)
+        (down.add if event.kind == "fail" else down.remove)(event.worker)
+    return FailureList(tuple(event for _, event in told))
+
+
+def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
+    """One text, without a look at the others."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise SettingError(SETTING, text, "must be 'step STEP: fail PIPELINE:STAGE' or 'step STEP: rejoin ...'")
+    step, worker = int(found[1]), (int(found[3]), int(found[4]))
+    if not 1 <= step <= num_steps:
+        raise SettingError(SETTING, text, f"the step must be 1 to Experiment.num_steps = {num_steps}")
+    if worker not in topology.workers:
+        shape = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages"
+        raise SettingError(SETTING, text, f"no such worker among {shape}, both counted from 0")
+    return FailureEvent(step, "fail" if found[2] == "fail" else "rejoin", worker)
+
+
+def _check_turn(text: str, event: FailureEvent, down: set[Worker], topology: Topology) -> None:
+    """Raises SettingError unless the event can follow those after which ``down`` are down."""
+    (d, p), is_down = event.worker, event.worker in down
+    if event.kind == "rejoin":
+        if not is_down:
+            raise SettingError(SETTING, text, f"worker {d}:{p} is live at that time")
+    elif is_down:
+        raise SettingError(SETTING, text, f"worker {d}:{p} is down already at that time")
+    elif all((peer, p) in down for peer in range(topology.num_pipelines) if peer != d):
+        raise SettingError(SETTING, text, f"leaves stage {p} without a live worker")

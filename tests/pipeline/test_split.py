@@ -1,0 +1,300 @@
+"""F, B and W against the fused gradient: exact, no FLOPs more, and nothing kept that need not be."""
+
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
+
+from swift.experts import ExpertConfig, expert_parallel_moe
+from swift.mesh import EXPERT_AXIS
+from swift.models import GPT, ModelConfig
+from swift.pipeline.cut import minimum_cut
+from swift.pipeline.equations import num_bytes
+from swift.pipeline.flops import dot_flops
+from swift.pipeline.split import split
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+RANKS, LAYERS, DIM = 2, 2, 64
+EXPERTS = ExpertConfig(num_classes=4, slots_per_rank=2, capacity_factor=0.75)
+PLACEMENT_LNS = np.tile(np.array([[[0, 1], [2, 3]]], np.int32), (LAYERS, 1, 1))
+ENV = [(EXPERT_AXIS, RANKS)]
+
+
+def gpt_stage(moe, remat):
+    """(the function of a stage of two layers, its weights, its extras, its input, a cotangent)."""
+    config = ModelConfig(LAYERS, DIM, num_heads=2, ffn_dim=4 * DIM, sequence_length=32, moe_pattern=(moe,))
+    gpt = GPT(config, vocab_size=8, num_classes=2)  # the two slots of a rank
+
+    def f(weights, extras, x):
+        placement, valid = extras
+
+        def run(row, logits, x_TD, valid_T, state):
+            apply = lambda rows: gpt.groups["expert"].apply_stacked(state, rows)  # noqa: E731
+            return expert_parallel_moe(EXPERTS, logits, x_TD, valid_T, placement[row], apply)
+
+        y, aux, loads = gpt.stage(weights, config.moe_layers, x, valid, run)
+        return (y, aux), loads
+
+    random = np.random.default_rng(0)
+    weights = gpt.unpack(jax.tree.map(lambda p: p + 0.1 * random.standard_normal(p.shape), gpt.init(jax.random.key(0))))
+    weights = {name: rows for name, rows in weights.items() if name not in ("embedding", "head")}
+    if moe:  # a router of as many classes as all ranks hold
+        gpt = GPT(config, vocab_size=8, num_classes=EXPERTS.num_classes)
+        router = gpt.unpack(gpt.init(jax.random.key(1)))["router"]
+        weights["router"] = jax.tree.map(lambda p: 20 * p.astype(jnp.float64), router)
+    x, dy = random.standard_normal((2, RANKS, 2, 32, DIM))
+    valid = np.arange(32)[None] < np.array([[32], [29]])
+    return (jax.checkpoint(f) if remat else f), weights, (PLACEMENT_LNS, valid), x, (dy, np.full(RANKS, 0.3))
+
+
+def on_ranks(function, *specs):
+    """``function`` on every expert rank: arguments and results of spec True have a leading dim of ranks."""
+    mesh = Mesh(np.array(jax.devices()[:RANKS]), (EXPERT_AXIS,))
+    here = tuple(PartitionSpec(EXPERT_AXIS) if ranked else PartitionSpec() for ranked in specs)
+
+    def body(*args):
+        args = [jax.tree.map(lambda a: a[0], arg) if ranked else arg for arg, ranked in zip(args, specs, strict=True)]
+        return jax.tree.map(lambda a: jnp.asarray(a)[None], function(*args))
+
+    out = PartitionSpec(EXPERT_AXIS)
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=here, out_specs=out, check_vma=False))
+
+
+def fused(f):
+    def run(params, extras, x, d_out):
+        out, vjp, metrics = jax.vjp(lambda params, x: f(params, extras, x), params, x, has_aux=True)
+        return out, metrics, *vjp(d_out)
+
+    return run
+
+
+def assert_close(found, expected, tolerance=1e-12):
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.abs(b).max(initial=0) > 0 or not b.size
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max(initial=0))
+
+
+def flops(function, *args):
+    return function.lower(*args).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("moe", [False, True])
+def test_a_stage_has_the_gradients_of_the_fused_backward_and_no_more_flops(moe, remat):
+    f, weights, extras, x, d_out = gpt_stage(moe, remat)
+    s = split(f, weights, extras, x[0], ENV)
+    whole = on_ranks(fused(f), False, False, True, True)
+    forward = on_ranks(s.forward, False, False, True)
+    backward_input = on_ranks(s.backward_input, False, False, True, True, True)
+    backward_weight = on_ranks(s.backward_weight, False, False, True, True)
+
+    out, metrics, dparams, dx = whole(weights, extras, x, d_out)
+    found_out, found_metrics, b_stash, h_stash = forward(weights, extras, x)
+    found_dx, w_stash = backward_input(weights, extras, b_stash, h_stash, d_out)
+    found_dparams = backward_weight(weights, extras, h_stash, w_stash)
+    chex.assert_trees_all_equal(found_metrics, metrics)
+    if moe:
+        assert all((load.dropped_E.sum() > 0) for load in metrics)
+        assert_close(found_out, out)
+    assert_close((found_out[0], found_dx, found_dparams), (out[0], dx, dparams))
+
+    parts = (
+        flops(forward, weights, extras, x),
+        flops(backward_input, weights, extras, b_stash, h_stash, d_out),
+        flops(backward_weight, weights, extras, h_stash, w_stash),
+    )
+    assert sum(parts) <= 1.02 * flops(whole, weights, extras, x, d_out)
+
+
+def traced(s, params, extras, x, d_out):
+    """The jaxprs of F, B and W."""
+    make = lambda function, *args: jax.make_jaxpr(function, axis_env=ENV)(*args)  # noqa: E731
+    return (
+        make(s.forward, params, extras, x),
+        make(s.backward_input, params, extras, s.b_shapes, s.h_shapes, d_out),
+        make(s.backward_weight, params, extras, s.h_shapes, s.w_shapes),
+    )
+
+
+@pytest.mark.parametrize("moe", [False, True])
+def test_w_has_the_weights_matmuls_and_no_others(moe):
+    f, weights, extras, x, d_out = gpt_stage(moe, remat=False)
+    x, d_out = jax.tree.map(lambda a: a[0], (x, d_out))
+    forward, backward_input, backward_weight = map(
+        dot_flops, traced(split(f, weights, extras, x, ENV), weights, extras, x, d_out)
+    )
+    attention = 2 * 2 * 2 * LAYERS * 2 * 32 * 32 * DIM // 2  # of queries, keys and values, not of weights
+    assert (backward_input, backward_weight) == (forward + attention, forward - attention)
+
+
+def test_only_what_the_linears_read_goes_to_w():
+    f, weights, extras, x, _ = gpt_stage(moe=False, remat=False)
+    s = split(f, weights, extras, x[0], ENV)
+    tokens = 2 * 32
+    big = lambda shapes: sum(num_bytes(shape) for shape in shapes if shape.size > tokens) // (8 * tokens * DIM)  # noqa: E731
+    # Of a layer: the residual stream twice, the mixed values and the MLP's up-projection | their cotangents.
+    assert big(s.h_shapes) == LAYERS * (2 + 1 + 4)
+    assert big(s.w_shapes) == LAYERS * (3 + 1 + 4 + 1)
+    # The queries, keys and values, and the scores of 2 heads x 32 positions for each of 64 channels.
+    assert big(s.b_shapes) == LAYERS * (3 + 1)
+
+
+def test_a_rematerialised_stage_keeps_its_input_alone():
+    f, weights, extras, x, _ = gpt_stage(moe=True, remat=True)
+    s = split(f, weights, extras, x[0], ENV)
+    assert [shape.shape for shape in s.b_shapes + s.h_shapes] == [x[0].shape]
+
+
+def layer(params, extras, x):
+    """A function whose residuals are parameters, in other shapes, an extra, and one value several times."""
+    w, b = params
+    h = jnp.sin(x @ w.T.astype(x.dtype) + jnp.exp(b)[None]) * extras
+    return (h * h) @ jnp.tanh(w) * 2, jnp.sum(h > 0)
+
+
+def test_what_depends_on_parameters_and_extras_alone_is_not_kept():
+    random = np.random.default_rng(0)
+    w, b, extras, x, dy = (random.standard_normal(s) for s in ((5, 7), (5,), (3, 5), (3, 7), (3, 7)))
+    s = split(layer, (w.astype(np.float32), b), extras, x)
+    # x for W; the sine's input for both; no parameter [5, 7] or [7, 5], and the extra [3, 5] only inside of products.
+    assert sorted(shape.shape for shape in s.b_shapes + s.h_shapes) == [(3, 5), (3, 7)]
+    params = (w.astype(np.float32), b)
+    out, metrics, b_stash, h_stash = s.forward(params, extras, x)
+    dx, w_stash = s.backward_input(params, extras, b_stash, h_stash, dy)
+    dparams = s.backward_weight(params, extras, h_stash, w_stash)
+    assert not any(np.array_equal(kept, extras) for kept in (*b_stash, *h_stash, *w_stash))
+    expected = fused(layer)(params, extras, x, dy)
+    assert_close((out, metrics), expected[:2])
+    assert_close(dx, expected[3])
+    assert_close(dparams[1], expected[2][1])
+    assert_close(dparams[0], expected[2][0], tolerance=1e-6)  # float32
+
+
+def test_nothing_is_kept_twice():
+    f, weights, extras, x, d_out = gpt_stage(moe=True, remat=False)
+    s = split(f, weights, extras, x[0], ENV)
+    _, _, b_stash, h_stash = on_ranks(s.forward, False, False, True)(weights, extras, x)
+    _, w_stash = on_ranks(s.backward_input, False, False, True, True, True)(weights, extras, b_stash, h_stash, d_out)
+    kept = [np.asarray(a).tobytes() for a in (*b_stash, *h_stash, *w_stash) if a.size > 64]
+    assert len(set(kept)) == len(kept)
+
+
+def test_a_loop_stays_whole_and_right():
+    def f(w, extras, x):
+        y, _ = jax.lax.scan(lambda c, w: (jnp.sin(c @ w) + extras, None), x, w)
+        return y, None
+
+    w, x, dy = (np.random.default_rng(0).standard_normal(s) for s in ((3, 4, 4), (2, 4), (2, 4)))
+    assert_split_is_exact(f, w, np.float64(0.5), x, dy)
+    s = split(f, w, np.float64(0.5), x)
+    assert dot_flops(traced(s, w, np.float64(0.5), x, dy)[0]) == 3 * 2 * 2 * 4 * 4
+
+
+def assert_split_is_exact(f, params, extras, x, d_out):
+    s = split(f, params, extras, x)
+    out, metrics, b_stash, h_stash = s.forward(params, extras, x)
+    dx, w_stash = s.backward_input(params, extras, b_stash, h_stash, d_out)
+    dparams = s.backward_weight(params, extras, h_stash, w_stash)
+    for stash, shapes in ((b_stash, s.b_shapes), (h_stash, s.h_shapes), (w_stash, s.w_shapes)):
+        assert [(a.shape, a.dtype) for a in stash] == [(shape.shape, shape.dtype) for shape in shapes]
+    expected = fused(f)(params, extras, x, d_out)
+    found = (out, metrics, dparams, dx)
+    chex.assert_trees_all_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+STEPS = {
+    "linear": lambda x, w, _: x @ w,
+    "bias": lambda x, w, _: x + w[:1],
+    "tied": lambda x, w, _: jnp.tanh(x @ w) @ w.T,
+    "gate": lambda x, w, _: x * jax.nn.sigmoid(x @ w),
+    "norm": lambda x, w, _: (x - x.mean(1, keepdims=True)) * jax.lax.rsqrt(x.var(1, keepdims=True) + 1) * w[:1],
+    "residual": lambda x, w, _: x + jax.nn.gelu(x @ w),
+    "mask": lambda x, _, mask: jnp.where(mask, x, 0.1 * x),
+    "checkpoint": lambda x, w, _: jax.checkpoint(lambda x, w: jnp.sin(x @ w) @ jnp.cos(w))(x, w),
+    "softmax": lambda x, w, _: jax.nn.softmax(x @ x.T) @ x @ w,
+    "relu": lambda x, w, _: jax.nn.relu(x @ w),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5),
+    shared=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_stack_of_layers_is_split_exactly(steps, shared, seed):
+    random = np.random.default_rng(seed)
+    weights, x, dy = (0.5 * random.standard_normal(s) for s in ((len(steps), 4, 4), (3, 4), (3, 4)))
+    mask = random.random((3, 4)) < 0.5
+
+    def f(weights, mask, x):
+        for i, name in enumerate(steps):
+            x = STEPS[name](x, weights[0 if shared else i], mask)
+        return (x, jnp.sum(x * x)), jnp.sum(x > 0)
+
+    assert_split_is_exact(f, weights, mask, x, (dy, np.float64(0.7)))
+
+
+def exchange(w, extras, x):
+    """A function with collectives that are not their own transpose, and an input of several leaves."""
+    sent = jax.lax.all_to_all(jnp.sin(x["a"] @ w), EXPERT_AXIS, 0, 1, tiled=True)
+    share = jax.lax.psum(jax.lax.stop_gradient(sent).sum(), EXPERT_AXIS)
+    return {"y": jnp.tanh(sent) @ jnp.concatenate([w, w]) * extras + x["b"]}, share
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_collectives_of_virtual_ranks(inside):
+    """The split may be made inside of the mapped axis or, by the axis's size, outside."""
+    random = np.random.default_rng(0)
+    w, extras, a, b, dy = (random.standard_normal(s) for s in ((4, 4), (), (2, 6, 4), (2, 3, 4), (2, 3, 4)))
+    x = {"a": a, "b": b}
+    outside = None if inside else split(exchange, w, extras, jax.tree.map(lambda leaf: leaf[0], x), ENV)
+
+    def on_rank(w, extras, x, d_out):
+        s = outside or split(exchange, w, extras, x)
+        out, metrics, b_stash, h_stash = s.forward(w, extras, x)
+        dx, w_stash = s.backward_input(w, extras, b_stash, h_stash, d_out)
+        return out, metrics, s.backward_weight(w, extras, h_stash, w_stash), dx
+
+    run = lambda f: jax.vmap(f, in_axes=(None, None, 0, 0), axis_name=EXPERT_AXIS)(w, extras, x, {"y": dy})  # noqa: E731
+    assert_close(run(on_rank), run(fused(exchange)))
+
+
+@given(st.data())
+def test_the_cut_is_the_lightest_and_nearest_to_the_sinks(data):
+    nodes = range(data.draw(st.integers(1, 6)))
+    weights = {node: data.draw(st.integers(1, 4)) for node in nodes}
+    pairs = [(a, b) for a in nodes for b in nodes if a < b]
+    edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    sources, sinks = (data.draw(st.lists(st.sampled_from(nodes), unique=True)) for _ in range(2))
+
+    def behind(cut):
+        """What the sources reach in front of a cut, or None if that is a sink."""
+        reached = {node for node in sources if node not in cut}
+        for a, b in sorted(edges):
+            reached |= {b} if a in reached and b not in cut else set()
+        return None if reached & set(sinks) else reached
+
+    subsets = [set(c) for n in range(len(nodes) + 1) for c in itertools.combinations(nodes, n)]
+    weigh = lambda cut: sum(weights[node] for node in cut)  # noqa: E731
+    cuts = [cut for cut in subsets if behind(cut) is not None]
+    best = [cut for cut in cuts if weigh(cut) == min(map(weigh, cuts))]
+    found = set(minimum_cut(weights, edges, sources, sinks))
+    assert found in best
+    assert all(behind(cut) <= behind(found) for cut in best)
+
+
+def test_flops_of_loops_and_branches():
+    def f(w, x):
+        x, _ = jax.lax.scan(lambda c, _: (c @ w, None), x, length=5)
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x, x)
+
+    assert dot_flops(jax.make_jaxpr(jax.jit(f))(jnp.ones((4, 4)), jnp.ones((3, 4)))) == 7 * 2 * 3 * 4 * 4
