@@ -16,7 +16,8 @@ import jax
 
 from swift.experts.placement import PlacementPolicy
 from swift.models import model_size
-from swift.train import Experiment, Program, TrainState, put_batch, train_step
+from swift.pipeline import Program, TrainState, lone_step, put_batch
+from swift.train import Experiment
 
 
 def machine() -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Trainee:
         self.experiment = experiment
         self.program: Program = experiment.program()
         self.state: TrainState = self.program.init(jax.random.key(experiment.seed))
-        self.step = train_step(self.program)
+        self.step = lone_step(self.program)
         loader = experiment.loader("train")
         self.batches = [put_batch(loader.batch(i), self.program.live) for i in range(16)]
         self.count = 0

@@ -3,7 +3,7 @@
 from swift.pipeline.configuration import Configuration, Planner, PlanSettings, batch_of_rows
 from swift.pipeline.costs import split_stage, stage_costs, stash_bytes
 from swift.pipeline.engine import PREPARE, Change, Engine, Outcome, Prepare, survives
-from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step
+from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step, put_batch
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState, materialize_all
 from swift.pipeline.split import Split, split
@@ -32,6 +32,7 @@ __all__ = [
     "lone_gradients",
     "lone_step",
     "materialize_all",
+    "put_batch",
     "split",
     "split_stage",
     "stage_costs",

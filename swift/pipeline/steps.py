@@ -12,7 +12,7 @@ from jax.stages import Wrapped
 from swift.data import Batch
 from swift.mesh import RANKED, REPLICATED, SHARED
 from swift.pipeline.configuration import Configuration, batch_of_rows
-from swift.pipeline.lone import lone_evaluation, lone_step
+from swift.pipeline.lone import lone_evaluation, lone_step, put_batch
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.stage import DeviceBatch, Sums
 from swift.pipeline.tables import table_arrays
@@ -49,10 +49,11 @@ class Steps:
 
     def put(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
-        rows = batch_of_rows(
-            batches, self._table(len(batches)), self.configuration.pipeline_D, self.program.live.num_ranks
-        )
-        return self.program.live.put(rows, RANKED)
+        live = self.program.live
+        if self.program.is_lone:
+            return put_batch(batches[0], live)
+        table = self.configuration.tables[len(batches)]
+        return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
 
     def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
         """K iterations: the new state, its metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
@@ -80,12 +81,13 @@ class Steps:
         return kind in self._compiled
 
     def _compile(self, kind: Kind) -> Callable[..., Any]:
-        program, count = self.program, self.window if kind == "window" else 1
-        state, rows = program.abstract(with_slots=True), self._abstract_rows(count)
+        program = self.program
+        state = program.abstract(with_slots=True)
         if program.is_lone:
             lone = lone_evaluation if kind == "evaluate" else lone_step
-            return lone(program).lower(state, rows).compile()
-        table = self._table(count)
+            return lone(program).lower(state, self._abstract_rows((1, program.num_microbatches))).compile()
+        table = self.configuration.tables[self.window if kind == "window" else 1]
+        rows = self._abstract_rows(table.data_Rn.shape[:2])
         if kind == "evaluate":
             table = table.forward_only()
         common, columns = table_arrays(table)
@@ -98,13 +100,8 @@ class Steps:
             return window_step(self.program, table, self.window)
         return (barrier_step if kind == "single" else evaluation_step)(self.program, table)
 
-    def _table(self, num_iterations: int) -> TickTable:
-        return self.configuration.tables[num_iterations]
-
-    def _abstract_rows(self, num_iterations: int) -> DeviceBatch:
+    def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
         live, length = self.program.live, self.program.gpt.config.sequence_length
-        data = self._table(num_iterations).data_Rn
-        shape = (*data.shape[:2], live.num_ranks, self._num_sequences // live.num_ranks, length)
-        sharding = live.shardings(RANKED)
-        types = (jnp.int32, jnp.int32, jnp.bool_)
+        shape = (*microbatches_Rn, live.num_ranks, self._num_sequences // live.num_ranks, length)
+        types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)
         return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]

@@ -20,8 +20,9 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static
 from swift.mesh import RANKED, SHARED
 from swift.models import ModelConfig, plain_sums
+from swift.pipeline import TrainState, lone_gradients, lone_step, materialize_all, put_batch
 from swift.topology import Topology
-from swift.train import Experiment, TrainState, compute_gradients, materialize_all, put_batch, train_step
+from swift.train import Experiment
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -99,7 +100,7 @@ def compiled(case):
 
     def gradients(master, placement_LNS, batch):
         slots = materialize_all(program, master, placement_LNS)
-        return compute_gradients(program, TrainState(None, None, None, slots, placement_LNS, None), batch)
+        return lone_gradients(program, TrainState(None, None, None, slots, placement_LNS, None), batch)
 
     parallel = jax.jit(program.live.per_rank(gradients, (RANKED, SHARED, RANKED), (RANKED, SHARED)))
     return program, parallel, jax.jit(plain_gradients(program))
@@ -222,7 +223,7 @@ def plain_training(program, experiment, params, batches):
 def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
     setup = experiment(case)
     program = setup.program()
-    params, step = draw_params(program, 0), train_step(program)
+    params, step = draw_params(program, 0), lone_step(program)
     state = program.adopt(params)
     batches = [draw_batch(case, seed) for seed in range(20)]
     placements = []

@@ -7,8 +7,9 @@ from swift.experts import ExpertConfig, exchange_bytes
 from swift.experts.placement import MinMax, Static, Symi
 from swift.mesh import collective_bytes
 from swift.models import ModelConfig
+from swift.pipeline import lone_step, put_batch
 from swift.topology import Topology
-from swift.train import Experiment, put_batch, train_step
+from swift.train import Experiment
 
 
 @pytest.mark.parametrize("policy", [Symi(), Static(), MinMax()], ids=lambda policy: policy.name)
@@ -24,7 +25,7 @@ def test_bytes_of_an_iteration(policy):
     program = experiment.program()
     state = program.init(jax.random.key(0))
     batch = put_batch(experiment.loader("train").batch(0), program.live)
-    measured = collective_bytes(train_step(program).lower(state, batch).compile().as_text(), ranks)
+    measured = collective_bytes(lone_step(program).lower(state, batch).compile().as_text(), ranks)
 
     groups = program.gpt.groups.values()
     weights = sum(exchange_bytes(g.num_rows, ranks, slots if g.is_expert else 1, g.size, itemsize=4) for g in groups)

@@ -16,9 +16,10 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi
 from swift.models import ModelConfig
+from swift.pipeline import lone_step, put_batch
 from swift.record import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, put_batch, train, train_step
+from swift.train import Experiment, TrainOptions, train
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
 
@@ -81,7 +82,7 @@ def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, polic
 
 def test_fifty_placements_are_one_program(experiment):
     program = replace(experiment, num_steps=60).program()
-    state, step, loader = program.init(jax.random.key(0)), train_step(program), experiment.loader("train")
+    state, step, loader = program.init(jax.random.key(0)), lone_step(program), experiment.loader("train")
     placements = []
     for _ in range(50):
         state, _ = step(state, put_batch(next(loader), program.live))
@@ -97,7 +98,7 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
         for kind in ("emulated", "virtual"):
             setup = replace(experiment, ranks=kind, compute_dtype="float64", placement=policy)
             program = setup.program()
-            state, step, loader = program.init(jax.random.key(0)), train_step(program), setup.loader("train")
+            state, step, loader = program.init(jax.random.key(0)), lone_step(program), setup.loader("train")
             for _ in range(5):
                 state, metrics = step(state, put_batch(next(loader), program.live))
             metrics = jax.device_get(metrics)

@@ -16,8 +16,9 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi
 from swift.mesh import RANKED, SHARED, live_mesh
 from swift.models import ModelConfig
+from swift.pipeline import lone_evaluation, lone_step
 from swift.topology import Topology
-from swift.train import Experiment, evaluate_step, train_step
+from swift.train import Experiment
 
 CLEANSING = ("psum", "psum_invariant", "pmax", "pmin", "all_gather")
 
@@ -125,8 +126,8 @@ def test_no_branch_of_an_iteration_differs_between_ranks(policy, layout):
     state = jax.eval_shape(lambda: program.fill_slots(program.init(jax.random.key(0))))
     types = (jnp.int32, jnp.int32, jnp.bool_)
     batch = Batch(*(jax.ShapeDtypeStruct((1, 2, 4, 1, 8), dtype) for dtype in types))
-    assert varying_branches(train_step(program), (state, batch)) == []
-    assert varying_branches(evaluate_step(program), (state, batch)) == []
+    assert varying_branches(lone_step(program), (state, batch)) == []
+    assert varying_branches(lone_evaluation(program), (state, batch)) == []
 
 
 @pytest.mark.parametrize("source", ["own index", "own data"])
