@@ -16,8 +16,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install  ## train a small MoE GPT, its experts placed anew every iteration, and with a static placement
+demo: install  ## train a small MoE GPT with moving and with static experts; and in a pipeline that loses a worker
 	$(BIN)/python -m swift compare experiments/demo.gin experiments/demo_static.gin
+	$(BIN)/python -m swift compare experiments/recycle/2x2x2.gin experiments/recycle/2x2x2_fail.gin
 
 test: install  ## the quick tests (at most 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

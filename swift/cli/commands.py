@@ -4,11 +4,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import config_text, load_experiment
@@ -16,13 +18,14 @@ from swift.cli.kinds import Written
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.mesh import EmulationError, emulate_devices
-from swift.record import METRICS, read_run
+from swift.record import METRICS, Run, read_run, scalars
 from swift.report import comparison_rows, comparison_table, write_report
 from swift.train import Experiment, TrainOptions, export_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
 
 _EXPORTED_CONFIG = "config.gin"
+_PROGRAMS = Path.home() / ".cache" / "swift" / "programs"
 
 
 def train(options: argparse.Namespace) -> None:
@@ -35,7 +38,12 @@ def train(options: argparse.Namespace) -> None:
     summary = run_training(
         experiment,
         TrainOptions(
-            run_dir, config_text(experiment), options.resume, options.stop_at, _profile_window(options.profile)
+            run_dir,
+            config_text(experiment),
+            options.resume,
+            options.stop_at,
+            _profile_window(options.profile),
+            options.prepare,
         ),
     )
     write_report([read_run(run_dir)], run_dir / "report.html")
@@ -69,6 +77,8 @@ def compare(options: argparse.Namespace) -> None:
         print(json.dumps({"runs": comparison_rows(runs), "report": str(page)}))
     else:
         Console().print(comparison_table(runs))
+        for line in _distances(experiments, runs):
+            print(line)
         print(f"report: {page}")
 
 
@@ -118,6 +128,20 @@ def generate(options: argparse.Namespace) -> None:
     sys.stdout.write("\n")
 
 
+def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
+    """How far the losses of runs with failures are from those of the same experiment without, if it ran, too."""
+    for experiment, run in zip(experiments, runs, strict=True):
+        whole = replace(experiment, failures=())
+        others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
+        if others:
+            distance_T = np.abs(scalars(run, "loss") - scalars(others[0], "loss"))
+            fewest = min(record["live_workers"] for record in run.metrics)
+            yield (
+                f"{run.name}: with {fewest} of {len(experiment.topology.workers)} workers at the least, its loss is at "
+                f"most {distance_T.max():.1e} from that of {others[0].name}, and {distance_T[-1]:.1e} in the end"
+            )
+
+
 def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
     """Settles, before JAX starts, what all experiments of this process share."""
     for name in ("ranks", "compute_dtype"):
@@ -130,6 +154,9 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
         except EmulationError as error:
             raise SettingError("Experiment.ranks", "emulated", str(error)) from error
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
+        jax.config.update("jax_compilation_cache_dir", str(_PROGRAMS))
 
 
 def _new_run_dir(name: str) -> Path:

@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(train)
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
+    train.add_argument(
+        "--prepare",
+        choices=["none", "next"],
+        default="next",
+        help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
+        "next one (default: %(default)s)",
+    )
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")

@@ -24,7 +24,8 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
     Returns:
         ``final_loss``, nats per token, the mean of the last 10 steps; ``dropped_percent`` of the tokens routed in all
         steps; ``steps_to_target``, see :func:`steps_to_target`; ``median_step_ms`` without the first 3 steps, which
-        compile; and ``validation_loss``, the newest. None where a run does not have the value.
+        compile; ``discarded_percent`` of the steps whose window was run again step by step; and ``validation_loss``,
+        the newest. None where a run does not have the value.
 
     Raises:
         SettingError: the metrics are damaged.
@@ -33,11 +34,14 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
     dropped, routed = (np.nansum(scalars(run, name)) for name in ("tokens_dropped", "tokens_routed"))
     num_to_target = steps_to_target(losses_T, target_loss)
     validation_T = validation_T[np.isfinite(validation_T)]
+    discarded_T = scalars(run, "was_discarded")
+    discarded_T = discarded_T[np.isfinite(discarded_T)]
     return {
         "final_loss": _finite(np.mean(losses_T[-NUM_LOSS_STEPS:])) if losses_T.size else None,
         "dropped_percent": _finite(100 * ratio(dropped, routed)),
         "steps_to_target": run.metrics[num_to_target - 1]["step"] if num_to_target else None,
         "median_step_ms": _median(step_ms_T[NUM_COMPILING_STEPS:]),
+        "discarded_percent": _finite(100 * np.mean(discarded_T)) if discarded_T.size else None,
         "validation_loss": float(validation_T[-1]) if validation_T.size else None,
     }
 

@@ -91,9 +91,10 @@ def _comparison(runs: Sequence[Run]) -> str:
 
 
 def _facts(run: Run) -> str:
-    """What the run was, in a line: layout, device, steps, JAX version, directory."""
+    """What the run was, in a line: pipelines, stages, layout, device, steps, JAX version, directory."""
     summary: dict[str, Any] = run.summary or {}
-    facts = [f"{name}: {summary[name]}" for name in ("layout", "device") if summary.get(name) is not None]
+    names = ("pipelines", "stages", "layout", "device")
+    facts = [f"{name}: {summary[name]}" for name in names if summary.get(name) is not None]
     last_step = run.metrics[-1]["step"] if run.metrics else 0
     facts.append(f"{last_step:,} steps" if run.summary else f"{last_step:,} steps, not ended")
     if summary.get("jax_version"):

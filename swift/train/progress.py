@@ -58,7 +58,8 @@ class Progress:
 
         Args:
             metrics: as in ``metrics.jsonl``: ``step``, and of ``loss``, ``tokens_per_s``, ``drop_share`` and
-                ``load_imbalance`` those that are known.
+                ``load_imbalance`` those that are known; of a pipeline ``live_workers``, ``bubble_share`` and
+                ``period_ratio``, too: the planned period over that without failures.
         """
         num_lines_due = int(metrics["step"]) * NUM_PLAIN_LINES // self._num_steps
         is_first = not self._updates
@@ -106,6 +107,8 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
         "drop_share": lambda value: f"{100 * value:.1f} % dropped",
         "load_imbalance": lambda value: f"imbalance {value:.2f}",
+        "bubble_share": lambda value: f"{metrics['live_workers']} workers live, bubble {100 * value:.0f} %",
+        "period_ratio": lambda value: f"period {value:.2f} x",
     }
     return [show(metrics[name]) for name, show in formats.items() if metrics.get(name) is not None]
 

@@ -1,0 +1,298 @@
+"""What running a schedule costs over the plain single-device step: CPU-seconds, compile times, FLOPs, bytes.
+
+The plain step is what one would write without this library: ``jax.grad`` of the model on one device, added up over the
+same micro-batches, and optax; same global batch, same process, in turns. Figures:
+
+- ``iteration``: CPU-seconds of an iteration over the plain one's, dense and with experts;
+- ``idle_tick_cpu_us``: CPU-microseconds of a tick in which no worker does anything, by device;
+- ``compile``: seconds to compile with 32 micro-batches over those with 8;
+- ``stage``: FLOPs of F + B + W over those of the fused forward and backward, without and with rematerialisation, and
+  what they keep for a micro-batch;
+- ``reconfiguration``: wall time of a failure and of a return, in fault-free iterations, prepared and not.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from measure import cost_of, paired_costs, publish, ratio
+
+from swift.data import Batch
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, emulate_devices
+from swift.models import model_size
+from swift.pipeline import barrier_step, batch_of_rows, split_stage, stash_bytes, table_arrays
+from swift.pipeline.stage import forward, stage_function
+from swift.schedules import TickTable
+from swift.schedules.messages import NONE, Moves
+from swift.schedules.table import NOTHING
+from swift.topology import Topology, Worker
+from swift.train import Experiment
+
+ROUNDS = 9
+SEQUENCES = 4  # of a micro-batch
+IDLE_TICKS = 2_000
+
+
+def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool, remat: bool = False) -> Experiment:
+    """The demo's model and optimizer in a pipeline; 8 classes, each with a slot at least."""
+    topology = Topology(*shape)
+    return Experiment(
+        model=replace(model_size("demo"), moe_pattern=(moe,)),
+        experts=ExpertConfig(num_classes=8, slots_per_rank=8 // topology.num_expert_ranks),
+        topology=topology,
+        optimizer=OptimizerConfig(clip_norm=None),
+        num_microbatches=num_microbatches,
+        sequences_per_microbatch=SEQUENCES,
+        remat=remat,
+    )
+
+
+class Pipelined:
+    """An iteration by the interpreter, also where there is one worker only."""
+
+    def __init__(self, setup: Experiment, failed: frozenset[Worker], batch: Batch):
+        engine = setup.engine(failed, "none")
+        self.program, self.plan, self.table = engine.program, engine.configuration, engine.configuration.tables[1]
+        live = self.program.live
+        self.rows = live.put(batch_of_rows([batch], self.table, self.plan.pipeline_D, live.num_ranks), RANKED)
+        self.run, self.compile_s = self.compiled(self.table)
+        self.state = self.program.init(jax.random.key(0))
+
+    def compiled(self, table: TickTable) -> tuple[Callable[..., Any], float]:
+        """The program of a table, and the seconds that it took to compile."""
+        live, (common, columns) = self.program.live, table_arrays(table)
+        arrays = live.put(common, REPLICATED), live.put(columns, SHARED)
+        started = time.perf_counter()
+        lowered = barrier_step(self.program, table).lower(self.program.abstract(with_slots=True), *arrays, self.rows)
+        call = lowered.compile()
+        return lambda state, rows: call(state, *arrays, rows), time.perf_counter() - started
+
+    def __call__(self) -> Any:
+        """One iteration; its loss."""
+        self.state, metrics = self.run(self.state, self.rows)
+        return metrics["loss"]
+
+
+class Plain:
+    """The same model, optimizer and batch on one device, as one would write it."""
+
+    def __init__(self, setup: Experiment, batch: Batch):
+        alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
+        program = replace(alone.program(), num_microbatches=len(batch.inputs))
+        gpt, optimizer = program.gpt, program.optimizer
+        classes = jnp.arange(8, dtype=jnp.int32)
+        placement_LNS = jnp.broadcast_to(classes, (program.num_moe_layers, 1, 8))
+        aux_weight = setup.experts.aux_loss_coefficient * batch.valid.sum() / len(batch.inputs)
+
+        def objective(weights: Any, microbatch: Any) -> tuple[jax.Array, jax.Array]:
+            sums = on_one_rank(lambda microbatch: forward(program, weights, placement_LNS, microbatch))(microbatch)
+            return sums.loss + aux_weight * sums.aux, sums.loss
+
+        def iterate(weights: Any, moments: Any, batch: Any) -> Any:
+            def accumulate(total: Any, microbatch: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, jax.grad(objective, has_aux=True)(weights, microbatch)), None
+
+            none = jax.tree.map(jnp.zeros_like, (weights, jnp.zeros(())))
+            (gradients, loss), _ = jax.lax.scan(accumulate, none, batch)
+            tokens = batch.valid.sum()
+            updates, moments = optimizer.update(jax.tree.map(lambda g: g / tokens, gradients), moments, weights)
+            return optax.apply_updates(weights, updates), moments, loss / tokens
+
+        self.weights = jax.jit(lambda key: gpt.unpack(gpt.init(key)))(jax.random.key(0))
+        self.moments, self.batch = optimizer.init(self.weights), jax.device_put(batch)
+        self.iterate = jax.jit(iterate, donate_argnums=(0, 1))
+
+    def __call__(self) -> Any:
+        """One iteration; its loss."""
+        self.weights, self.moments, loss = self.iterate(self.weights, self.moments, self.batch)
+        return loss
+
+
+def on_one_rank(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A per-rank function where there is one rank."""
+
+    def run(*arguments: Any) -> Any:
+        alone = jax.vmap(function, axis_name=EXPERT_AXIS, axis_size=1)
+        return jax.tree.map(lambda leaf: leaf[0], alone(*jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], arguments)))
+
+    return run
+
+
+def draw_batch(setup: Experiment) -> Batch:
+    """A global batch of random bytes."""
+    shape = (setup.topology.num_pipelines * setup.num_microbatches, SEQUENCES, setup.model.sequence_length + 1)
+    tokens = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
+    return Batch(tokens[..., :-1], tokens[..., 1:], np.ones((*shape[:2], shape[2] - 1), bool))
+
+
+def iteration(setup: Experiment, failed: frozenset[Worker] = frozenset()) -> dict[str, Any]:
+    """CPU-seconds of a pipeline's iteration and of the plain one, in turns."""
+    batch = draw_batch(setup)
+    calls = {"pipelined": Pipelined(setup, failed, batch), "plain": Plain(setup, batch)}
+    first = [float(np.ravel(jax.device_get(call()))[0]) for call in calls.values()]
+    assert abs(first[0] - first[1]) < 1e-4, f"they compute different losses: {first}"
+    costs = paired_costs(dict(calls), ROUNDS)
+    return {
+        "ticks": calls["pipelined"].table.num_ticks,
+        "compile_s": round(calls["pipelined"].compile_s, 2),
+        "cpu_s": {name: round(statistics.median(values), 4) for name, values in costs.items()},
+        "pipelined_over_plain": ratio(costs, "pipelined", "plain"),
+    }
+
+
+def idle_tick_cpu_us(setup: Experiment) -> float:
+    """CPU-microseconds by device of a tick in which nobody does anything."""
+    pipeline = Pipelined(setup, frozenset(), draw_batch(setup))
+
+    def seconds(num_ticks: int) -> float:
+        run, _ = pipeline.compiled(idle(pipeline.table, num_ticks))
+
+        def call() -> Any:
+            pipeline.state, metrics = run(pipeline.state, pipeline.rows)
+            return metrics["loss"]
+
+        call()
+        return statistics.median(cost_of(call) for _ in range(ROUNDS))
+
+    return 1e6 * (seconds(IDLE_TICKS) - seconds(1)) / IDLE_TICKS / len(jax.tree.leaves(pipeline.program.live.places))
+
+
+def idle(table: TickTable, num_ticks: int) -> TickTable:
+    """A table of so many ticks in which nothing is done and nothing is sent."""
+
+    def silent(moves: Moves) -> Moves:
+        none = np.full_like(moves.permutation_TQ, NONE), np.full_like(moves.slot_TQR, NONE)
+        return replace(moves, permutation_TQ=none[0], slot_TQR=none[1])
+
+    once = replace(
+        table,
+        opcode_TR=np.full_like(table.opcode_TR, NOTHING),
+        activations=silent(table.activations),
+        gradients=silent(table.gradients),
+    )
+    shape = table.shape._replace(num_ticks=max(num_ticks, table.num_ticks))
+    longer = once.padded(shape)
+    return replace(longer, phase_bounds=np.array([0, *[num_ticks] * table.num_phases], np.int32))
+
+
+def compile_ratio() -> dict[str, Any]:
+    """Seconds to compile with many micro-batches over those with few, in turns."""
+    seconds: dict[str, list[float]] = {"8": [], "32": []}
+    for _ in range(3):
+        for name, times in seconds.items():
+            setup = experiment((2, 2, 1), int(name), moe=False)
+            times.append(Pipelined(setup, frozenset(), draw_batch(setup)).compile_s)
+    return {"seconds": seconds, "32_over_8": ratio(seconds, "32", "8")}
+
+
+def stage_figures(*, moe: bool) -> dict[str, Any]:
+    """FLOPs of F + B + W over the fused pass's, and what is kept for a micro-batch."""
+    figures: dict[str, Any] = {}
+    fused_flops = {}
+    for remat in (False, True):
+        program = experiment((1, 2, 1), 1, moe=moe, remat=remat).program()
+        parts, (weights, extras, x) = split_stage(program, SEQUENCES)
+        out = (x, jax.ShapeDtypeStruct((), jnp.float32))
+
+        fused = fused_pass(stage_function(program))
+        split_flops = (
+            flops(parts.forward, weights, extras, x)
+            + flops(parts.backward_input, weights, extras, parts.b_shapes, parts.h_shapes, out)
+            + flops(parts.backward_weight, weights, extras, parts.h_shapes, parts.w_shapes)
+        )
+        fused_flops[remat] = flops(fused, weights, extras, x, out)
+        kept = {"f_to_b": parts.b_shapes, "f_to_w": parts.h_shapes, "b_to_w": parts.w_shapes}
+        figures["rematerialised" if remat else "plain"] = {
+            "split_over_fused_flops": round(split_flops / fused_flops[remat], 4),
+            "kept_bytes": {name: stash_bytes(shapes) for name, shapes in kept.items()},
+        }
+    return figures | {"rematerialised_over_plain_flops": round(fused_flops[True] / fused_flops[False], 4)}
+
+
+def fused_pass(stage: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward and backward pass of a stage as one function."""
+
+    def run(weights: Any, extras: Any, x: Any, d_out: Any) -> Any:
+        out, pull_back, load = jax.vjp(lambda weights, x: stage(weights, extras, x), weights, x, has_aux=True)
+        return out, pull_back(d_out), load
+
+    return run
+
+
+def flops(function: Callable[..., Any], *shapes: Any) -> float:
+    """FLOPs of a compiled function, as XLA counts them."""
+
+    def run(*arguments: Any) -> Any:
+        return jax.vmap(function, axis_name=EXPERT_AXIS, axis_size=1)(*arguments)
+
+    ranked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), shapes)
+    return jax.jit(run).lower(*ranked).compile().cost_analysis()["flops"]
+
+
+def reconfiguration() -> dict[str, Any]:
+    """Wall time of a failure and of a return, from the decision to the first batch's start, in iterations."""
+    setup = experiment((2, 2, 2), 4, moe=True)
+    batch, failed = draw_batch(setup), frozenset({(1, 1)})
+    engine = setup.engine(frozenset(), "none")
+    state = engine.program.init(jax.random.key(0))
+
+    def iterate(state: Any) -> Any:
+        return engine.start(state, [batch], engine.put([batch]))().state
+
+    state = iterate(state)
+    times = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        state = iterate(state)
+        times.append(time.perf_counter() - started)
+    figures: dict[str, Any] = {"iteration_ms": round(1000 * statistics.median(times), 1)}
+    for name, down in (("failure_unprepared", failed), ("return", frozenset()), ("failure_prepared", failed)):
+        started = time.perf_counter()
+        state, change = engine.reconfigure(state, down)
+        jax.block_until_ready(engine.put([batch]))
+        took = time.perf_counter() - started
+        figures[name] = {"iterations": round(took / statistics.median(times), 3), "moved_bytes": change.moved_bytes}
+        state = iterate(state)
+    return figures
+
+
+def main() -> int:
+    emulate_devices(12)
+    shapes = {"1x1x1": (1, 1, 1), "2x2x1": (2, 2, 1)}
+    figures: dict[str, Any] = {"iteration": {}}
+    for kind, moe in (("dense", False), ("experts", True)):
+        for name, shape in shapes.items():
+            num_microbatches = 8 // shape[0]
+            figures["iteration"][f"{name} {kind}"] = iteration(experiment(shape, num_microbatches, moe=moe))
+        failed = frozenset({(1, 2)})
+        figures["iteration"][f"3x4x1 {kind}, 1:2 down"] = iteration(experiment((3, 4, 1), 6, moe=moe), failed)
+    figures["idle_tick_cpu_us"] = round(idle_tick_cpu_us(experiment((2, 2, 1), 4, moe=False)), 1)
+    figures["compile"] = compile_ratio()
+    figures["stage"] = {kind: stage_figures(moe=moe) for kind, moe in (("dense", False), ("experts", True))}
+    figures["reconfiguration"] = reconfiguration()
+    ratios = {name: figure["pipelined_over_plain"]["median"] for name, figure in figures["iteration"].items()}
+    claims = {
+        f"{name} {kind}: CPU-seconds over the plain step's": (ratios[f"{name} {kind}"], limit)
+        for kind in ("dense", "experts")
+        for name, limit in (("1x1x1", 1.15), ("2x2x1", 1.25))
+    }
+    claims["compiling 32 micro-batches over 8"] = (figures["compile"]["32_over_8"]["median"], 1.2)
+    for kind, stage in figures["stage"].items():
+        for remat in ("plain", "rematerialised"):
+            claims[f"FLOPs split over fused, {kind}, {remat}"] = (stage[remat]["split_over_fused_flops"], 1.02)
+    for name in ("return", "failure_prepared"):
+        claims[f"{name} in iterations"] = (figures["reconfiguration"][name]["iterations"], 2.0)
+    return publish("running a schedule, demo model", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
