@@ -120,7 +120,7 @@ class Engine:
         """The planned time of an iteration, as a multiple of what it is without failures."""
         return self.configuration.period / self.fault_free.period
 
-    def start(self, state: TrainState, batches: Sequence[Batch], rows: DeviceBatch) -> Callable[[], Outcome]:
+    def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
         """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
 
         A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
@@ -128,28 +128,25 @@ class Engine:
         Args:
             state: the present one; given up.
             batches: the iterations' global batches, on the host.
-            rows: the same on the devices, from ``put``.
+            rows: what ``put`` made of them.
         """
         steps = self.steps
-        if len(batches) == 1:
-            after, metrics = steps.run_single(state, rows)
-            return lambda: Outcome(after, by_iteration(metrics, steps.program.live), was_discarded=False)
-        window, metrics_K, ok = steps.run_window(state, rows)
+        if len(rows) == len(batches):
+            return _singles(steps, state, rows, was_discarded=False)
+        window, metrics, ok = steps.run_window(state, rows[0])
 
         def finish() -> Outcome:
             if jax.device_get(ok).all():
-                return Outcome(window, by_iteration(metrics_K, steps.program.live), was_discarded=False)
-            after, singles = state, []
-            for batch in batches:
-                after, metrics = steps.run_single(after, steps.put([batch]))
-                singles += by_iteration(metrics, steps.program.live)
-            return Outcome(after, singles, was_discarded=True)
+                return Outcome(window, by_iteration(metrics, steps.program.live), was_discarded=False)
+            return _singles(steps, state, [steps.put([batch]) for batch in batches], was_discarded=True)()
 
         return finish
 
-    def put(self, batches: Sequence[Batch]) -> DeviceBatch:
-        """Host batches on the devices of the workers that meet them, in the present configuration."""
-        return self.steps.put(batches)
+    def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
+        """Host batches on the devices of the workers that meet them: of a window together, or one by one."""
+        if self.steps.main == "window" and len(batches) > 1:
+            return [self.steps.put(batches)]
+        return [self.steps.put([batch]) for batch in batches]
 
     def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Change]:
         """Goes on with other workers: plan, program, state.
@@ -203,6 +200,18 @@ class Engine:
         with jax.enable_x64(self._is_x64):  # which is a setting of a thread
             steps = self._steps_for(failed)
             steps.compiled(steps.main)
+
+
+def _singles(
+    steps: Steps, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool
+) -> Callable[[], Outcome]:
+    """Starts iterations one after the other."""
+    metrics = []
+    for row in rows:
+        state, of_one = steps.run_single(state, row)
+        metrics.append(of_one)
+    live = steps.program.live
+    return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one, live)], was_discarded)
 
 
 def survives(topology: Topology, failed: frozenset[Worker]) -> bool:

@@ -83,6 +83,12 @@ class Program:
         )
         object.__setattr__(self, "specs", specs)
 
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the state of a worker."""
+        leaves = jax.tree.leaves(self.abstract(with_slots=True))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // self.live.num_rows
+
     @property
     def is_lone(self) -> bool:
         """Whether there is one worker only: no pipeline, and no peers."""

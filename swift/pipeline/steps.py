@@ -44,8 +44,8 @@ class Steps:
 
     @property
     def main(self) -> Kind:
-        """What most iterations need."""
-        return "window" if self.window > 1 else "single"
+        """What most iterations need. Peers that cannot be summed by themselves (TPU) cannot update by themselves."""
+        return "window" if self.window > 1 and not self.program.peer_sum.in_rounds else "single"
 
     def put(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
