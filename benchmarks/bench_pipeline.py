@@ -163,7 +163,7 @@ def idle_tick_cpu_us(setup: Experiment) -> float:
         call()
         return statistics.median(cost_of(call) for _ in range(ROUNDS))
 
-    return 1e6 * (seconds(IDLE_TICKS) - seconds(1)) / IDLE_TICKS / len(jax.tree.leaves(pipeline.program.live.places))
+    return 1e6 * (seconds(IDLE_TICKS) - seconds(1)) / IDLE_TICKS / pipeline.program.live.mesh.size
 
 
 def idle(table: TickTable, num_ticks: int) -> TickTable:

@@ -12,6 +12,7 @@ from swift.mesh.live import (
     Place,
     RankKind,
     live_mesh,
+    storage_mesh,
 )
 from swift.mesh.moving import move_rows, moved_bytes, source_rows
 from swift.mesh.peers import PeerSum, how_unequal
@@ -36,4 +37,5 @@ __all__ = [
     "move_rows",
     "moved_bytes",
     "source_rows",
+    "storage_mesh",
 ]

@@ -224,6 +224,13 @@ def live_mesh(
     return LiveMesh(topology, places, Mesh(grid[rows], (WORKER_AXIS, EXPERT_AXIS)))
 
 
+def storage_mesh(topology: Topology) -> LiveMesh:
+    """One worker for each stage, all on one device: holds what a checkpoint has, and runs nothing."""
+    places = tuple(Place((0, stage), stage) for stage in range(topology.num_stages))
+    grid = np.array(jax.devices()[:1]).reshape(1, 1)
+    return LiveMesh(topology, places, Mesh(grid, (WORKER_AXIS, EXPERT_AXIS)), virtual=True)
+
+
 def _check_places(topology: Topology, failed: frozenset[Worker], places: tuple[Place, ...]) -> None:
     workers, stages = [place.worker for place in places], {place.stage for place in places}
     live = [worker for worker in topology.workers if worker not in failed]

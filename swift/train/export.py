@@ -20,7 +20,7 @@ from swift.checkpoint import (
 )
 from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
-from swift.mesh import live_mesh
+from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
 from swift.train.experiment import Experiment
 
@@ -47,7 +47,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     if step not in steps:
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
     _check_new(out)
-    program = experiment.program(live_mesh(experiment.topology, "virtual"))
+    program = experiment.program(storage_mesh(experiment.topology))
     path = checkpoint_path(run_dir / "checkpoints", step)
     state, _ = load_checkpoint(path, program.abstract(), experiment.identity())
     weights = program.gpt.unpack(program.whole_classes(state))
