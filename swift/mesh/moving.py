@@ -17,7 +17,7 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
     """For every row of ``new``, the row of ``old`` that has its state.
 
     A worker that goes on serving its stage keeps its state; any other, be it back or in another role, copies that of
-    its new stage's first row.
+    the first row of its new stage whose worker lives on, or of one that does not if nobody does.
 
     Args:
         old: the mesh that holds the state; it serves every stage.
@@ -29,7 +29,11 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
     row_of = {place: row for row, place in enumerate(old.places)}
     served = {place.stage for place in old.places}
     assert all(place.stage in served for place in new.places), f"of the stages only {sorted(served)} have a state"
-    return tuple(row_of.get(place, old.first_rows[place.stage]) for place in new.places)
+    living = set(new.workers)
+    giver_P = [
+        min(rows, key=lambda row: (old.places[row].worker not in living, row), default=-1) for rows in old.peers
+    ]
+    return tuple(row_of.get(place, giver_P[place.stage]) for place in new.places)
 
 
 def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:

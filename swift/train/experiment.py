@@ -1,5 +1,6 @@
 """An experiment: every setting of a run, and the program that they make."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,15 +118,16 @@ class Experiment:
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"Experiment.{name}", getattr(self, name), "must be True or False")
         check_count("Experiment.window", self.window, least=1)
-        if is_lone and self.window > 1:
-            allowed = "must be 1 with a single worker, which waits for nobody's update"
-            raise SettingError("Experiment.window", self.window, allowed)
+        for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
+            if is_lone and getattr(self, name) != only:
+                raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
         if self.memory_limit is not None:
             check_number("Experiment.memory_limit", self.memory_limit, least=1)
         if self.planner not in PLANNERS:
             raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
         if self.failure_list.events and self.planner in FAULT_FREE:
-            allowed = f"plans without failures only, and Experiment.failures has {len(self.failures)}"
+            able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
+            allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
             raise SettingError("Experiment.planner", self.planner, allowed)
 
     def _check_coupled(self) -> None:
@@ -147,7 +149,7 @@ class Experiment:
     @property
     def failure_list(self) -> FailureList:
         """``failures``, understood."""
-        return parse_failures(self.failures, self.topology, self.num_steps)
+        return parse_failures(self.failures, self.topology, self.num_steps, self.window)
 
     @property
     def tokens_per_step(self) -> int:
@@ -190,16 +192,20 @@ class Experiment:
         """What runs this experiment, with some workers down at first.
 
         Raises:
-            SettingError: there are too few devices, or no plan for these failures.
+            SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
         program = self.program()
-        per_rank = self.sequences_per_microbatch // self.topology.num_expert_ranks
+        costs = stage_costs(program, self.sequences_per_microbatch // self.topology.num_expert_ranks)
+        if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
+            least = math.ceil(1000 * costs.microbatch_peak) / 1000
+            allowed = f"must be at least {least}, which a single micro-batch takes with its message and while B runs"
+            raise SettingError("Experiment.memory_limit", self.memory_limit, allowed)
         settings = PlanSettings(
             self.topology,
             self.num_microbatches,
             self.planner,
             self.window,
-            stage_costs(program, per_rank),
+            costs,
             self.memory_limit,
             self.move_roles,
         )

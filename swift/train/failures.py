@@ -64,17 +64,19 @@ class FailureList:
         return frozenset(down)
 
 
-def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int) -> FailureList:
+def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, window: int = 1) -> FailureList:
     """The failure list of an experiment.
 
     Args:
         texts: such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, in any order of steps.
         topology: whose workers fail, pipeline:stage.
         num_steps: of the experiment.
+        window: iterations that are run as one program.
 
     Raises:
         SettingError: a text is not of that form, names a step or a worker that is not there, fails a worker that is
-            down, re-joins one that is up, or leaves a stage without a live worker.
+            down, re-joins one that is up, or leaves a stage without a live worker in
+            some window.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise SettingError(SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
@@ -84,7 +86,10 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int) -> 
     for text, event in told:
         _check_turn(text, event, down, topology)
         (down.add if event.kind == "fail" else down.remove)(event.worker)
-    return FailureList(tuple(event for _, event in told))
+    failures = FailureList(tuple(event for _, event in told))
+    for text, event in told:
+        _check_window(text, event, failures, topology, window)
+    return failures
 
 
 def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
@@ -111,3 +116,16 @@ def _check_turn(text: str, event: FailureEvent, down: set[Worker], topology: Top
         raise SettingError(SETTING, text, f"worker {d}:{p} is down already at that time")
     elif all((peer, p) in down for peer in range(topology.num_pipelines) if peer != d):
         raise SettingError(SETTING, text, f"leaves stage {p} without a live worker")
+
+
+def _check_window(text: str, event: FailureEvent, failures: FailureList, topology: Topology, window: int) -> None:
+    """Raises SettingError where a failure and others in a window before it leave a stage without a live worker.
+
+    Any window that ends with the failure counts: evaluations, checkpoints and a resumed run shift where windows begin.
+    """
+    step, kind, (_, p) = event
+    down = failures.failed(max(1, step - window + 1), step)
+    if kind == "fail" and all((d, p) in down for d in range(topology.num_pipelines)):
+        allowed = f"may leave stage {p} without a live worker: in a window of Experiment.window = {window} iterations "
+        allowed += "who fails is down from its start, and who re-joins is back after its end"
+        raise SettingError(SETTING, text, allowed)

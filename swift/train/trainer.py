@@ -14,7 +14,7 @@ from swift.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint,
 from swift.data import Batch, Loader
 from swift.errors import RunError, SettingError
 from swift.mesh import move_rows, source_rows
-from swift.pipeline import Engine, Prepare, Program, TrainState, survives
+from swift.pipeline import Engine, Prepare, Program, TrainState
 from swift.record import RunDirectory, check_new_run, check_same_run, measure, read_run
 from swift.topology import Worker
 from swift.train.experiment import Experiment
@@ -165,12 +165,18 @@ class _Run:
             device=jax.devices()[0].device_kind,
             jax=jax.__version__,
             ends_bytes_per_worker=program.ends_bytes,
+            state_bytes_per_worker=program.state_bytes,
         )
         workers = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x " if not program.is_lone else ""
         self.progress.note(
             f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {self.experiment.ranks} expert "
             f"ranks; embedding, head and their moments: {program.ends_bytes / 1e6:.1f} MB per worker"
         )
+        if self.experiment.window > 1:
+            self.progress.note(
+                f"windows of {self.experiment.window} iterations keep the state before them: "
+                f"{program.state_bytes / 1e6:.1f} MB more per worker"
+            )
 
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
         engine, done = self.engine, int(jax.device_get(state.step)[0])
@@ -245,13 +251,12 @@ class _Run:
         self, records: list[dict[str, Any]], state: TrainState, validation: Loader, position: dict[str, Any]
     ) -> None:
         """Logs the iterations of a window; evaluates and saves what is due at its end."""
+        done = records[-1]["step"]
         for record in records:
             self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
-        done = records[-1]["step"]
-        if self._is_due(done, self.experiment.eval_every):
-            num_batches = min(self.experiment.num_eval_batches, validation.num_batches_per_epoch)
-            records[-1]["validation_loss"] = self._evaluate(state, validation, num_batches)
-        for record in records:
+            if record["step"] == done and self._is_due(done, self.experiment.eval_every):
+                num_batches = min(self.experiment.num_eval_batches, validation.num_batches_per_epoch)
+                record["validation_loss"] = self._evaluate(state, validation, num_batches)
             self.directory.log_step(record)
             self.progress.update(record)
         if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
@@ -305,10 +310,17 @@ class _Run:
         self.directory.log_event("checkpoint", done, path=path.name, save_ms=1000 * (time.perf_counter() - started))
 
     def _check_stages(self, failed: frozenset[Worker], step: int) -> None:
-        topology = self.engine.program.live.topology
-        if survives(topology, failed):
+        """Stops the run if nobody is left who serves a stage or has its state; a worker may serve another than its own.
+
+        Who is back has copied the state of its stage before anybody else fails.
+        """
+        live, before = self.engine.program.live, self.engine.configuration.failed
+        manned = {stage for pipeline, stage in live.topology.workers if (pipeline, stage) not in failed}
+        kept = {place.stage for place in live.places if place.worker not in failed}
+        kept |= {stage for _, stage in before - failed}
+        lost = [stage for stage in range(live.topology.num_stages) if stage not in manned & kept]
+        if not lost:
             return
-        lost = [p for p in range(topology.num_stages) if all((d, p) in failed for d in range(topology.num_pipelines))]
         self.directory.log_event("stage_lost", step, stages=lost, failed=_names(failed))
         stages = ", ".join(map(str, lost))
         raise RunError(f"stage {stages} has no live worker left at iteration {step}: stopped; {self._how_to_go_on()}")

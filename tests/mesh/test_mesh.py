@@ -49,8 +49,8 @@ def test_a_mesh_with_a_hole():
 @pytest.mark.parametrize("kind", ["devices", "emulated"])
 def test_more_ranks_than_devices_are_refused(kind):
     error = SettingError if kind == "devices" else EmulationError
-    with pytest.raises(error, match="9"):
-        live_mesh(Topology(num_expert_ranks=9), kind)
+    with pytest.raises(error, match="13"):
+        live_mesh(Topology(num_expert_ranks=13), kind)
 
 
 def test_virtual_ranks_need_one_worker():

@@ -82,6 +82,12 @@ def test_rows_go_where_they_are_needed(old, new, source_R, copied_rows):
     assert moved_bytes(tree, old, new, source_R) == copied_rows * ROW_BYTES
 
 
+def test_who_comes_back_copies_from_a_peer_that_lives():
+    topology = Topology(3)
+    old, new = (live_mesh(topology, "emulated", frozenset({worker})) for worker in ((2, 0), (0, 0)))
+    assert source_rows(old, new) == (1, 1)
+
+
 def test_a_moved_state_is_that_of_the_program_that_follows():
     old, new = mesh(), mesh({(0, 0)})
     _, tree = state_on(old)

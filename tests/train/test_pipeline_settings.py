@@ -1,0 +1,149 @@
+"""Settings of pipelines that cannot work are told before JAX has done anything: name, value, what is allowed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift.errors import SettingError
+from swift.experts.optimizer import OptimizerConfig
+from swift.models import ModelConfig
+from swift.topology import Topology
+from swift.train import Experiment
+from swift.train.failures import parse_failures
+
+
+def make(pipelines=2, stages=2, layers=2, pattern=(True,), **settings):
+    model = ModelConfig(
+        num_layers=layers, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=pattern
+    )
+    return Experiment(model=model, topology=Topology(pipelines, stages, 2), num_steps=60, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"stages": 4}, "ModelConfig.num_layers = 2: must be a multiple of Topology.num_stages = 4"),
+        ({"layers": 3}, "ModelConfig.num_layers = 3: must be a multiple of Topology.num_stages = 2"),
+        (
+            {"pattern": (False, True)},
+            "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 1 layer(s)",
+        ),
+        (
+            {"layers": 6, "pattern": (False, True)},
+            "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 3 layer(s)",
+        ),
+        ({"num_microbatches": 0}, "Experiment.num_microbatches = 0: must be a whole number of at least 1"),
+        ({"num_microbatches": 2.0}, "Experiment.num_microbatches = 2.0: must be a whole number of at least 1"),
+        (
+            {"sequences_per_microbatch": 3},
+            "Experiment.sequences_per_microbatch = 3: must be a multiple of Topology.num_expert_ranks = 2",
+        ),
+        (
+            {"planner": "magic"},
+            "Experiment.planner = 'magic': choose one of adaptive, lockstep, milp, gpipe, one_f_one_b, zero_bubble",
+        ),
+        (
+            {"planner": "gpipe", "failures": ("step 2: fail 0:0",)},
+            "Experiment.planner = 'gpipe': plans without failures only, and Experiment.failures lists some; choose one "
+            "of adaptive, lockstep, milp",
+        ),
+        (
+            {"optimizer": OptimizerConfig(layout="coupled")},
+            "OptimizerConfig.layout = 'coupled': runs with one pipeline of one stage only, and the topology has (2, 2)"
+            ": use decoupled",
+        ),
+        ({"window": 0}, "Experiment.window = 0: must be a whole number of at least 1"),
+        (
+            {"pipelines": 1, "stages": 1, "window": 3},
+            "Experiment.window = 3: must be 1 with a single worker",
+        ),
+        (
+            {"pipelines": 1, "stages": 1, "memory_limit": 4},
+            "Experiment.memory_limit = 4: must be None with a single worker",
+        ),
+        ({"memory_limit": 0.9}, "Experiment.memory_limit = 0.9: must be a number of at least 1"),
+        ({"memory_limit": float("nan")}, "Experiment.memory_limit = nan: must be a number of at least 1"),
+        ({"remat": "full"}, "Experiment.remat = 'full': must be True or False"),
+        ({"move_roles": 1}, "Experiment.move_roles = 1: must be True or False"),
+        (
+            {"failures": "step 2: fail 0:0"},
+            "Experiment.failures = 'step 2: fail 0:0': must be a list of texts, such as ['step 20: fail 1:2']",
+        ),
+        (
+            {"failures": ("step 2: die 0:0",)},
+            "Experiment.failures = 'step 2: die 0:0': must be 'step STEP: fail PIPELINE:STAGE' or 'step STEP: rejoin "
+            "...'",
+        ),
+        (
+            {"failures": ("step 2: fail 2:0",)},
+            "Experiment.failures = 'step 2: fail 2:0': no such worker among 2 pipelines x 2 stages, both counted "
+            "from 0",
+        ),
+        (
+            {"failures": ("step 61: fail 0:0",)},
+            "Experiment.failures = 'step 61: fail 0:0': the step must be 1 to Experiment.num_steps = 60",
+        ),
+        (
+            {"failures": ("step 2: fail 0:1", "step 9: fail 1:1")},
+            "Experiment.failures = 'step 9: fail 1:1': leaves stage 1 without a live worker",
+        ),
+        (
+            {"failures": ("step 2: rejoin 0:1",)},
+            "Experiment.failures = 'step 2: rejoin 0:1': worker 0:1 is live at that time",
+        ),
+        (
+            {"failures": ("step 2: fail 0:1", "step 4: rejoin 0:1", "step 5: fail 1:1"), "window": 3},
+            "Experiment.failures = 'step 5: fail 1:1': may leave stage 1 without a live worker: in a window of "
+            "Experiment.window = 3 iterations who fails is down from its start, and who re-joins is back after its end",
+        ),
+    ],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else None,
+)
+def test_a_setting_that_cannot_work_is_told_with_what_would(settings, line):
+    with pytest.raises(SettingError) as raised:
+        make(**settings)
+    assert str(raised.value) == line
+
+
+@pytest.mark.parametrize(
+    ("rejoin", "fail", "window"),
+    [
+        (4, 4, 1),  # who is back has copied the state of its stage before the other one fails
+        (4, 6, 3),  # a window that ends with the failure begins with the one who is back
+        (4, 30, 3),
+    ],
+)
+def test_failures_that_are_far_enough_apart_for_the_window_are_taken(rejoin, fail, window):
+    failures = ("step 2: fail 0:1", f"step {rejoin}: rejoin 0:1", f"step {fail}: fail 1:1")
+    assert make(failures=failures, window=window).failures == failures
+
+
+def test_a_micro_batch_that_does_not_fit_is_told_with_the_least_that_does():
+    with pytest.raises(
+        SettingError, match=r"^Experiment.memory_limit = 1: must be at least 1\.\d+, which a single "
+    ) as e:
+        make(num_microbatches=2, memory_limit=1).engine(frozenset(), "none")
+    least = float(e.value.allowed.split(",")[0].removeprefix("must be at least "))
+    assert make(num_microbatches=2, memory_limit=least).engine(frozenset(), "none").num_live == 4
+
+
+@st.composite
+def two_stints(draw):
+    """One worker of a stage of two is down for a while, and later the other: texts, and a window."""
+    steps = sorted(draw(st.lists(st.integers(1, 30), min_size=3, max_size=3)))
+    down, back, other = steps[0], max(steps[1], steps[0] + 1), max(steps[2], steps[0] + 1)
+    texts = (f"step {down}: fail 0:0", f"step {back}: rejoin 0:0", f"step {max(other, back)}: fail 1:0")
+    return texts, draw(st.integers(1, 6))
+
+
+@given(two_stints())
+def test_a_list_is_refused_just_where_some_window_would_have_nobody_at_a_stage(case):
+    texts, window = case
+    told = parse_failures(texts, Topology(2, 1), 40)
+    stage = {(0, 0), (1, 0)}
+    is_lost = any(told.failed(first, first + window - 1) == stage for first in range(1, 41))
+    if is_lost:
+        with pytest.raises(SettingError, match="may leave stage 0 without a live worker"):
+            parse_failures(texts, Topology(2, 1), 40, window)
+    else:
+        assert parse_failures(texts, Topology(2, 1), 40, window) == told

@@ -1,0 +1,328 @@
+"""Whole runs with failures: they lose nothing, resume, keep their record, and end as they should."""
+
+import os
+import signal
+import threading
+from concurrent.futures import wait
+from dataclasses import dataclass, fields, replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_steps
+from swift.data import Batch, DataConfig, TextFiles
+from swift.errors import RunError
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models import ModelConfig
+from swift.record import read_run
+from swift.topology import Topology
+from swift.train import Experiment, TrainOptions, train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def double_precision():
+    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+TWO_IN_A_STAGE = ("step 1: fail 0:0", "step 20: fail 1:0", "step 35: rejoin 1:0", "step 50: rejoin 0:0")
+"""The first failure comes during the learning rate's warm-up; the checkpoint of iteration 30 is of two workers less."""
+CLIP = 1.35
+"""Larger than the norm of some gradients of ``small``, and smaller than that of others."""
+LAST_STAGE_FIRST = ("step 2: fail 2:1", "step 20: fail 0:0", "step 35: rejoin 2:1", "step 50: rejoin 0:0")
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """Three pipelines of two stages, each a layer of experts that drops a third of the tokens."""
+    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
+    for index in range(20):
+        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+    return Experiment(
+        model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
+        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
+        topology=Topology(3, 2, 1),
+        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
+        compute_dtype="float64",
+        num_steps=60,
+        num_microbatches=2,
+        sequences_per_microbatch=2,
+        eval_every=0,
+        checkpoint_every=0,
+    )
+
+
+def run(experiment, run_dir, failures=None, **options):
+    """The run's record; what would be compiled ahead is compiled when it is needed, unless told otherwise."""
+    train(experiment, TrainOptions(run_dir, "the same", **{"prepare": "none"} | options), failures)
+    return read_run(run_dir)
+
+
+def values(record, name):
+    return np.array([step[name] for step in record.metrics])
+
+
+def measured(record):
+    """The steps without what a clock says."""
+    return [{n: v for n, v in step.items() if n not in ("step_ms", "tokens_per_s")} for step in record.metrics]
+
+
+def of_kind(record, event):
+    return [told for told in record.events if told["event"] == event]
+
+
+def distance(record, other):
+    return np.abs(values(record, "loss") / values(other, "loss") - 1).max()
+
+
+@pytest.fixture(scope="module")
+def fault_free(experiment, tmp_path_factory):
+    """The record of a run without failures; the clip is active in some of its iterations."""
+    return run(experiment, tmp_path_factory.mktemp("fault_free") / "run")
+
+
+@pytest.fixture(scope="module")
+def with_failures(experiment, tmp_path_factory):
+    """The record of a run with two failures and two re-joins, and a checkpoint of its middle."""
+    setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint_every=30)
+    return run(setup, tmp_path_factory.mktemp("with_failures") / "run")
+
+
+def assert_nothing_is_lost(record, fault_free, live_workers):
+    """Every loss and every decision of the router is that of the run without failures."""
+    assert distance(record, fault_free) < 1e-8
+    for name in ("popularity", "replicas", "dropped", "tokens"):
+        np.testing.assert_array_equal(values(record, name), values(fault_free, name))
+    assert values(record, "live_workers").tolist() == live_workers
+    assert values(fault_free, "tokens_dropped").sum() > 0.2 * values(fault_free, "tokens_routed").sum()
+    assert values(fault_free, "loss")[-1] < values(fault_free, "loss")[0] - 2
+
+
+def test_two_failures_in_one_stage_and_two_rejoins_lose_nothing(with_failures, fault_free):
+    assert_nothing_is_lost(with_failures, fault_free, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11)
+    assert (values(fault_free, "grad_norm") > 1).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failures", "live_workers", "move_roles"),
+    [
+        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, False),
+        (TWO_IN_A_STAGE, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11, True),
+        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, True),
+    ],
+)
+def test_other_failures_lose_nothing(experiment, fault_free, tmp_path, failures, live_workers, move_roles):
+    record = run(replace(experiment, failures=failures, move_roles=move_roles), tmp_path / "run")
+    assert_nothing_is_lost(record, fault_free, live_workers)
+
+
+@pytest.mark.slow
+def test_windows_with_failures_lose_nothing(experiment, tmp_path):
+    """Who fails in a window is down from its start, and who is back comes at the start of the next."""
+    setup = replace(experiment, window=3, optimizer=replace(experiment.optimizer, clip_norm=None))
+    expected = run(setup, tmp_path / "fault_free")
+    record = run(replace(setup, failures=TWO_IN_A_STAGE), tmp_path / "run")
+    assert_nothing_is_lost(record, expected, [5] * 18 + [4] * 18 + [5] * 15 + [6] * 9)
+    assert [told["step"] for told in of_kind(record, "reconfigure")] == [19, 37, 52]
+    assert not values(record, "was_discarded").any()
+
+
+@pytest.mark.parametrize("stop", [30, 34])
+def test_a_run_goes_on_from_a_checkpoint_with_workers_down(experiment, with_failures, tmp_path, stop):
+    """Bit for bit; iteration 35, after the second stop, is the first with one of them again."""
+    setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint_every=30)
+    run(setup, tmp_path / "run", stop_at=stop)
+    record = run(setup, tmp_path / "run", resume=True)
+    assert measured(record) == measured(with_failures)
+    (resumed,) = of_kind(record, "resume")
+    assert (resumed["step"], resumed["live_workers"]) == (stop, {30: 4, 34: 5}[stop])
+
+
+class Shuffled:
+    """A loader's batches with the micro-batches in another order: the same global batches, summed otherwise."""
+
+    def __init__(self, loader, seed):
+        self._loader, self._seed = loader, seed
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def __next__(self):
+        batch = next(self._loader)
+        order = np.random.default_rng(self._seed).permutation(len(batch.inputs))
+        return Batch(*(leaf[order] for leaf in batch))
+
+
+@dataclass(frozen=True)
+class Control(Experiment):
+    """An experiment whose micro-batches change places, which mathematically is the same."""
+
+    order: int = 0
+
+    def loader(self, split):
+        loader = super().loader(split)
+        return Shuffled(loader, self.order) if split == "train" else loader
+
+
+@pytest.mark.slow
+def test_in_single_precision_failures_do_no_more_than_another_order_of_sums(experiment, tmp_path, capsys):
+    setup = replace(experiment, compute_dtype="float32")
+    settings = {item.name: getattr(setup, item.name) for item in fields(setup)}
+    with jax.enable_x64(False):
+        expected = run(setup, tmp_path / "fault_free")
+        controls = [distance(run(Control(**settings, order=n), tmp_path / f"{n}"), expected) for n in range(3)]
+        record = run(replace(setup, failures=TWO_IN_A_STAGE), tmp_path / "run")
+    lost, most = distance(record, expected), np.median(controls)
+    with capsys.disabled():
+        print(f"\nrelative distance of losses in float32: {lost:.2e} with failures, {most:.2e} of the control")
+    assert min(controls) > 0
+    assert lost <= 3 * most
+
+
+@dataclass
+class Told:
+    """Failures by the first step of a window; ``asked`` keeps the windows, ``act`` happens before one is answered."""
+
+    down: dict
+    act: object = None
+
+    def __post_init__(self):
+        self.asked = []
+
+    def failed(self, first_step, last_step):
+        self.asked.append((first_step, last_step))
+        if self.act is not None:
+            self.act(first_step)
+        return frozenset(max(((at, down) for at, down in self.down.items() if at <= first_step), default=(0, ()))[1])
+
+
+@pytest.fixture(scope="module")
+def small(experiment):
+    """Two workers, which are each other's peers. Number of steps and clip are the same for all tests: one program."""
+    model, optimizer = replace(experiment.model, num_layers=1), replace(experiment.optimizer, clip_norm=CLIP)
+    return replace(experiment, model=model, optimizer=optimizer, topology=Topology(2, 1, 1), num_steps=20)
+
+
+def background_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prepare")]
+
+
+def test_an_event_tells_what_a_change_cost(small, tmp_path):
+    record = run(small, tmp_path / "run", Told({3: [(0, 0)], 5: []}), stop_at=6)
+    failure, rejoin = of_kind(record, "reconfigure")
+    assert (failure["step"], failure["failed"], failure["rejoined"], failure["live_workers"]) == (3, ["0:0"], [], 1)
+    assert (rejoin["step"], rejoin["failed"], rejoin["rejoined"], rejoin["live_workers"]) == (5, [], ["0:0"], 2)
+    assert not failure["prepared"]
+    assert rejoin["prepared"]  # the run began so
+    assert failure["plan_ms"] > 0
+    assert failure["compile_ms"] > 0
+    assert min(change[f"{part}_ms"] for change in (failure, rejoin) for part in ("plan", "compile", "move")) >= 0
+    state = small.program().init(jax.random.key(0))
+    assert failure["moved_bytes"] == 0
+    assert rejoin["moved_bytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 2
+    assert failure["period_ratio"] == pytest.approx(2, abs=0.2)
+    assert rejoin["period_ratio"] == 1
+
+
+@dataclass(frozen=True)
+class Watched(Experiment):
+    """An experiment that shows its engine."""
+
+    engines: tuple = ()
+
+    def engine(self, failed, prepare):
+        engine = super().engine(failed, prepare)
+        self.engines.append(engine)
+        return engine
+
+
+@pytest.mark.parametrize("prepare", ["next", "none"])
+def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prepare):
+    engines = []
+    setup = Watched(**{item.name: getattr(small, item.name) for item in fields(small)}, engines=engines)
+
+    def give_time(step):
+        if step == 3:
+            done, not_done = wait(engines[0]._pending, timeout=300)
+            assert not not_done
+            assert [future.exception() for future in done] == [None] * len(done)
+
+    record = run(setup, tmp_path / "run", Told({3: [(0, 0)]}, give_time), prepare=prepare, stop_at=4)
+    (failure,) = of_kind(record, "reconfigure")
+    assert failure["prepared"] == (prepare == "next")
+    assert len(engines) == 1
+    assert background_threads() == []
+
+
+def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small, tmp_path):
+    setup = replace(small, checkpoint_every=4)
+    with pytest.raises(RunError) as error:
+        run(setup, tmp_path / "run", Told({3: [(0, 0)], 6: [(0, 0), (1, 0)]}), prepare="next")
+    assert background_threads() == []
+    assert str(error.value) == (
+        "stage 0 has no live worker left at iteration 6: stopped; the checkpoint of iteration 4 is kept; go on with "
+        f"--run-dir {tmp_path / 'run'} --resume"
+    )
+    lost = read_run(tmp_path / "run").events[-1]
+    assert (lost["event"], lost["step"], lost["stages"], lost["failed"]) == ("stage_lost", 6, [0], ["0:0", "1:0"])
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [4]
+    assert [step["step"] for step in run(setup, tmp_path / "run", resume=True, stop_at=8).metrics] == [*range(1, 9)]
+
+
+@pytest.mark.slow
+def test_a_stage_whose_state_is_lost_with_those_who_had_moved_there_ends_the_run(experiment, tmp_path):
+    """After two failures in stage 0 worker 0:1 serves it; it cannot go back to stage 1 when nobody is left there."""
+    gone = [(0, 0), (1, 0)]
+    source = Told({2: gone[:1], 3: gone, 4: [*gone, (1, 1), (2, 1)]})
+    with pytest.raises(
+        RunError, match="stage 1 has no live worker left at iteration 4: stopped; there is no checkpoint"
+    ):
+        run(replace(experiment, move_roles=True), tmp_path / "run", source)
+
+
+def test_records_are_complete_whatever_windows_are_cut_by(small, tmp_path):
+    """Evaluations, checkpoints, the profiler, a stop, a resume and the end come at no multiple of the window."""
+    setup = replace(small, eval_every=7, checkpoint_every=5)
+    expected = run(setup, tmp_path / "one_by_one")
+    windows = replace(setup, window=3)
+    first, second = Told({}), Told({})
+    run(windows, tmp_path / "run", first, stop_at=11)
+    record = run(windows, tmp_path / "run", second, resume=True, profile=(16, 18))
+
+    asked = [window for source in (first, second) for window in source.asked[1:]]  # the first question is for the start
+    assert [step for a, b in asked for step in range(a, b + 1)] == [*range(1, 21)] == values(record, "step").tolist()
+    assert {b - a + 1 for a, b in asked} == {1, 3}
+    norms = values(record, "grad_norm")
+    discarded = [a < b and bool((norms[a - 1 : b] > CLIP).any()) for a, b in asked for _ in range(a, b + 1)]
+    assert values(record, "was_discarded").tolist() == discarded
+    assert 0 < sum(discarded) < sum(b - a + 1 for a, b in asked if a < b)
+    for name in ("loss", "grad_norm", "learning_rate", "popularity", "tokens"):
+        np.testing.assert_allclose(values(record, name), values(expected, name), rtol=1e-10)
+    both = [
+        {step["step"]: step["validation_loss"] for step in one.metrics if "validation_loss" in step}
+        for one in (record, expected)
+    ]
+    assert [*both[1]] == [7, 14, 20]
+    assert both[0] == pytest.approx(both[1], rel=1e-10)
+    assert [told["step"] for told in of_kind(record, "checkpoint")] == [5, 10, 11, 15, 20]
+    assert len([*(tmp_path / "run" / "profile").rglob("*.xplane.pb")]) == 1
+
+
+def test_ctrl_c_ends_the_run_after_its_window(small, tmp_path):
+    def interrupt(step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(small, window=3), tmp_path / "run", Told({4: [(0, 0)]}, interrupt), prepare="next")
+    record = read_run(tmp_path / "run")
+    assert values(record, "step").tolist() == [1, 2, 3, 4, 5, 6]
+    assert [(told["event"], told["step"]) for told in record.events[1:]] == [("reconfigure", 4), ("interrupt", 6)]
+    assert background_threads() == []
