@@ -1,16 +1,22 @@
-"""Eight emulated devices for all tests, and no silent broadcasts."""
+"""Twelve emulated devices for all tests, no silent broadcasts, and a walk over the jaxprs of programs.
 
-from pathlib import Path
+A walk over the jaxpr of a program that says where devices could wait for each other for ever.
+
+Every value has the mesh axes over which it may differ. In a branch or a loop whose predicate differs over some axis,
+not all devices arrive. There ``ppermute`` waits for those that do not, whatever axis it moves along. Another collective
+waits only for its own members: it is found where the predicate differs over its axis, unless it has groups: those are
+for the programmer to keep together.
+"""
+
+from collections.abc import Callable
 
 import jax
 import pytest
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from swift.mesh import emulate_devices
 
-emulate_devices(8)
-# Many tests compile the same small programs, some in another process.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+emulate_devices(12)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
@@ -26,3 +32,170 @@ def strict_types():
     """No silent change of type; optax and Flax do not keep to it, so only code of ours alone is held to it."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+Axes = frozenset[str]
+
+SAME: Axes = frozenset()
+CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call"}
+CALLS |= {"custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
+EVENING = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
+"""Collectives after which all members have the same."""
+MOVING = {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "pgather"}
+"""Collectives after which every member has something else."""
+
+
+class Walk:
+    """One walk: the axes over which values differ, and what was found on the way.
+
+    Attributes:
+        axis: what is looked for.
+        found: sentences on collectives, by equation.
+        branches: sentences on branches and loops whose predicate differs over the axis, by equation.
+    """
+
+    def __init__(self, axis: str):
+        self.axis, self.found, self.branches = axis, dict[int, str](), dict[int, str]()
+
+    def branch(self, equation: JaxprEqn, predicate: Axes) -> None:
+        """Notes a branch or a loop."""
+        if self.axis in predicate:
+            self.branches[id(equation)] = f"{equation.primitive.name} where {sorted(predicate)} differ: {equation}"[
+                :400
+            ]
+
+    def jaxpr(self, jaxpr: Jaxpr, inputs: list[Axes], inside: Axes) -> list[Axes]:
+        """The axes over which the outputs differ, given those of the inputs, where not all along ``inside`` arrive."""
+        open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        differ = dict(zip(open_jaxpr.invars, inputs, strict=True)) | dict.fromkeys(open_jaxpr.constvars, SAME)
+        of = lambda v: SAME if isinstance(v, Literal) else differ[v]  # noqa: E731
+        for equation in open_jaxpr.eqns:
+            outputs = self.equation(equation, [of(v) for v in equation.invars], inside)
+            differ.update(zip(equation.outvars, outputs, strict=True))
+        return [of(v) for v in open_jaxpr.outvars]
+
+    def equation(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
+        """The same for one equation."""
+        name, params, together = equation.primitive.name, equation.params, SAME.union(*inputs)
+        rules: dict[str, Callable[..., list[Axes]]] = {
+            "cond": self.cond,
+            "while": self.loop,
+            "scan": self.scan,
+            "shard_map": self.shard_map,
+        }
+        if name in rules:
+            return rules[name](equation, inputs, inside)
+        if name in CALLS:
+            return self.jaxpr(params.get("jaxpr") or params["call_jaxpr"], inputs, inside)
+        if name == "axis_index":
+            together = names(params["axis_name"])
+        elif name in EVENING | MOVING:
+            axes, groups = names(params.get("axes", params.get("axis_name"))), params.get("axis_index_groups")
+            waits = inside if name == "ppermute" else inside & axes if groups is None else SAME
+            if waits and self.axis in (axes if name == "ppermute" else waits):
+                # A loop is walked until nothing changes: the last words on an equation count.
+                sentence = f"{name} over {sorted(axes)} where {sorted(inside)} differ: {equation}"
+                self.found[id(equation)] = sentence[:400]
+            together = together - axes if name in EVENING and groups is None else together | axes
+        else:
+            assert not has_control_flow(equation), f"no rule for {name}, which has jaxprs inside"
+        return [together] * len(equation.outvars)
+
+    def cond(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
+        """What a branch puts out differs also where the branches that are taken do."""
+        self.branch(equation, inputs[0])
+        branches = [self.jaxpr(branch, inputs[1:], inside | inputs[0]) for branch in equation.params["branches"]]
+        return [inputs[0].union(*outputs) for outputs in zip(*branches, strict=True)]
+
+    def loop(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
+        """What is carried, until nothing changes any more; the number of rounds is what the condition says."""
+        params = equation.params
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        for_cond, for_body, carry = inputs[:first], inputs[first:second], inputs[second:]
+        before, rounds = None, SAME
+        while carry != before:
+            before = carry
+            (rounds,) = self.jaxpr(params["cond_jaxpr"], for_cond + carry, inside)
+            after = self.jaxpr(params["body_jaxpr"], for_body + carry, inside | rounds)
+            carry = [rounds.union(*pair) for pair in zip(carry, after, strict=True)]
+        self.jaxpr(params["cond_jaxpr"], for_cond + carry, inside | rounds)
+        self.branch(equation, rounds)
+        return carry
+
+    def scan(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
+        """What is carried, until nothing changes any more, and what every round puts out then."""
+        num_consts, num_carry = scan_counts(equation)
+        consts, carry, xs = inputs[:num_consts], inputs[num_consts : num_consts + num_carry], inputs[num_consts:]
+        xs, before, outputs = xs[num_carry:], None, list[Axes]()
+        while carry != before:
+            before = carry
+            outputs = self.jaxpr(equation.params["jaxpr"], consts + carry + xs, inside)
+            carry = [a | b for a, b in zip(carry, outputs[:num_carry], strict=True)]
+        return carry + outputs[num_carry:]
+
+    def shard_map(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
+        """Inputs differ over the axes that they are split along; what comes out is one array for all devices."""
+        assert not inside | SAME.union(*inputs), "a shard_map inside another"
+        split = [SAME.union(*map(names, spec)) for spec in equation.params["in_specs"]]
+        self.jaxpr(equation.params["jaxpr"], split, inside)
+        return [SAME] * len(equation.outvars)
+
+
+def names(entry: str | tuple[str, ...] | None) -> Axes:
+    """The mesh axes that an entry of a PartitionSpec or a parameter of a collective names."""
+    return frozenset([entry] if isinstance(entry, str) else entry or ())
+
+
+def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many are carried."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
+    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
+    return consts, carry
+
+
+def has_control_flow(equation: JaxprEqn) -> bool:
+    """Whether jaxprs among the parameters hold more than the arithmetic that, for example, a scatter applies."""
+    values = [leaf for value in equation.params.values() for leaf in (value if isinstance(value, tuple) else (value,))]
+    inner = [getattr(value, "jaxpr", value) for value in values]
+    equations = [inner_equation for jaxpr in inner if isinstance(jaxpr, Jaxpr) for inner_equation in jaxpr.eqns]
+    known = CALLS | EVENING | MOVING | {"cond", "while", "scan", "shard_map", "axis_index"}
+    return any(one.primitive.name in known or has_control_flow(one) for one in equations)
+
+
+def ppermutes_in_varying_branches(jaxpr: Jaxpr, axis: str = "worker") -> list[str]:
+    """Where a program has a ppermute along ``axis`` that not all devices come to, or another collective over it.
+
+    Args:
+        jaxpr: of the whole program, as ``jax.make_jaxpr`` gives it, with one shard_map or more.
+        axis: of the mesh.
+
+    Returns:
+        A sentence for each, in the order of the program; none in a program that cannot wait for ever.
+    """
+    return list(walked(jaxpr, axis).found.values())
+
+
+def varying_branches(jaxpr: Jaxpr, axis: str) -> list[str]:
+    """Where a program branches, or counts the rounds of a loop, by what differs along ``axis``; as above."""
+    return list(walked(jaxpr, axis).branches.values())
+
+
+def walked(jaxpr: Jaxpr, axis: str) -> Walk:
+    """The walk over a whole program."""
+    walk = Walk(axis)
+    open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    walk.jaxpr(open_jaxpr, [SAME] * len(open_jaxpr.invars), SAME)
+    return walk
+
+
+@pytest.fixture(scope="session", name="ppermutes_in_varying_branches")
+def _ppermutes_in_varying_branches() -> Callable[..., list[str]]:
+    return ppermutes_in_varying_branches
+
+
+@pytest.fixture(scope="session", name="varying_branches")
+def _varying_branches() -> Callable[[Jaxpr, str], list[str]]:
+    return varying_branches

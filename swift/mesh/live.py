@@ -18,7 +18,7 @@ R: rows of the axis ``worker``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ WORKER_AXIS = "worker"
 EXPERT_AXIS = "expert"
 RANKED = PartitionSpec(WORKER_AXIS, None, EXPERT_AXIS)
 SHARED = PartitionSpec(WORKER_AXIS)
+AXES = (WORKER_AXIS, EXPERT_AXIS)
 REPLICATED = PartitionSpec()
 
 RankKind = Literal["emulated", "devices", "virtual"]
@@ -112,6 +113,11 @@ class LiveMesh:
     def first_rows(self) -> tuple[int, ...]:
         """For every stage, the lowest of its rows: the one that speaks for the stage."""
         return tuple(rows[0] for rows in self.peers)
+
+    def with_places(self, places: tuple[Place, ...]) -> "LiveMesh":
+        """Other rows on the devices of this mesh, which has those of all workers that are asked for."""
+        rows = [self.workers.index(place.worker) for place in places]
+        return replace(self, places=places, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[rows], AXES))
 
     def row_index(self) -> jax.Array:
         """The row that a per-rank function runs for, an int32 scalar; only inside of one.
@@ -208,7 +214,7 @@ def live_mesh(
             shape = (topology.num_pipelines, topology.num_stages)
             raise SettingError("Experiment.ranks", ranks, f"needs one pipeline of one stage, the topology has {shape}")
         grid = np.array(jax.devices()[:1]).reshape(1, 1)
-        return LiveMesh(topology, places, Mesh(grid, (WORKER_AXIS, EXPERT_AXIS)), virtual=True)
+        return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
     if ranks == "emulated":
         emulate_devices(topology.num_devices)
     devices, needed = jax.devices(), topology.num_devices
@@ -221,14 +227,14 @@ def live_mesh(
         )
     grid = np.array(devices[:needed]).reshape(len(topology.workers), topology.num_expert_ranks)
     rows = [topology.workers.index(place.worker) for place in places]
-    return LiveMesh(topology, places, Mesh(grid[rows], (WORKER_AXIS, EXPERT_AXIS)))
+    return LiveMesh(topology, places, Mesh(grid[rows], AXES))
 
 
 def storage_mesh(topology: Topology) -> LiveMesh:
     """One worker for each stage, all on one device: holds what a checkpoint has, and runs nothing."""
     places = tuple(Place((0, stage), stage) for stage in range(topology.num_stages))
     grid = np.array(jax.devices()[:1]).reshape(1, 1)
-    return LiveMesh(topology, places, Mesh(grid, (WORKER_AXIS, EXPERT_AXIS)), virtual=True)
+    return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
 
 
 def _check_places(topology: Topology, failed: frozenset[Worker], places: tuple[Place, ...]) -> None:

@@ -30,9 +30,7 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
     served = {place.stage for place in old.places}
     assert all(place.stage in served for place in new.places), f"of the stages only {sorted(served)} have a state"
     living = set(new.workers)
-    giver_P = [
-        min(rows, key=lambda row: (old.places[row].worker not in living, row), default=-1) for rows in old.peers
-    ]
+    giver_P = [min(rows, key=lambda row: (old.places[row].worker not in living, row), default=-1) for rows in old.peers]
     return tuple(row_of.get(place, giver_P[place.stage]) for place in new.places)
 
 

@@ -1,7 +1,7 @@
 """Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
 
-from swift.pipeline.configuration import Configuration, Planner, PlanSettings, batch_of_rows
-from swift.pipeline.costs import split_stage, stage_costs, stash_bytes
+from swift.pipeline.configuration import Configuration, Configurator, Plan, PlanSettings, batch_of_rows
+from swift.pipeline.costs import split_stage, stage_costs, stage_sizes, stash_bytes
 from swift.pipeline.engine import PREPARE, Change, Engine, Outcome, Prepare, survives
 from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step, put_batch
 from swift.pipeline.metrics import by_iteration
@@ -15,10 +15,11 @@ __all__ = [
     "PREPARE",
     "Change",
     "Configuration",
+    "Configurator",
     "Engine",
     "Outcome",
+    "Plan",
     "PlanSettings",
-    "Planner",
     "Prepare",
     "Program",
     "Split",
@@ -36,6 +37,7 @@ __all__ = [
     "split",
     "split_stage",
     "stage_costs",
+    "stage_sizes",
     "stash_bytes",
     "survives",
     "table_arrays",

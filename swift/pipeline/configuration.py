@@ -1,16 +1,15 @@
 """A configuration: the plan for a failure set, and who plays which part in it.
 
 Only how many failures every stage has matters to a plan (ReCycle's failure normalization). So rows of the mesh are
-parts of the canonical problem, and who plays them is data: configurations that differ only in who failed share a plan
-and, apart from the order of the devices, a program.
+parts of the canonical problem, and who plays them is data: configurations that differ only in who failed share a plan,
+and their programs differ in the order of the devices only.
 
 D: pipelines, P: stages, M: micro-batches of a pipeline, K: iterations of a window, R: rows, n: micro-batches that a
 worker meets, N: expert ranks, B: sequences, T: positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -21,15 +20,15 @@ from swift.schedules import (
     Costs,
     Problem,
     Schedule,
+    SlotBytes,
     TickTable,
-    bubble_share,
     lower,
     moves,
     normalize,
     spread,
-    window_period,
 )
 from swift.schedules.normalize import after_moves
+from swift.schedules.rounds import round_of
 from swift.topology import Topology, Worker
 
 
@@ -44,6 +43,7 @@ class PlanSettings:
         window: K.
         costs: of the model's stages.
         memory_limit: of a worker, in the unit of the costs' stashes; None: no limit.
+        sizes: of the slots of a stage on a rank.
         move_roles: whether workers may change their stage, to spread the failures as well as can be.
     """
 
@@ -53,7 +53,33 @@ class PlanSettings:
     window: int = 1
     costs: Costs = field(default_factory=Costs)
     memory_limit: float | None = None
+    sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
     move_roles: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A schedule and its tick table: what an SPMD program delivers, whose ticks take as long as their longest op."""
+
+    schedule: Schedule
+    table: TickTable
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> "Plan":
+        """With the ticks of ``lower``."""
+        return cls(schedule, lower(schedule))
+
+    @property
+    def period(self) -> float:
+        """Time of an iteration, in the unit of the costs: that of all ticks, over the iterations."""
+        op_times = np.array([0.0, *self.schedule.problem.costs.op_times])
+        return float(op_times[self.table.opcode_TR].max(axis=1).sum()) / self.schedule.problem.num_iterations
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of the live workers' time in which they run nothing."""
+        busy = float((self.schedule.end - self.schedule.start).sum()) / self.schedule.problem.num_iterations
+        return 1.0 - busy / (len(self.table.workers) * self.period)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,41 +90,26 @@ class Configuration:
         failed: the workers that are down.
         places: for every row of the mesh, who runs it and for which stage.
         pipeline_D: for every pipeline of the plan, the one whose micro-batches it runs.
-        schedules: of windows of K iterations and of one; the latter ends with a barrier.
+        plans: by the number of iterations: of a window, and of a lone one that ends with a barrier.
     """
 
     failed: frozenset[Worker]
     places: tuple[Place, ...]
     pipeline_D: tuple[int, ...]
-    schedules: dict[int, Schedule]
-
-    @cached_property
-    def tables(self) -> dict[int, TickTable]:
-        """The tick tables of the schedules, by the number of iterations."""
-        return {num_iterations: lower(schedule) for num_iterations, schedule in self.schedules.items()}
+    plans: Mapping[int, Plan]
 
     @property
-    def main(self) -> Schedule:
-        """The schedule of a whole window."""
-        return self.schedules[max(self.schedules)]
-
-    @property
-    def period(self) -> float:
-        """Time of an iteration, in the unit of the costs: what a window that drains delivers."""
-        return window_period(self.main)
-
-    @property
-    def bubble_share(self) -> float:
-        """Share of the live workers' time in which they run nothing."""
-        return bubble_share(self.main)
+    def window(self) -> int:
+        """K."""
+        return max(self.plans)
 
 
-class Planner:
-    """Plans configurations, each canonical problem once."""
+class Configurator:
+    """Plans configurations, each canonical problem once; may be used from several threads."""
 
     def __init__(self, settings: PlanSettings):
         self.settings = settings
-        self._schedules: dict[Problem, Schedule] = {}
+        self._plans: dict[Problem, Mapping[int, Plan]] = {}
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
         """The plan for a failure set.
@@ -121,19 +132,22 @@ class Planner:
             problem, players = after_moves(problem, moved), {move.role: move.worker for move in moved}
         normalized = normalize(problem)
         canonical = normalized.problem
+        if canonical not in self._plans:
+            self._plans[canonical] = self._plan(canonical)
         parts = canonical.topology.live_workers(canonical.failed)
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in parts]
-        return Configuration(
-            failed,
-            tuple(Place(players.get(role, role), role[1]) for role in played),
-            normalized.pipeline_D,
-            {count: self._plan(replace(canonical, num_iterations=count)) for count in {1, settings.window}},
-        )
+        places = tuple(Place(players.get(role, role), role[1]) for role in played)
+        return Configuration(failed, places, normalized.pipeline_D, self._plans[canonical])
 
-    def _plan(self, canonical: Problem) -> Schedule:
-        if canonical not in self._schedules:
-            self._schedules[canonical] = PLANNERS[self.settings.planner](canonical)
-        return self._schedules[canonical]
+    def _plan(self, canonical: Problem) -> Mapping[int, Plan]:
+        schedule = PLANNERS[self.settings.planner](canonical)
+        plans = {canonical.num_iterations: Plan.of(schedule)}
+        if canonical.num_iterations > 1:
+            # The window's own iteration: its sums are in the same order, so that a window is what its iterations are
+            # one by one, bit for bit.
+            alone = replace(schedule.problem, num_iterations=1)
+            plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
+        return plans
 
 
 def batch_of_rows(batches: Sequence[Batch], table: TickTable, pipeline_D: Sequence[int], num_ranks: int) -> Batch:

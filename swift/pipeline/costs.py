@@ -13,7 +13,7 @@ from swift.pipeline.flops import dot_flops
 from swift.pipeline.program import Program
 from swift.pipeline.split import Shapes, Split, split
 from swift.pipeline.stage import Extras, layers_of, stage_function
-from swift.schedules import Costs
+from swift.schedules import Costs, SlotBytes
 
 
 def split_stage(program: Program, num_sequences: int) -> tuple[Split, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
@@ -59,6 +59,13 @@ def stage_costs(program: Program, num_sequences: int) -> Costs:
     t_w = flops(parts.backward_weight, weights, extras, parts.h_shapes, parts.w_shapes)
     b, h, w, message = (stash_bytes(shapes) for shapes in (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,)))
     return Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
+
+
+def stage_sizes(program: Program, num_sequences: int) -> SlotBytes:
+    """Bytes of one slot of each kind on a rank; for the arguments see ``stage_costs``."""
+    parts, (_, _, x) = split_stage(program, num_sequences)
+    shapes = (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,), (x,))
+    return SlotBytes(*map(stash_bytes, shapes))
 
 
 def stash_bytes(shapes: Shapes) -> int:

@@ -1,11 +1,11 @@
 """From one configuration to the next: plans, programs and state, and what every change costs."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Literal, Self
 
@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from swift.data import Batch
-from swift.mesh import RankKind, live_mesh, move_rows, moved_bytes, source_rows
-from swift.pipeline.configuration import Configuration, Planner, PlanSettings
+from swift.mesh import move_rows, moved_bytes, source_rows
+from swift.pipeline.configuration import Configuration, Configurator, PlanSettings
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState
-from swift.pipeline.stage import DeviceBatch
+from swift.pipeline.stage import DeviceBatch, Sums
 from swift.pipeline.steps import Steps
+from swift.schedules import FAULT_FREE, allocated_bytes
 from swift.topology import Topology, Worker
 
 Prepare = Literal["none", "next"]
@@ -63,32 +64,33 @@ class Engine:
     """The configurations of a run; a context manager, since it may compile in the background.
 
     Args:
-        program: on any live mesh of its topology.
+        program: on the live mesh of all workers.
         settings: of the plans.
-        ranks: what the ranks are, see ``live_mesh``.
         num_sequences: of a micro-batch, over all expert ranks.
         prepare: ``next`` plans and compiles, in the background, the configurations that one worker's failure or return
             would lead to.
         failed: the workers that are down at first.
+
+    Raises:
+        SettingError: a stage has no survivor, or the planner cannot plan for the failures.
     """
 
     def __init__(
         self,
         program: Program,
         settings: PlanSettings,
-        ranks: RankKind,
         num_sequences: int,
         prepare: Prepare = "none",
         failed: frozenset[Worker] = frozenset(),
     ):
-        self._program, self._planner, self._ranks = program, Planner(settings), ranks
-        self._num_sequences, self._prepare = num_sequences, prepare
+        self._program, self._configurator, self._num_sequences = program, Configurator(settings), num_sequences
+        self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[frozenset[Worker], Steps] = {}
-        self._planning = threading.Lock()
         self._background = ThreadPoolExecutor(1, "prepare")
         self._pending: list[Future[None]] = []
+        self._troubles: SimpleQueue[str] = SimpleQueue()
         self._is_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        self.fault_free = self._planner.configure(frozenset())
+        self._fault_free = self._configurator.configure(frozenset())
         self.steps = self._steps_for(failed)
 
     def __enter__(self) -> Self:
@@ -98,6 +100,7 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # XLA cannot be interrupted: a compilation that is under way is waited for.
         self._background.shutdown(wait=True, cancel_futures=True)
 
     @property
@@ -118,7 +121,38 @@ class Engine:
     @property
     def period_ratio(self) -> float:
         """The planned time of an iteration, as a multiple of what it is without failures."""
-        return self.configuration.period / self.fault_free.period
+        plan = self.steps.plan
+        return plan.period / self._fault_free.plans[plan.schedule.problem.num_iterations].period
+
+    @property
+    def stash_bytes(self) -> int:
+        """Bytes that every rank allocates for stashes and messages."""
+        return allocated_bytes(self.steps.plan.table, self._configurator.settings.sizes)
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of the live workers' planned time in which they run nothing."""
+        return self.steps.plan.bubble_share
+
+    def configure(self, failed: frozenset[Worker]) -> Configuration:
+        """The plan for a failure set.
+
+        Raises:
+            SettingError: a stage has no survivor, or the planner cannot plan for the failures.
+        """
+        return self._configurator.configure(failed)
+
+    def settle(self) -> None:
+        """Waits until all that is to be prepared is."""
+        wait(self._pending)
+
+    def troubles(self) -> list[str]:
+        """What went wrong in the background since the last call."""
+        return [self._troubles.get() for _ in range(self._troubles.qsize())]
+
+    def evaluate(self, state: TrainState, batch: Batch) -> Sums:
+        """The sums ``[worker]`` of one iteration's batch, on the host."""
+        return jax.device_get(self.steps.evaluate(state, self.steps.put([batch])))
 
     def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
         """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
@@ -134,10 +168,13 @@ class Engine:
         if len(rows) == len(batches):
             return _singles(steps, state, rows, was_discarded=False)
         window, metrics, ok = steps.run_window(state, rows[0])
+        after = [window]
+        del window
 
         def finish() -> Outcome:
             if jax.device_get(ok).all():
-                return Outcome(window, by_iteration(metrics, steps.program.live), was_discarded=False)
+                return Outcome(after[0], by_iteration(metrics, steps.program.live), was_discarded=False)
+            after.clear()  # what does not count needs no memory while the iterations are run again
             return _singles(steps, state, [steps.put([batch]) for batch in batches], was_discarded=True)()
 
         return finish
@@ -159,8 +196,9 @@ class Engine:
             SettingError: a stage has no survivor.
         """
         begun = time.perf_counter()
-        is_prepared = failed in self._steps and self._steps[failed].is_compiled(self._steps[failed].main)
+        is_planned = failed in self._steps
         steps = self._steps_for(failed)
+        is_prepared = is_planned and steps.is_compiled(steps.main)
         planned = time.perf_counter()
         steps.compiled(steps.main)
         compiled = time.perf_counter()
@@ -175,18 +213,25 @@ class Engine:
         return state, Change(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
     def _steps_for(self, failed: frozenset[Worker]) -> Steps:
-        with self._planning:
-            if failed not in self._steps:
-                configuration = self._planner.configure(failed)
-                live = live_mesh(self._program.live.topology, self._ranks, failed, configuration.places)
-                self._steps[failed] = Steps(self._program.at(live), configuration, self._num_sequences)
-            return self._steps[failed]
+        # Without a lock: two threads may plan the same, and neither waits for a plan that only the other needs.
+        steps = self._steps.get(failed)
+        if steps is None:
+            configuration = self._configurator.configure(failed)
+            program = self._program.at(self._program.live.with_places(configuration.places))
+            steps = self._steps.setdefault(failed, Steps(program, configuration, self._num_sequences))
+        return steps
 
     def _prepare_next(self) -> None:
+        """Forgets what is two changes away; plans and compiles what is one away, all that comes first first."""
         for future in self._pending:
             future.cancel()
-        if self._prepare == "next":
-            self._pending = [self._background.submit(self._make_ready, failed) for failed in self._neighbours()]
+        near = [self.configuration.failed, *self._neighbours()]
+        for failed in list(self._steps):
+            if failed not in near:
+                del self._steps[failed]
+        if self._looks_ahead:
+            jobs = [(failed, is_main) for is_main in (True, False) for failed in near]
+            self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
 
     def _neighbours(self) -> Iterator[frozenset[Worker]]:
         """The failure sets that one return or one failure leads to, but those that leave a stage without a worker."""
@@ -196,10 +241,16 @@ class Engine:
             if worker not in failed and survives(topology, failed | {worker}):
                 yield failed | {worker}
 
-    def _make_ready(self, failed: frozenset[Worker]) -> None:
-        with jax.enable_x64(self._is_x64):  # which is a setting of a thread
-            steps = self._steps_for(failed)
-            steps.compiled(steps.main)
+    def _make_ready(self, failed: frozenset[Worker], is_main: bool) -> None:
+        """Compiles what most iterations of a configuration need, or else all the rest."""
+        try:
+            with jax.enable_x64(self._is_x64):  # which is a setting of a thread
+                steps = self._steps_for(failed)
+                for kind in [steps.main] if is_main else steps.others:
+                    steps.compiled(kind)
+        except Exception as error:  # whatever it is, the run goes on until it needs this configuration
+            down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
+            self._troubles.put(f"with {down} down: {error}")
 
 
 def _singles(

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from swift.experts import ExpertConfig
@@ -126,10 +125,7 @@ class Program:
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage: where a checkpoint's state is, whoever else is live."""
-        live = self.live
-        places = tuple(live.places[row] for row in live.first_rows)
-        grid = live.mesh.devices[list(live.first_rows)]
-        return replace(live, places=places, mesh=Mesh(grid, live.mesh.axis_names))
+        return self.live.with_places(tuple(self.live.places[row] for row in self.live.first_rows))
 
     def at(self, live: LiveMesh) -> "Program":
         """The same program on another live mesh of the same topology."""

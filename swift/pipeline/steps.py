@@ -1,7 +1,6 @@
 """The programs of one configuration on its mesh, each compiled when it is first needed."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from jax.stages import Wrapped
 
 from swift.data import Batch
 from swift.mesh import RANKED, REPLICATED, SHARED
-from swift.pipeline.configuration import Configuration, batch_of_rows
+from swift.pipeline.configuration import Configuration, Plan, batch_of_rows
 from swift.pipeline.lone import lone_evaluation, lone_step, put_batch
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.stage import DeviceBatch, Sums
@@ -33,26 +32,30 @@ class Steps:
 
     def __init__(self, program: Program, configuration: Configuration, num_sequences: int):
         self.program, self.configuration, self._num_sequences = program, configuration, num_sequences
-        self.compile_s: dict[Kind, float] = {}
         self._compiled: dict[Kind, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
     @property
-    def window(self) -> int:
-        """Iterations that ``run`` takes at once."""
-        return max(self.configuration.schedules)
-
-    @property
     def main(self) -> Kind:
         """What most iterations need. Peers that cannot be summed by themselves (TPU) cannot update by themselves."""
-        return "window" if self.window > 1 and not self.program.peer_sum.in_rounds else "single"
+        return "window" if self.configuration.window > 1 and not self.program.peer_sum.in_rounds else "single"
+
+    @property
+    def others(self) -> list[Kind]:
+        """What evaluations need, and iterations that make no whole window."""
+        return ["evaluate"] if self.main == "single" else ["single", "evaluate"]
+
+    @property
+    def plan(self) -> Plan:
+        """What most iterations run."""
+        return self.configuration.plans[self.configuration.window if self.main == "window" else 1]
 
     def put(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
         live = self.program.live
         if self.program.is_lone:
             return put_batch(batches[0], live)
-        table = self.configuration.tables[len(batches)]
+        table = self.configuration.plans[len(batches)].table
         return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
 
     def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
@@ -71,9 +74,7 @@ class Steps:
         """A program, compiled now unless it is there."""
         with self._lock:
             if kind not in self._compiled:
-                started = time.perf_counter()
                 self._compiled[kind] = self._compile(kind)
-                self.compile_s[kind] = time.perf_counter() - started
             return self._compiled[kind]
 
     def is_compiled(self, kind: Kind) -> bool:
@@ -86,7 +87,7 @@ class Steps:
         if program.is_lone:
             lone = lone_evaluation if kind == "evaluate" else lone_step
             return lone(program).lower(state, self._abstract_rows((1, program.num_microbatches))).compile()
-        table = self.configuration.tables[self.window if kind == "window" else 1]
+        table = self.configuration.plans[self.configuration.window if kind == "window" else 1].table
         rows = self._abstract_rows(table.data_Rn.shape[:2])
         if kind == "evaluate":
             table = table.forward_only()
@@ -97,7 +98,7 @@ class Steps:
 
     def _function(self, kind: Kind, table: TickTable) -> Wrapped:
         if kind == "window":
-            return window_step(self.program, table, self.window)
+            return window_step(self.program, table, self.configuration.window)
         return (barrier_step if kind == "single" else evaluation_step)(self.program, table)
 
     def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:

@@ -56,7 +56,10 @@ def window_step(program: Program, table: TickTable, num_iterations: int, *, keep
 
             def update(state: TrainState, totals: Weights, outcome: Any) -> Any:
                 gradients, record = rank.reduce(state, totals, carry.sums, iteration)
-                after = apply_gradients(program, state, gradients, record.load.popularity_E, rank.ends)
+                # The stage's norm is no larger than the model's: 1 in a window that counts. Without it XLA would fuse
+                # the update, and round it, otherwise than in ``barrier_step``, and a window would be another run.
+                scale = clip_scale(program, jnp.sqrt(record.square_norm))
+                after = apply_gradients(program, state, gradients, record.load.popularity_E, rank.ends, scale)
                 kept = (record, gradients) if keep_gradients else (record,)
                 outcome = jax.tree.map(lambda all_K, one: all_K.at[iteration].set(one), outcome, kept)
                 return after, jax.tree.map(jnp.zeros_like, totals), outcome

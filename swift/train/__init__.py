@@ -2,6 +2,7 @@
 
 from swift.train.experiment import Experiment
 from swift.train.export import export_model, generate, load_exported
-from swift.train.trainer import TrainOptions, train
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 __all__ = ["Experiment", "TrainOptions", "export_model", "generate", "load_exported", "train"]

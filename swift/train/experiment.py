@@ -15,7 +15,7 @@ from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimiz
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, Program, stage_costs
+from swift.pipeline import Engine, PlanSettings, Prepare, Program, stage_costs, stage_sizes
 from swift.schedules import FAULT_FREE, PLANNERS
 from swift.topology import Topology, Worker
 from swift.train.failures import FailureList, parse_failures
@@ -44,10 +44,12 @@ class Experiment:
         planner: what plans a pipeline's schedules, see ``swift plan``.
         window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
             which a gradient would have been clipped is run again, one iteration after the other.
-        memory_limit: micro-batches whose activations a worker keeps at once; None: no limit.
+        memory_limit: what a worker may keep at once by the plan, in what F keeps of one micro-batch; None: no limit.
+            Every worker allocates for each kind of buffer what the one with most of it needs: see ``start`` in the
+            events.
         remat: keep only a stage's input for the backward pass, and compute the rest again: a third more FLOPs.
         failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
-            iteration, or come back.
+            iteration, or come back. A worker is down for the whole of a window in which it is down at all.
         move_roles: spread failures over the stages, by workers that change theirs.
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks.
         eval_every: iterations between evaluations on the validation split; 0 for none.
@@ -121,6 +123,10 @@ class Experiment:
         for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
             if is_lone and getattr(self, name) != only:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
+        for name in ("num_steps", "eval_every", "checkpoint_every"):
+            if 0 < getattr(self, name) < self.window:
+                allowed = f"must be at most Experiment.{name} = {getattr(self, name)}, or no window would ever be whole"
+                raise SettingError("Experiment.window", self.window, allowed)
         if self.memory_limit is not None:
             check_number("Experiment.memory_limit", self.memory_limit, least=1)
         if self.planner not in PLANNERS:
@@ -195,7 +201,8 @@ class Experiment:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
         program = self.program()
-        costs = stage_costs(program, self.sequences_per_microbatch // self.topology.num_expert_ranks)
+        per_rank = self.sequences_per_microbatch // self.topology.num_expert_ranks
+        costs = stage_costs(program, per_rank)
         if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
             least = math.ceil(1000 * costs.microbatch_peak) / 1000
             allowed = f"must be at least {least}, which a single micro-batch takes with its message and while B runs"
@@ -207,9 +214,10 @@ class Experiment:
             self.window,
             costs,
             self.memory_limit,
+            stage_sizes(program, per_rank),
             self.move_roles,
         )
-        return Engine(program, settings, self.ranks, self.sequences_per_microbatch, prepare, failed)
+        return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint has to share with the run that reads it."""

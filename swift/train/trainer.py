@@ -4,53 +4,27 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint, save_checkpoint
+from swift.checkpoint import checkpoint_steps, save_checkpoint
 from swift.data import Batch, Loader
-from swift.errors import RunError, SettingError
-from swift.mesh import move_rows, source_rows
-from swift.pipeline import Engine, Prepare, Program, TrainState
-from swift.record import RunDirectory, check_new_run, check_same_run, measure, read_run
+from swift.errors import RunError
+from swift.mesh import move_rows
+from swift.pipeline import Engine, TrainState
+from swift.record import RunDirectory, measure, read_run
 from swift.topology import Worker
 from swift.train.experiment import Experiment
 from swift.train.failures import FailureSource
 from swift.train.interrupt import Interrupt
 from swift.train.metrics import step_record
 from swift.train.progress import Progress
-
-MAY_CHANGE = (
-    *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches", "checkpoint_every", "num_checkpoints_kept")),
-    *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "clip_norm")),
-)
-"""Settings that a resumed run may have changed: what is recorded, and what helps after a loss that was not finite."""
+from swift.train.recovery import check_failures, lost_stages
+from swift.train.start import TrainOptions, begin, check_range, next_length, open_run, steps_done
 
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """How this invocation of a run goes, apart from what it computes.
-
-    Attributes:
-        run_dir: the run directory.
-        config_text: the operative configuration, to be kept there.
-        resume: continue the run that is there.
-        stop_at: stop, with a checkpoint, after this iteration, though the run goes further.
-        profile: (first, last) iteration to trace with the profiler, or None.
-        prepare: ``next`` plans and compiles ahead what a failure or a return of one worker would need.
-    """
-
-    run_dir: Path
-    config_text: str
-    resume: bool = False
-    stop_at: int | None = None
-    profile: tuple[int, int] | None = None
-    prepare: Prepare = "next"
 
 
 def train(experiment: Experiment, options: TrainOptions, failures: FailureSource | None = None) -> dict[str, Any]:
@@ -70,72 +44,28 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         KeyboardInterrupt: Ctrl-C, after the iteration in which it came.
     """
     last_step = experiment.num_steps if options.stop_at is None else options.stop_at
-    done = _steps_done(options)
-    _check_range(experiment, options, done, last_step)
-    failures = experiment.failure_list if failures is None else failures
+    done = steps_done(options)
+    check_range(experiment, options, done, last_step)
+    listed = experiment.failure_list
+    failures = listed if failures is None else failures
+    first = done + next_length(experiment, options, done, last_step)
     loader, validation = experiment.loader("train"), experiment.loader("validation")
     with (
-        experiment.engine(failures.failed(done + 1, done + 1), options.prepare) as engine,
+        experiment.engine(failures.failed(done + 1, first), options.prepare) as engine,
         Interrupt() as interrupt,
     ):
-        state, loader_state = _begin(experiment, engine.program, options, done)
+        check_failures(engine, listed, experiment.window)
+        state, loader_state = begin(experiment, engine.program, options, done)
         if loader_state is not None:
             loader.restore(loader_state)
         with (
-            _open_run(options, done) as directory,
+            open_run(options, done) as directory,
             Progress(options.run_dir.name, last_step, done + 1) as progress,
         ):
             run = _Run(experiment, options, engine, failures, directory, progress, interrupt)
             run.announce(done)
             run.loop(state, loader, validation, last_step)
             return run.summarize()
-
-
-def _steps_done(options: TrainOptions) -> int:
-    """The iteration to go on from, of the newest checkpoint; a wrong directory is refused before data are loaded."""
-    if not options.resume:
-        check_new_run(options.run_dir)
-        return 0
-    check_same_run(options.run_dir, options.config_text, MAY_CHANGE)
-    steps = checkpoint_steps(options.run_dir / "checkpoints")
-    if not steps:
-        allowed = "holds no checkpoint to resume from; start again in another --run-dir"
-        raise SettingError("--resume", str(options.run_dir), allowed)
-    return steps[-1]
-
-
-def _check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
-    if done >= experiment.num_steps:
-        raise SettingError("--resume", str(options.run_dir), f"has nothing left to do: it is at iteration {done}")
-    if not done < last_step <= experiment.num_steps:
-        allowed = f"must be from {done + 1}, the next iteration, to Experiment.num_steps = {experiment.num_steps}"
-        raise SettingError("--stop-at", last_step, allowed)
-    if options.profile and not done < options.profile[0] <= options.profile[1] <= last_step:
-        first, last = options.profile
-        raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
-
-
-def _begin(experiment: Experiment, program: Program, options: TrainOptions, done: int) -> tuple[TrainState, Any]:
-    """The state to go on from, and the loader's state if there is one."""
-    if not done:
-        return program.init(jax.random.key(experiment.seed)), None
-    directory = options.run_dir / "checkpoints"
-    saved = program.at(program.stages_mesh())
-    try:
-        state, extra = load_checkpoint(checkpoint_path(directory, done), saved.abstract(), experiment.identity())
-    except SettingError as error:
-        older = [step for step in checkpoint_steps(directory) if step < done]
-        hint = f"; move it away to go on from iteration {older[-1]}" if older else ""
-        raise SettingError(error.setting, error.value, error.allowed + hint) from error
-    specs = replace(program.specs, slots={})
-    state = move_rows(state, saved.live, program.live, specs, source_rows(saved.live, program.live))
-    return program.fill_slots(state), extra["loader"]
-
-
-def _open_run(options: TrainOptions, done: int) -> RunDirectory:
-    if options.resume:
-        return RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
-    return RunDirectory.create(options.run_dir, options.config_text)
 
 
 @dataclass(frozen=True)
@@ -166,6 +96,7 @@ class _Run:
             jax=jax.__version__,
             ends_bytes_per_worker=program.ends_bytes,
             state_bytes_per_worker=program.state_bytes,
+            stash_bytes_per_rank=self.engine.stash_bytes,
         )
         workers = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x " if not program.is_lone else ""
         self.progress.note(
@@ -173,9 +104,11 @@ class _Run:
             f"ranks; embedding, head and their moments: {program.ends_bytes / 1e6:.1f} MB per worker"
         )
         if self.experiment.window > 1:
+            clip = self.experiment.optimizer.clip_norm
             self.progress.note(
                 f"windows of {self.experiment.window} iterations keep the state before them: "
                 f"{program.state_bytes / 1e6:.1f} MB more per worker"
+                + ("" if clip is None else f"; where the gradient's norm is above {clip:g} they are run again")
             )
 
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
@@ -194,14 +127,18 @@ class _Run:
                 upcoming = self._next(loader, end, last_step)  # while the devices compute
                 rows = engine.put(upcoming) if upcoming else None
                 outcome = finish()
+                del finish  # which holds the state before
             done, state, batches = end, outcome.state, upcoming
             step_s = (time.perf_counter() - started) / len(outcome.metrics)
             records = [
-                step_record(step, metrics, step_s, engine.program.live.num_rows)
+                step_record(step, metrics, step_s, engine.num_live)
                 | self._pipeline_record(was_discarded=outcome.was_discarded)
                 for step, metrics in enumerate(outcome.metrics, first)
             ]
             self._keep(records, state, validation, position)
+            for trouble in engine.troubles():
+                self.directory.log_event("prepare_failed", done, error=trouble)
+                self.progress.note(f"could not be prepared {trouble}")
             if self.interrupt.requested:
                 self._interrupted(done)
                 raise KeyboardInterrupt
@@ -209,16 +146,9 @@ class _Run:
         self.directory.log_event("finish" if done == self.experiment.num_steps else "stop", done)
 
     def _next(self, loader: Loader, done: int, last_step: int) -> list[Batch]:
-        """The batches of the next window; of one iteration, where something is due before a window's end."""
-        window, profile = self.experiment.window, self.options.profile or (0, 0)
-        inside = range(done + 1, done + window)
-        is_cut = done + window > last_step or any(
-            self._is_due(step, self.experiment.eval_every)
-            or self._is_due(step, self.experiment.checkpoint_every)
-            or step in (profile[0] - 1, profile[1])
-            for step in inside
-        )
-        return [next(loader) for _ in range(1 if is_cut else window)] if done < last_step else []
+        """The batches of what comes next; none at the end."""
+        count = next_length(self.experiment, self.options, done, last_step) if done < last_step else 0
+        return [next(loader) for _ in range(count)]
 
     def _follow(self, state: TrainState, first: int, end: int) -> tuple[TrainState, bool]:
         """Goes on with the workers that are live in these iterations: the state, and whether they are others."""
@@ -230,7 +160,13 @@ class _Run:
         state, change = engine.reconfigure(state, failed)
         costs = {"failed": _names(failed - before), "rejoined": _names(before - failed)}
         self.directory.log_event(
-            "reconfigure", first, **costs, **asdict(change), **self._pipeline_record(), live_workers=engine.num_live
+            "reconfigure",
+            first,
+            **costs,
+            **asdict(change),
+            **self._pipeline_record(),
+            live_workers=engine.num_live,
+            stash_bytes_per_rank=engine.stash_bytes,
         )
         who = " and ".join(f"{', '.join(names)} {how}" for how, names in costs.items() if names)
         took = change.plan_ms + change.compile_ms + change.move_ms
@@ -244,8 +180,7 @@ class _Run:
         """What the plan says of an iteration; nothing for a lone worker."""
         if self.engine.program.is_lone:
             return {}
-        plan = self.engine.configuration
-        return {"bubble_share": plan.bubble_share, "period_ratio": self.engine.period_ratio, **more}
+        return {"bubble_share": self.engine.bubble_share, "period_ratio": self.engine.period_ratio, **more}
 
     def _keep(
         self, records: list[dict[str, Any]], state: TrainState, validation: Loader, position: dict[str, Any]
@@ -289,9 +224,9 @@ class _Run:
         return bool(every) and (done % every == 0 or done == self.experiment.num_steps)
 
     def _evaluate(self, state: TrainState, validation: Loader, num_batches: int) -> float:
-        loss, tokens, steps = 0.0, 0, self.engine.steps
+        loss, tokens = 0.0, 0
         for index in range(num_batches):
-            sums = jax.device_get(steps.evaluate(state, steps.put([validation.batch(index)])))
+            sums = self.engine.evaluate(state, validation.batch(index))
             loss, tokens = loss + float(sums.loss[0]), tokens + int(sums.tokens[0])
         return loss / max(tokens, 1)
 
@@ -310,20 +245,14 @@ class _Run:
         self.directory.log_event("checkpoint", done, path=path.name, save_ms=1000 * (time.perf_counter() - started))
 
     def _check_stages(self, failed: frozenset[Worker], step: int) -> None:
-        """Stops the run if nobody is left who serves a stage or has its state; a worker may serve another than its own.
-
-        Who is back has copied the state of its stage before anybody else fails.
-        """
-        live, before = self.engine.program.live, self.engine.configuration.failed
-        manned = {stage for pipeline, stage in live.topology.workers if (pipeline, stage) not in failed}
-        kept = {place.stage for place in live.places if place.worker not in failed}
-        kept |= {stage for _, stage in before - failed}
-        lost = [stage for stage in range(live.topology.num_stages) if stage not in manned & kept]
+        configuration = self.engine.configuration
+        lost = lost_stages(self.experiment.topology, configuration.places, configuration.failed, failed)
         if not lost:
             return
         self.directory.log_event("stage_lost", step, stages=lost, failed=_names(failed))
         stages = ", ".join(map(str, lost))
-        raise RunError(f"stage {stages} has no live worker left at iteration {step}: stopped; {self._how_to_go_on()}")
+        how = self._how_to_go_on("an Experiment.failures that leaves it one")
+        raise RunError(f"stage {stages} has no live worker left at iteration {step}: stopped; {how}")
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):

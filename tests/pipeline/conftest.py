@@ -1,149 +1,302 @@
-"""A walk over the jaxpr of a program that says where devices could wait for each other for ever.
+"""A pipeline and the plain single-device model of the same experiment, side by side.
 
-Every value has the mesh axes over which it may differ. In a branch or a loop whose predicate differs over some axis,
-not all devices arrive. There ``ppermute`` waits for those that do not, whatever axis it moves along. Another collective
-waits only for its own members: it is found where the predicate differs over its axis, unless it has groups: those are
-for the programmer to keep together.
+Legend: K iterations of the window, R rows, P stages, L MoE layers of a stage, E classes, N expert ranks, S slots,
+B sequences, T positions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax import lax
 
-Axes = frozenset[str]
+from swift.data import Batch, DataConfig
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement import Static
+from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
+from swift.models import ModelConfig, plain_sums
+from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
+from swift.pipeline.program import ENDS
+from swift.topology import Topology
+from swift.train import Experiment
 
-SAME: Axes = frozenset()
-CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call"}
-CALLS |= {"custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
-EVENING = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
-"""Collectives after which all members have the same."""
-MOVING = {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "pgather"}
-"""Collectives after which every member has something else."""
-
-
-class Walk:
-    """One walk: the axes over which values differ, and what was found on the way."""
-
-    def __init__(self, axis: str):
-        self.axis, self.found = axis, dict[int, str]()
-
-    def jaxpr(self, jaxpr: Jaxpr, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """The axes over which the outputs differ, given those of the inputs, where not all along ``inside`` arrive."""
-        open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        differ = dict(zip(open_jaxpr.invars, inputs, strict=True)) | dict.fromkeys(open_jaxpr.constvars, SAME)
-        of = lambda v: SAME if isinstance(v, Literal) else differ[v]  # noqa: E731
-        for equation in open_jaxpr.eqns:
-            outputs = self.equation(equation, [of(v) for v in equation.invars], inside)
-            differ.update(zip(equation.outvars, outputs, strict=True))
-        return [of(v) for v in open_jaxpr.outvars]
-
-    def equation(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """The same for one equation."""
-        name, params, together = equation.primitive.name, equation.params, SAME.union(*inputs)
-        rules: dict[str, Callable[..., list[Axes]]] = {
-            "cond": self.cond,
-            "while": self.loop,
-            "scan": self.scan,
-            "shard_map": self.shard_map,
-        }
-        if name in rules:
-            return rules[name](equation, inputs, inside)
-        if name in CALLS:
-            return self.jaxpr(params.get("jaxpr") or params["call_jaxpr"], inputs, inside)
-        if name == "axis_index":
-            together = names(params["axis_name"])
-        elif name in EVENING | MOVING:
-            axes, groups = names(params.get("axes", params.get("axis_name"))), params.get("axis_index_groups")
-            waits = inside if name == "ppermute" else inside & axes if groups is None else SAME
-            if waits and self.axis in (axes if name == "ppermute" else waits):
-                # A loop is walked until nothing changes: the last words on an equation count.
-                sentence = f"{name} over {sorted(axes)} where {sorted(inside)} differ: {equation}"
-                self.found[id(equation)] = sentence[:400]
-            together = together - axes if name in EVENING and groups is None else together | axes
-        else:
-            assert not has_control_flow(equation), f"no rule for {name}, which has jaxprs inside"
-        return [together] * len(equation.outvars)
-
-    def cond(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """What a branch puts out differs also where the branches that are taken do."""
-        branches = [self.jaxpr(branch, inputs[1:], inside | inputs[0]) for branch in equation.params["branches"]]
-        return [inputs[0].union(*outputs) for outputs in zip(*branches, strict=True)]
-
-    def loop(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """What is carried, until nothing changes any more; the number of rounds is what the condition says."""
-        params = equation.params
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        for_cond, for_body, carry = inputs[:first], inputs[first:second], inputs[second:]
-        before, rounds = None, SAME
-        while carry != before:
-            before = carry
-            (rounds,) = self.jaxpr(params["cond_jaxpr"], for_cond + carry, inside)
-            after = self.jaxpr(params["body_jaxpr"], for_body + carry, inside | rounds)
-            carry = [rounds.union(*pair) for pair in zip(carry, after, strict=True)]
-        self.jaxpr(params["cond_jaxpr"], for_cond + carry, inside | rounds)
-        return carry
-
-    def scan(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """What is carried, until nothing changes any more, and what every round puts out then."""
-        num_consts, num_carry = scan_counts(equation)
-        consts, carry, xs = inputs[:num_consts], inputs[num_consts : num_consts + num_carry], inputs[num_consts:]
-        xs, before, outputs = xs[num_carry:], None, list[Axes]()
-        while carry != before:
-            before = carry
-            outputs = self.jaxpr(equation.params["jaxpr"], consts + carry + xs, inside)
-            carry = [a | b for a, b in zip(carry, outputs[:num_carry], strict=True)]
-        return carry + outputs[num_carry:]
-
-    def shard_map(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """Inputs differ over the axes that they are split along; what comes out is one array for all devices."""
-        assert not inside | SAME.union(*inputs), "a shard_map inside another"
-        split = [SAME.union(*map(names, spec)) for spec in equation.params["in_specs"]]
-        self.jaxpr(equation.params["jaxpr"], split, inside)
-        return [SAME] * len(equation.outvars)
+NUM_CLASSES = 4
 
 
-def names(entry: str | tuple[str, ...] | None) -> Axes:
-    """The mesh axes that an entry of a PartitionSpec or a parameter of a collective names."""
-    return frozenset([entry] if isinstance(entry, str) else entry or ())
+@dataclass(frozen=True)
+class Scattered:
+    """A policy of a user's own: any unsorted placement, another one for every other count of any class.
 
-
-def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
-    """How many inputs of a scan are constants, and how many are carried."""
-    params = equation.params
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
-    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
-    return consts, carry
-
-
-def has_control_flow(equation: JaxprEqn) -> bool:
-    """Whether jaxprs among the parameters hold more than the arithmetic that, for example, a scatter applies."""
-    values = [leaf for value in equation.params.values() for leaf in (value if isinstance(value, tuple) else (value,))]
-    inner = [getattr(value, "jaxpr", value) for value in values]
-    equations = [inner_equation for jaxpr in inner if isinstance(jaxpr, Jaxpr) for inner_equation in jaxpr.eqns]
-    known = CALLS | EVENING | MOVING | {"cond", "while", "scan", "shard_map", "axis_index"}
-    return any(one.primitive.name in known or has_control_flow(one) for one in equations)
-
-
-def ppermutes_in_varying_branches(jaxpr: Jaxpr, axis: str = "worker") -> list[str]:
-    """Where a program has a ppermute along ``axis`` that not all devices come to, or another collective over it.
-
-    Args:
-        jaxpr: of the whole program, as ``jax.make_jaxpr`` gives it, with one shard_map or more.
-        axis: of the mesh.
-
-    Returns:
-        A sentence for each, in the order of the program; none in a program that cannot wait for ever.
+    Peers that counted differently would not place alike, and so their gradients would be wrong in the next iteration.
     """
-    walk = Walk(axis)
-    open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    walk.jaxpr(open_jaxpr, [SAME] * len(open_jaxpr.invars), SAME)
-    return list(walk.found.values())
+
+    name = "scattered"
+
+    def init(self, num_layers, num_classes, num_ranks, slots_per_rank):
+        placement, _ = Static().init(num_layers, num_classes, num_ranks, slots_per_rank)
+        return placement, jnp.zeros((), jnp.uint32)
+
+    def __call__(self, popularity_LE, placement_LNS, state):
+        def mixed(numbers):
+            numbers = numbers.astype(jnp.uint32) * jnp.uint32(2654435761)
+            return numbers ^ (numbers >> 13)
+
+        def place(popularity_E):
+            seed = state + jnp.sum(mixed(popularity_E * 8 + jnp.arange(NUM_CLASSES)), dtype=jnp.uint32)
+            order = jnp.argsort(mixed(mixed(seed) + mixed(jnp.arange(placement_LNS[0].size))))
+            return ((order + seed) % NUM_CLASSES).astype(jnp.int32)
+
+        return jax.vmap(place)(popularity_LE).reshape(placement_LNS.shape), state + jnp.uint32(1)
 
 
-@pytest.fixture(scope="session", name="ppermutes_in_varying_branches")
-def _ppermutes_in_varying_branches() -> Callable[..., list[str]]:
-    return ppermutes_in_varying_branches
+class Case(NamedTuple):
+    """What is planned and compiled once, and run on many inputs."""
+
+    topology: tuple[int, int, int] = (2, 2, 1)
+    failed: frozenset = frozenset()
+    planner: str = "lockstep"
+    microbatches: int = 2
+    window: int = 2
+    pattern: tuple[bool, ...] = (True,)
+    top_k: int = 1
+    capacity: float | None = 0.7
+    remat: bool = False
+    move_roles: bool = False
+    clip_norm: float | None = None
+    dtype: str = "float64"
+
+
+class Drawn(NamedTuple):
+    """The inputs of one window."""
+
+    params: dict[str, np.ndarray]  # whole classes by group
+    placement_PLNS: np.ndarray
+    batches: list[Batch]  # [D * M, B, T], of every iteration
+
+
+class Plain(NamedTuple):
+    """An iteration of the plain model."""
+
+    loss: Any
+    aux: Any
+    popularity: Any  # [all MoE layers, E]
+    dropped: Any
+    norm: Any
+    gradients: Any
+
+
+class Rig:
+    """One case: its plan, its program and its plain model."""
+
+    def __init__(self, case: Case):
+        D, P, N = case.topology
+        self.case, self.num_stages, self.num_ranks = case, P, N
+        self.experiment = Experiment(
+            model=ModelConfig(P * len(case.pattern), 8, 2, 12, sequence_length=5, moe_pattern=case.pattern),
+            experts=ExpertConfig(NUM_CLASSES, NUM_CLASSES // N + 1, case.top_k, case.capacity, 0.05),
+            placement=Scattered(),
+            topology=Topology(D, P, N),
+            data=DataConfig(),
+            optimizer=OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=2, clip_norm=case.clip_norm),
+            compute_dtype=case.dtype,
+            num_steps=40,
+            num_microbatches=case.microbatches,
+            window=case.window,
+            planner=case.planner,
+            remat=case.remat,
+            move_roles=case.move_roles,
+            sequences_per_microbatch=2 * N,
+        )
+        settings = PlanSettings(
+            self.experiment.topology, case.microbatches, case.planner, case.window, move_roles=case.move_roles
+        )
+        self.configuration = Configurator(settings).configure(case.failed)
+        live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.places)
+        self.program = self.experiment.program(live)
+
+    @property
+    def table(self):
+        """Of a window."""
+        return self.configuration.plans[self.case.window].table
+
+    @cached_property
+    def step(self):
+        """The jitted window, which gives its gradients, too."""
+        return window_step(self.program, self.table, self.case.window, keep_gradients=True)
+
+    def draw(self, seed: int, num_batches: int | None = None, scale: float = 0.3) -> Drawn:
+        """Inputs that end early, or have no token at all; parameters away from where training starts.
+
+        A router's two best logits are nearer to each other than errors of rounding once in 1e10 tokens or so.
+        """
+        random = np.random.default_rng(seed)
+        groups = self.program.gpt.groups.items()
+        params = {name: scale * random.standard_normal((g.num_rows, g.num_classes, g.size)) for name, g in groups}
+        experts, rows = self.experiment.experts, self.program.num_moe_layers
+        more = self.num_ranks * experts.slots_per_rank - NUM_CLASSES
+        placements = [
+            random.permutation([*range(NUM_CLASSES), *random.integers(0, NUM_CLASSES, more)])
+            for _ in range(self.num_stages * rows)
+        ]
+        placement_PLNS = np.array(placements, np.int32).reshape(
+            self.num_stages, rows, self.num_ranks, experts.slots_per_rank
+        )
+        return Drawn(params, placement_PLNS, [self._draw_batch(random) for _ in range(num_batches or self.case.window)])
+
+    def _draw_batch(self, random: np.random.Generator) -> Batch:
+        setup, length = self.experiment, self.experiment.model.sequence_length
+        shape = (self.program.num_microbatches, setup.sequences_per_microbatch)
+        tokens = random.integers(0, setup.data.vocab_size, (*shape, length + 1), dtype=np.int32)
+        valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
+        valid[0, 0] = True  # gradients of no token at all are zeros
+        return Batch(tokens[..., :-1], tokens[..., 1:], valid)
+
+    @cached_property
+    def _begin(self):
+        def begin(params, placement_R):
+            return self.program.fill_slots(replace(self.program.adopt(params), placement=placement_R))
+
+        return jax.jit(begin, out_shardings=self.program.live.shardings(self.program.specs))
+
+    def start(self, drawn: Drawn):
+        """The state before the first iteration."""
+        # Emulated devices share few threads: no other program with collectives is to be under way.
+        return jax.block_until_ready(self._begin(drawn.params, drawn.placement_PLNS[self.program.live.stage_R]))
+
+    def put_table(self, table):
+        """Its arrays on the devices."""
+        common, columns = table_arrays(table)
+        return self.program.live.put(common, REPLICATED), self.program.live.put(columns, SHARED)
+
+    def put_batches(self, batches: list[Batch], table):
+        """The batches of a window on the devices of the rows that meet them."""
+        rows = batch_of_rows(batches, table, self.configuration.pipeline_D, self.num_ranks)
+        return self.program.live.put(rows, RANKED)
+
+    def run(self, drawn: Drawn, step=None, table=None):
+        """(state, metrics, ok, gradients) of a window, on the host."""
+        table = table or self.table
+        inputs = self.start(drawn), *self.put_table(table), self.put_batches(drawn.batches, table)
+        return jax.device_get((step or self.step)(*inputs))
+
+    def plain(self, drawn: Drawn) -> tuple[list[Plain], dict[str, np.ndarray], np.ndarray]:
+        """Every iteration of the plain model, and the parameters and the placement after them."""
+        train = self.case._replace(failed=frozenset(), planner="lockstep", window=1, remat=False, move_roles=False)
+        iterate, first = plain_training(train)
+        state, iterations = first(drawn.params, drawn.placement_PLNS), []
+        for batch in drawn.batches:
+            state, iteration = iterate(state, batch)
+            iterations.append(jax.device_get(iteration))
+        return iterations, *jax.device_get((state[0], state[2]))
+
+    def check(self, drawn: Drawn, step=None, table=None) -> None:
+        """The law: loss, auxiliary loss, loads and all gradients of all iterations are those of the plain model."""
+        _, metrics, ok, gradients = self.run(drawn, step, table)
+        assert ok.all()
+        for value in (metrics["loss"], metrics["aux_loss"], metrics["grad_norm"]):
+            np.testing.assert_array_equal(value, np.broadcast_to(value[:1], value.shape))
+        found = by_iteration(metrics, self.program.live)
+        for k, expected in enumerate(self.plain(drawn)[0]):
+            assert_metrics(found[k], expected)
+            for row, place in enumerate(self.program.live.places):
+                self._check_gradients({name: g[row, k] for name, g in gradients.items()}, expected, place.stage)
+            for rows in self.program.live.peers:
+                loads = metrics["popularity"][list(rows), k]
+                np.testing.assert_array_equal(loads, np.broadcast_to(loads[:1], loads.shape))
+
+    def _check_gradients(self, found, expected: Plain, stage: int) -> None:
+        """Those of a row ``[rank, row, ...]``, of the groups that its stage uses."""
+        program, last = self.program, self.num_stages - 1
+        for name, per_rank in found.items():
+            if (name, stage) in (("embedding", 0), ("head", last)) or name not in ENDS:
+                wanted = expected.gradients[name].reshape(
+                    -1, program.num_rows[name], *expected.gradients[name].shape[1:]
+                )
+                classes = program.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
+                assert_close(program, name, classes, wanted[0 if name in ENDS else stage], 1e-10)
+
+    def check_params(self, state, expected: dict[str, np.ndarray], tolerance: float) -> None:
+        """The master weights of a state are those of the plain model."""
+        for name, classes in self.program.whole_classes(state).items():
+            assert_close(self.program, name, classes, expected[name], tolerance)
+
+
+def assert_metrics(found: dict[str, np.ndarray], expected: Plain) -> None:
+    """What the metrics of an iteration say of the batch is what the plain model says."""
+    np.testing.assert_allclose(found["loss"], expected.loss, rtol=1e-10)
+    np.testing.assert_allclose(found["aux_loss"], expected.aux, rtol=1e-10)
+    np.testing.assert_allclose(found["grad_norm"], expected.norm, rtol=1e-10)
+    np.testing.assert_array_equal(found["popularity"], expected.popularity)
+    np.testing.assert_array_equal(found["dropped"], expected.dropped)
+
+
+def assert_close(program, name: str, found, wanted, tolerance: float) -> None:
+    """Rows of a group, parameter by parameter and layer by layer, relative to the largest; none may be all zeros."""
+    unpack = program.gpt.groups[name].unpack
+    pairs = zip(jax.tree.leaves(unpack(np.asarray(found))), jax.tree.leaves(unpack(np.asarray(wanted))), strict=True)
+    for leaf, (ours, plain) in enumerate(pairs):
+        axes = tuple(range(1, plain.ndim))
+        largest = np.abs(plain).max(axis=axes)
+        assert (largest > 0).all(), (name, leaf)
+        errors = np.abs(ours - plain).max(axis=axes) / largest
+        assert (errors < tolerance).all(), (name, leaf, errors)
+
+
+@cache
+def plain_training(case: Case) -> tuple[Callable, Callable]:
+    """(an iteration of AdamW on whole classes: (state, batch) -> (state, Plain), the state before the first)."""
+    setup = Rig(case).experiment
+    program = setup.program()
+    policy, num_stages = program.policy, program.num_stages
+
+    def objective(params, placement_PLNS, batch):
+        weights, placement_LNS = program.gpt.unpack(params), placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
+
+        def add(sums, microbatch):
+            *losses, loads = plain_sums(program.gpt, program.experts, weights, placement_LNS, *microbatch)
+            load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else (no_load, no_load)
+            return jax.tree.map(jnp.add, sums, (*losses, *load)), None
+
+        no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
+        (loss, aux, popularity, dropped), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), no_load, no_load), batch)
+        loss, aux = loss / batch.valid.sum(), aux / len(batch.valid)
+        return loss + program.experts.aux_loss_coefficient * aux, (loss, aux, popularity, dropped)
+
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is most of what it takes
+    def iterate(state, batch):
+        params, moments, placement_PLNS, policy_P = state
+        (_, (loss, aux, popularity, dropped)), raw = jax.value_and_grad(objective, has_aux=True)(
+            params, placement_PLNS, batch
+        )
+        norm = optax.tree.norm(raw)
+        scale = 1.0 if case.clip_norm is None else jnp.minimum(1, case.clip_norm / norm)
+        updates, moments = program.optimizer.update(jax.tree.map(lambda g: g * scale, raw), moments, params)
+        if popularity.size:
+            by_stage = popularity.reshape(num_stages, -1, NUM_CLASSES)
+            placement_PLNS, policy_P = jax.vmap(policy)(by_stage, placement_PLNS, policy_P)
+        after = optax.apply_updates(params, updates), moments, placement_PLNS, policy_P
+        return after, Plain(loss, aux, popularity, dropped, norm, raw)
+
+    def first(params, placement_PLNS):
+        params = jax.tree.map(jnp.asarray, params)
+        return params, program.optimizer.init(params), placement_PLNS, np.zeros(num_stages, np.uint32)
+
+    return iterate, first
+
+
+@cache
+def _rig(case: Case) -> Rig:
+    return Rig(case)
+
+
+@pytest.fixture(scope="session", name="rig")
+def make_rig() -> Callable[..., Rig]:
+    """The rig of a case, given the fields of ``Case`` that are not as usual; the same one for the same case."""
+    return lambda **fields: _rig(Case(**fields | {"failed": frozenset(fields.get("failed", ()))}))

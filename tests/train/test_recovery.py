@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from concurrent.futures import wait
 from dataclasses import dataclass, fields, replace
 
 import jax
@@ -250,9 +249,8 @@ def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prep
 
     def give_time(step):
         if step == 3:
-            done, not_done = wait(engines[0]._pending, timeout=300)
-            assert not not_done
-            assert [future.exception() for future in done] == [None] * len(done)
+            engines[0].settle()
+            assert engines[0].troubles() == []
 
     record = run(setup, tmp_path / "run", Told({3: [(0, 0)]}, give_time), prepare=prepare, stop_at=4)
     (failure,) = of_kind(record, "reconfigure")
@@ -268,7 +266,7 @@ def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small,
     assert background_threads() == []
     assert str(error.value) == (
         "stage 0 has no live worker left at iteration 6: stopped; the checkpoint of iteration 4 is kept; go on with "
-        f"--run-dir {tmp_path / 'run'} --resume"
+        f"--run-dir {tmp_path / 'run'} --resume and an Experiment.failures that leaves it one"
     )
     lost = read_run(tmp_path / "run").events[-1]
     assert (lost["event"], lost["step"], lost["stages"], lost["failed"]) == ("stage_lost", 6, [0], ["0:0", "1:0"])
