@@ -6,6 +6,8 @@ import pytest
 
 from swift.record import read_run
 
+pytestmark = pytest.mark.usefixtures("uncached")
+
 PIPELINE = """
 include 'tiny.gin'
 ModelConfig.moe_pattern = (True,)

@@ -9,7 +9,7 @@ from swift.pipeline import survives
 from swift.schedules import FAULT_FREE, PLANNERS
 from swift.topology import Topology
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "uncached")
 
 SEEDS = st.integers(0, 2**16)
 
@@ -26,7 +26,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = (0, 2, 5)
+"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; remat."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if n in QUICK else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(CASES)],
+    ids=str,
+)
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=SEEDS)
 def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
@@ -34,6 +42,7 @@ def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
     one.check(one.draw(seed))
 
 
+@pytest.mark.slow
 def test_the_cases_are_what_they_are_for(rig):
     """Drops, an iteration's other placement, another order of rows than the workers', and a role that moved."""
     assert {case.get("planner", "lockstep") for case in CASES} == set(PLANNERS)
@@ -46,6 +55,7 @@ def test_the_cases_are_what_they_are_for(rig):
     assert any(place.stage != place.worker[1] for place in moved.places)
 
 
+@pytest.mark.slow
 def test_ten_steps_with_failures_and_their_return(rig):
     """Windows, some of them discarded, and single iterations; and in the middle four workers of six, one as another."""
     one = rig(topology=(3, 2, 1), move_roles=True, clip_norm=0.4)

@@ -23,12 +23,15 @@ from swift.pipeline import (
 from swift.pipeline.interpreter import empty_carry
 from swift.schedules import SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "uncached")
 
 
 @pytest.mark.parametrize(
     "case",
-    [{"topology": (2, 2, 2)}, {"topology": (3, 2, 2), "failed": [(0, 1), (2, 1)], "pattern": (False, True)}],
+    [
+        {"topology": (3, 2, 2), "failed": [(0, 1), (2, 1)], "pattern": (False, True)},
+        pytest.param({"topology": (2, 2, 2)}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_no_collective_is_in_a_branch_that_not_all_of_its_devices_take(rig, ppermutes_in_varying_branches, case):
@@ -62,8 +65,16 @@ def test_tables_of_one_shape_share_a_compiled_program(rig):
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("planner", ["lockstep", "adaptive"])
-@pytest.mark.parametrize("failed", [(), ((0, 1), (2, 1))], ids=str)
+@pytest.mark.parametrize(
+    ("planner", "failed"),
+    [
+        ("lockstep", ((0, 1), (2, 1))),
+        pytest.param("lockstep", (), marks=pytest.mark.slow),
+        pytest.param("adaptive", (), marks=pytest.mark.slow),
+        pytest.param("adaptive", ((0, 1), (2, 1)), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     one = rig(topology=(3, 3, 1), failed=failed, planner=planner, microbatches=5, pattern=(False, True))
     program, table_K = one.program, one.case.window
@@ -88,7 +99,12 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
 
 
 @pytest.mark.parametrize(
-    "case", [{"topology": (2, 2, 1), "failed": [(0, 1)]}, {"topology": (1, 3, 2), "planner": "one_f_one_b"}], ids=str
+    "case",
+    [
+        {"topology": (2, 2, 1), "failed": [(0, 1)]},
+        pytest.param({"topology": (1, 3, 2), "planner": "one_f_one_b"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_evaluation_is_that_of_the_plain_model(rig, case):
     one = rig(**case)

@@ -19,6 +19,8 @@ from swift.record import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
+pytestmark = pytest.mark.usefixtures("uncached")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
@@ -133,7 +135,7 @@ def test_windows_with_failures_lose_nothing(experiment, tmp_path):
     assert not values(record, "was_discarded").any()
 
 
-@pytest.mark.parametrize("stop", [30, 34])
+@pytest.mark.parametrize("stop", [30, pytest.param(34, marks=pytest.mark.slow)])
 def test_a_run_goes_on_from_a_checkpoint_with_workers_down(experiment, with_failures, tmp_path, stop):
     """Bit for bit; iteration 35, after the second stop, is the first with one of them again."""
     setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint_every=30)
@@ -242,7 +244,7 @@ class Watched(Experiment):
         return engine
 
 
-@pytest.mark.parametrize("prepare", ["next", "none"])
+@pytest.mark.parametrize("prepare", ["next", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prepare):
     engines = []
     setup = Watched(**{item.name: getattr(small, item.name) for item in fields(small)}, engines=engines)
