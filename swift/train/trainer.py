@@ -55,7 +55,7 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         Interrupt() as interrupt,
     ):
         check_failures(engine, listed, experiment.window)
-        state, loader_state = begin(experiment, engine.program, options, done)
+        *first_state, loader_state = begin(experiment, engine.program, options, done)
         if loader_state is not None:
             loader.restore(loader_state)
         with (
@@ -64,7 +64,8 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         ):
             run = _Run(experiment, options, engine, failures, directory, progress, interrupt)
             run.announce(done)
-            run.loop(state, loader, validation, last_step)
+            # Given away: kept here, it would take memory as long as the run.
+            run.loop(first_state.pop(), loader, validation, last_step)
             return run.summarize()
 
 

@@ -59,7 +59,8 @@ SETTINGS = {
     "ModelConfig.model_dim=17": "ModelConfig.model_dim = 17: must be a multiple of ModelConfig.num_heads = 2",
     "ModelConfig.num_layers=3": "ModelConfig.moe_pattern = (False, True): its length must divide "
     "ModelConfig.num_layers = 3",
-    "Topology.num_stages=2": "Topology = (1, 2): this version trains one pipeline of one stage, (1, 1)",
+    "Topology.num_stages=2": "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 1 "
+    "layer(s)",
     # the optimizer
     "OptimizerConfig.name=adamv": "OptimizerConfig.name = 'adamv': optax has no such optimizer; try adamw, sgd or lion",
     "OptimizerConfig.name=3": "OptimizerConfig.name = 3: must be a text",
@@ -111,7 +112,7 @@ def test_a_wrong_setting_is_told(refusal, setting):
         ),
         (
             ("Experiment.ranks=devices", "Topology.num_expert_ranks=16", "Experiment.sequences_per_microbatch=16"),
-            "Topology.num_expert_ranks = 16: 1 worker(s) of so many ranks need 16 devices and there are 8; use fewer, "
+            "Topology.num_expert_ranks = 16: 1 worker(s) of so many ranks need 16 devices and there are 12; use fewer, "
             "or Experiment.ranks = 'emulated' or 'virtual'",
         ),
         (
