@@ -45,6 +45,7 @@ def test_a_comparison_says_how_far_a_failure_is_from_none(tell, here, configs):
     assert "4 workers live, bubble " in told.err
 
 
+@pytest.mark.slow
 def test_a_pipelines_model_is_exported_whole(tell, configs):
     run = tell("train", configs[1], "--run-dir", "run", "--prepare", "none", "--set", "Experiment.num_steps=5")
     assert run.code == 0, run.err

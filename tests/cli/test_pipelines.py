@@ -50,6 +50,7 @@ def options(*settings):
         (
             [
                 "Experiment.window=3",
+                "Experiment.checkpoint_every=0",
                 "Experiment.failures=['step 2: fail 0:0', 'step 3: rejoin 0:0', 'step 4: fail 1:0']",
             ],
             "Experiment.failures = 'step 4: fail 1:0': may leave stage 0 without a live worker: in a window of "
@@ -104,7 +105,7 @@ def test_a_stage_that_dies_exits_with_3_and_says_how_to_go_on(tell, here, monkey
     assert "Traceback" not in told.err
     assert told.err.splitlines()[-1] == (
         "swift: stage 0 has no live worker left at iteration 4: stopped; the checkpoint of iteration 2 is kept; go on "
-        "with --run-dir new --resume"
+        "with --run-dir new --resume and an Experiment.failures that leaves it one"
     )
     assert [event["event"] for event in read_run(here / "new").events][-1] == "stage_lost"
     told = tell("train", "pipelines.gin", "--run-dir", "new", "--resume", "--prepare", "none")

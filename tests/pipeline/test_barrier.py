@@ -43,6 +43,7 @@ def two_steps():
     return outcome, engine.program.whole_classes(outcome.state), engine.steps.main
 
 
+@pytest.mark.slow
 def test_a_window_with_a_barrier_does_what_one_without_does(monkeypatch):
     staggered, weights, kind = two_steps()
     assert (kind, staggered.was_discarded) == ("window", False)

@@ -26,8 +26,8 @@ CASES = [
 ]
 
 
-QUICK = (0, 2, 5)
-"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; remat."""
+QUICK = (0, 2)
+"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices."""
 
 
 @pytest.mark.parametrize(

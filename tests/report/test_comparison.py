@@ -44,6 +44,7 @@ def test_a_row_is_what_was_computed_by_hand():
             # Means over 10 steps: 7.0 at step 10, 6.4 at step 11.
             "steps_to_target": 11,
             "median_step_ms": 20.0,
+            "discarded_percent": None,
             "validation_loss": 3.5,
         }
     ]

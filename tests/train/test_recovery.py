@@ -244,7 +244,8 @@ class Watched(Experiment):
         return engine
 
 
-@pytest.mark.parametrize("prepare", ["next", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("prepare", ["next", "none"])
 def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prepare):
     engines = []
     setup = Watched(**{item.name: getattr(small, item.name) for item in fields(small)}, engines=engines)
@@ -287,6 +288,7 @@ def test_a_stage_whose_state_is_lost_with_those_who_had_moved_there_ends_the_run
         run(replace(experiment, move_roles=True), tmp_path / "run", source)
 
 
+@pytest.mark.slow
 def test_records_are_complete_whatever_windows_are_cut_by(small, tmp_path):
     """Evaluations, checkpoints, the profiler, a stop, a resume and the end come at no multiple of the window."""
     setup = replace(small, eval_every=7, checkpoint_every=5)
@@ -315,6 +317,7 @@ def test_records_are_complete_whatever_windows_are_cut_by(small, tmp_path):
     assert len([*(tmp_path / "run" / "profile").rglob("*.xplane.pb")]) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run_after_its_window(small, tmp_path):
     def interrupt(step):
         if step == 4:
