@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from swift.mesh import emulate_devices
@@ -23,16 +22,6 @@ emulate_devices(12)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-@pytest.fixture(scope="module")
-def uncached():
-    """No cache of compiled programs: XLA's CPU client crashes on a pipeline's program that it read back."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -154,9 +154,8 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
         except EmulationError as error:
             raise SettingError("Experiment.ranks", "emulated", str(error)) from error
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
-    if experiments[0].ranks != "emulated" and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        # Programs outlive the run that compiled them: the next one, or a restart, finds them ready. Not so on emulated
-        # devices: XLA's CPU client crashes on a pipeline's program that it read back (jax 0.10 and before).
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "swift" / "programs"))
         jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
 

@@ -29,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.errors import SettingError
 from swift.mesh.emulate import emulate_devices
+from swift.mesh.ordered import in_order
 from swift.topology import Topology, Worker
 
 WORKER_AXIS = "worker"
@@ -160,8 +161,11 @@ class LiveMesh:
         def leave(spec: PartitionSpec, part: jax.Array) -> jax.Array:
             return part[None, :, None] if spec == RANKED else part[None]
 
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        run = in_order(function, EXPERT_AXIS) if on_cpu else function
+
         def body(*blocks: Any) -> Any:
-            return map_specs(leave, out_specs, function(*map_specs(enter, in_specs, blocks)))
+            return map_specs(leave, out_specs, run(*map_specs(enter, in_specs, blocks)))
 
         # check_vma=False: unequal groups of peers need it, and gradients are of local sums, reduced by hand.
         return jax.shard_map(body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -6,8 +6,6 @@ import pytest
 
 from swift.record import read_run
 
-pytestmark = pytest.mark.usefixtures("uncached")
-
 PIPELINE = """
 include 'tiny.gin'
 ModelConfig.moe_pattern = (True,)
@@ -27,6 +25,7 @@ def configs(here):
     return "whole.gin", "lost.gin"
 
 
+@pytest.mark.slow
 def test_a_comparison_says_how_far_a_failure_is_from_none(tell, here, configs):
     told = tell("compare", *configs, "--run-dir", "both")
     assert told.code == 0, told.err

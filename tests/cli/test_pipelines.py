@@ -13,8 +13,6 @@ from swift.checkpoint import checkpoint_steps
 from swift.cli import commands
 from swift.record import read_run
 
-pytestmark = pytest.mark.usefixtures("uncached")
-
 PIPELINES = """
 include 'tiny.gin'
 ModelConfig.moe_pattern = (True,)

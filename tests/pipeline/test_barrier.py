@@ -15,7 +15,7 @@ from swift.pipeline import program as program_module
 from swift.topology import Topology
 from swift.train import Experiment
 
-pytestmark = pytest.mark.usefixtures("x64", "uncached")
+pytestmark = pytest.mark.usefixtures("x64")
 
 SETUP = Experiment(
     model=ModelConfig(2, 16, 2, 16, 8, (True,)),

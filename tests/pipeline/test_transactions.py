@@ -9,8 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-pytestmark = pytest.mark.usefixtures("uncached")
-
 CLIP_NORM = 1.0
 CALM, WILD = 0.1, 1.0
 """Scales of parameters whose gradients are never, and always, longer than the clip."""

@@ -68,7 +68,7 @@ def test_known_optima(no_help, D, P, M, stage, limit, optimum):
     assert period(proof.schedule) == pytest.approx(optimum)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_proves_small_problems_without_help(problems, data):
     sizes = {"num_microbatches": data.draw(UP_TO_3), "costs": data.draw(COSTS)}

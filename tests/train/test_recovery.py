@@ -19,8 +19,6 @@ from swift.record import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
-pytestmark = pytest.mark.usefixtures("uncached")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
@@ -135,7 +133,8 @@ def test_windows_with_failures_lose_nothing(experiment, tmp_path):
     assert not values(record, "was_discarded").any()
 
 
-@pytest.mark.parametrize("stop", [30, pytest.param(34, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [30, 34])
 def test_a_run_goes_on_from_a_checkpoint_with_workers_down(experiment, with_failures, tmp_path, stop):
     """Bit for bit; iteration 35, after the second stop, is the first with one of them again."""
     setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint_every=30)
@@ -262,6 +261,7 @@ def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prep
     assert background_threads() == []
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small, tmp_path):
     setup = replace(small, checkpoint_every=4)
     with pytest.raises(RunError) as error:

@@ -12,7 +12,7 @@ from swift.topology import Topology
 from swift.train import Experiment
 
 
-@pytest.mark.parametrize("policy", [Symi(), Static(), MinMax()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [Symi(), Static(), pytest.param(MinMax(), marks=pytest.mark.slow)])
 def test_bytes_of_an_iteration(policy):
     ranks, slots = 4, 2
     experiment = Experiment(

@@ -91,7 +91,7 @@ def test_fifty_placements_are_one_program(experiment):
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("policy", [Static(), MinMax()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [Static(), pytest.param(MinMax(), marks=pytest.mark.slow)])
 def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
     losses = []
     with jax.enable_x64(True):

@@ -1,0 +1,167 @@
+"""Collectives that come one after the other on every device, because each waits for data of the one before.
+
+XLA:CPU runs what does not depend on each other at the same time. In a program that it has just compiled it keeps all
+collectives in order nevertheless. A program that was serialized and read back, from the persistent compilation cache
+or from another process, has forgotten that order between different nesting levels: a collective in a branch or a loop
+and one beside it may meet in another order on every device, and the program crashes, hangs, or exchanges the wrong
+data without a word (seen with jaxlib 0.10.2; ``ThunkSequenceSerDesProtobuf::FromProto`` gives every nested sequence
+communicators of its own). It waits for https://github.com/openxla/xla; on other platforms nothing is changed.
+
+So a token goes through the program: a number that is 0, which XLA cannot know. Before::
+
+    b = ppermute a                          d = ppermute c
+
+and after::
+
+    a' = select (token == 0) a 0            c' = select (token' == 0) c 0
+    b = ppermute a'                         d = ppermute c'
+    token' = token & b[0]
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+_COLLECTIVES = {
+    "psum",
+    "psum_invariant",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "all_gather_invariant",
+    "all_to_all",
+    "ppermute",
+    "ragged_all_to_all",
+    "reduce_scatter",
+}
+_CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
+"""Cannot be bound again; of what is not differentiated any more, only the plain computation is left to run."""
+
+
+def in_order(function: Callable[..., Any], axis: str) -> Callable[..., Any]:
+    """A per-rank function whose collectives come in the order of its program, whatever else may run at the same time.
+
+    Args:
+        function: arrays to arrays, traced inside of ``shard_map``.
+        axis: any axis of the mesh.
+    """
+
+    def ordered(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        # An index is not negative, but XLA does not reckon with that.
+        token = lax.shift_right_arithmetic(lax.axis_index(axis), jnp.int32(31))
+        _, *results = _run(closed.jaxpr, closed.consts, token, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return ordered
+
+
+def _run(jaxpr: Jaxpr, constants: Sequence[Any], token: jax.Array, args: Sequence[Any]) -> list[Any]:
+    """The token after a jaxpr, and its results."""
+    env: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    env |= zip(jaxpr.invars, args, strict=True)
+    for equation in jaxpr.eqns:
+        values = [_read(env, atom) for atom in equation.invars]
+        if equation.primitive.name in _CUSTOM or _has_collectives(equation):
+            rule = _RULES.get(equation.primitive.name, _inline)
+            token, *results = rule(equation, token, values)
+        else:
+            results = list(_bind(equation, values))
+        env |= zip(equation.outvars, results, strict=True)
+    return [token, *(_read(env, atom) for atom in jaxpr.outvars)]
+
+
+def _collective(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
+    held = jnp.where(token == 0, values[0], jnp.zeros_like(values[0]))
+    results = _bind(equation, [held, *values[1:]])
+    seen = results[0].ravel()[0].astype(jnp.int32) if results[0].size else jnp.int32(0)
+    return [token & seen, *results]
+
+
+def _cond(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
+    return lax.switch(values[0], [_call(branch) for branch in equation.params["branches"]], token, *values[1:])
+
+
+def _while(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
+    params = equation.params
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    for_cond, for_body, carry = values[:first], values[first:second], values[second:]
+    assert not _holds_collectives(params["cond_jaxpr"]), "a loop whose condition is a collective"
+    go_on, body = _call(params["cond_jaxpr"]), _call(params["body_jaxpr"])
+
+    def is_not_done(loop: Any) -> Any:
+        return go_on(loop[0], *for_cond, *loop[1:])[1]
+
+    def once(loop: Any) -> Any:
+        return body(loop[0], *for_body, *loop[1:])
+
+    start: Any = [token, *carry]
+    return list(lax.while_loop(is_not_done, once, start))
+
+
+def _scan(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
+    params, body = equation.params, _call(equation.params["jaxpr"])
+    num_consts, num_carry = scan_counts(params)
+    first_x = num_consts + num_carry
+    consts, carry, xs = values[:num_consts], list(values[num_consts:first_x]), list(values[first_x:])
+
+    def step(loop: Any, now: Any) -> tuple[Any, Any]:
+        results = body(loop[0], *consts, *loop[1:], *now)
+        return results[: 1 + num_carry], results[1 + num_carry :]
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    start: Any = [token, *carry]
+    end, ys = lax.scan(step, start, xs, **options)
+    return [*end, *ys]
+
+
+def _inline(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
+    inner = [value for value in equation.params.values() if isinstance(value, Jaxpr | ClosedJaxpr)]
+    assert len(inner) == 1, f"no rule for {equation.primitive.name}, which has collectives inside"
+    return _call(inner[0])(token, *values)
+
+
+_RULES: Mapping[str, Callable[[JaxprEqn, jax.Array, Sequence[Any]], list[Any]]] = {
+    **dict.fromkeys(_COLLECTIVES, _collective),
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many are carried, by its equation's parameters."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
+    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
+    return consts, carry
+
+
+def _call(jaxpr: Any) -> Callable[..., list[Any]]:
+    """A jaxpr, closed or open, as a function of the token and its inputs."""
+    return lambda token, *args: _run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), token, args)
+
+
+def _has_collectives(equation: JaxprEqn) -> bool:
+    inner = [leaf for value in equation.params.values() for leaf in (value if isinstance(value, tuple) else (value,))]
+    return equation.primitive.name in _COLLECTIVES or any(map(_holds_collectives, inner))
+
+
+def _holds_collectives(value: Any) -> bool:
+    jaxpr = getattr(value, "jaxpr", value)
+    return isinstance(jaxpr, Jaxpr) and any(map(_has_collectives, jaxpr.eqns))
+
+
+def _read(env: Mapping[Var, Any], atom: Any) -> Any:
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def _bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*values, **equation.params)
+    return results if equation.primitive.multiple_results else [results]
