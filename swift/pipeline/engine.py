@@ -245,9 +245,12 @@ class Engine:
         """Compiles what most iterations of a configuration need, or else all the rest."""
         try:
             with jax.enable_x64(self._is_x64):  # which is a setting of a thread
-                steps = self._steps_for(failed)
-                for kind in [steps.main] if is_main else steps.others:
-                    steps.compiled(kind)
+                if is_main:
+                    steps = self._steps_for(failed)
+                    steps.compiled(steps.main)
+                elif failed in self._steps:  # if not, the first job has told why
+                    for kind in self._steps[failed].others:
+                        self._steps[failed].compiled(kind)
         except Exception as error:  # whatever it is, the run goes on until it needs this configuration
             down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")

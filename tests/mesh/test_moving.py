@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swift.mesh import RANKED, REPLICATED, SHARED, Place, live_mesh, move_rows, moved_bytes, source_rows
 from swift.topology import Topology
@@ -86,6 +88,33 @@ def test_who_comes_back_copies_from_a_peer_that_lives():
     topology = Topology(3)
     old, new = (live_mesh(topology, "emulated", frozenset({worker})) for worker in ((2, 0), (0, 0)))
     assert source_rows(old, new) == (1, 1)
+
+
+@st.composite
+def changes(draw):
+    """Two meshes of a topology: any failures, any worker in any role, rows in any order."""
+    topology = Topology(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+
+    def drawn_mesh():
+        workers = draw(st.permutations(topology.workers))
+        live = workers[: draw(st.integers(topology.num_stages, len(workers)))]
+        anyone = st.integers(0, topology.num_stages - 1)
+        stages = [*range(topology.num_stages), *(draw(anyone) for _ in live[topology.num_stages :])]
+        places = tuple(map(Place, live, stages))
+        return live_mesh(topology, "emulated", frozenset(workers) - frozenset(live), places)
+
+    return drawn_mesh(), drawn_mesh()
+
+
+@given(changes())
+def test_no_state_is_of_a_dead_worker_while_a_living_one_has_it(meshes):
+    old, new = meshes
+    for place, row in zip(new.places, source_rows(old, new), strict=True):
+        source = old.places[row]
+        assert source.stage == place.stage
+        assert source == place or place not in old.places
+        having = {other.worker for other in old.places if other.stage == place.stage}
+        assert source.worker in new.workers or not having & set(new.workers)
 
 
 def test_a_moved_state_is_that_of_the_program_that_follows():

@@ -1,0 +1,218 @@
+"""Epochs of a run of real processes: who is in one, what the supervisor hears and says, and where an epoch goes on.
+
+No JAX here, and no clock: every event has its time, in seconds of any clock that never goes back.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from swift.errors import check_count, check_number
+from swift.topology import Topology, Worker
+
+
+class Process(NamedTuple):
+    """A place for a process: a whole worker, or one of its expert ranks where each has a process of its own.
+
+    Attributes:
+        worker: (pipeline, stage).
+        rank: the expert rank, 0 where the process has all of them.
+    """
+
+    worker: Worker
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.worker[0]}:{self.worker[1]}" + (f" rank {self.rank}" if self.rank else "")
+
+
+class Member(NamedTuple):
+    """One life of a process; ``incarnation`` grows with every restart."""
+
+    process: Process
+    incarnation: int
+
+
+def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process, ...]:
+    """All processes of a run, one for each worker or one for each expert rank.
+
+    >>> [str(process) for process in processes_of(Topology(1, 2, 2), by_rank=True)]
+    ['0:0', '0:0 rank 1', '0:1', '0:1 rank 1']
+    """
+    ranks = range(topology.num_expert_ranks if by_rank else 1)
+    return tuple(Process(worker, rank) for worker in topology.workers for rank in ranks)
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long the supervisor waits for what, in seconds.
+
+    Attributes:
+        start: from the start of a process until it is ready; also for the others when a run begins.
+        forming: until all members have answered that they have formed an epoch.
+        heartbeat: between two signs of life.
+        progress: between two finished iterations; has to leave time to compile.
+        max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
+    """
+
+    start: float = 120.0
+    forming: float = 30.0
+    heartbeat: float = 3.0
+    progress: float = 120.0
+    max_quick_deaths: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("start", "forming", "heartbeat", "progress"):
+            check_number(f"Deadlines.{name}", getattr(self, name), above=0)
+        check_count("Deadlines.max_quick_deaths", self.max_quick_deaths, least=1)
+
+
+class Started(NamedTuple):
+    """The supervisor has started a process whose last life has ended."""
+
+    member: Member
+    time: float
+
+
+class Ready(NamedTuple):
+    """A process waits for the next epoch. ``number``: the epoch that it could not go on with though it lives, or 0."""
+
+    member: Member
+    time: float
+    number: int = 0
+
+
+class Died(NamedTuple):
+    """A process is gone for certain: it has been waited for, or can never be heard again."""
+
+    member: Member
+    time: float
+    why: str
+
+
+class Formed(NamedTuple):
+    """A member is ready to go. ``held``: the iterations after which it still has its state; nothing if it has none."""
+
+    member: Member
+    number: int
+    held: frozenset[int]
+    time: float
+
+
+class Beat(NamedTuple):
+    """A sign of life.
+
+    Attributes:
+        member: who beats.
+        number: of the epoch that it runs; 0: none.
+        entered: the newest iteration, from 1, that it has begun in this epoch; 0: none yet.
+        finished: the newest that it has ended; 0: none yet.
+        time: when it was heard.
+    """
+
+    member: Member
+    number: int
+    entered: int
+    finished: int
+    time: float
+
+
+class Tick(NamedTuple):
+    """All that has been seen so far has been told: it is time to decide."""
+
+    time: float
+
+
+Message = Ready | Formed | Beat
+"""What processes say themselves; the rest the supervisor sees."""
+Event = Started | Died | Message | Tick
+
+
+class Form(NamedTuple):
+    """To all members: leave the epoch that you are in, form this one and answer ``Formed``.
+
+    Attributes:
+        number: of the epoch, larger than any before.
+        members: by process.
+        after: run on until this iteration is done, unless you are beyond it; None: abort at once.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    after: int | None = None
+
+
+class Go(NamedTuple):
+    """To all members, of which each has formed: run.
+
+    Attributes:
+        number: of the epoch.
+        step: go on after this iteration and forget the state after any other; None: all restore the newest checkpoint.
+        holders: the members that have the state after ``step``; any other copies from one of its stage.
+    """
+
+    number: int
+    step: int | None
+    holders: tuple[Member, ...] = ()
+
+
+class Kill(NamedTuple):
+    """End a process by force, if it still is there; ``Died`` has to follow."""
+
+    member: Member
+    why: str
+
+
+class RestartAll(NamedTuple):
+    """End all processes by force and start them again: nobody can be blamed."""
+
+    why: str
+
+
+class StageLost(NamedTuple):
+    """These stages have no process any more that could serve them; the next epoch waits until they have one."""
+
+    stages: tuple[int, ...]
+
+
+class GiveUp(NamedTuple):
+    """A process dies again and again before it is of any use."""
+
+    process: Process
+    why: str
+
+
+Command = Form | Go | Kill | RestartAll | StageLost | GiveUp
+
+
+def whole_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
+    """The workers all of whose processes are present."""
+    there = frozenset(present)
+    return frozenset(worker for worker, _ in processes) - {
+        process.worker for process in processes if process not in there
+    }
+
+
+def lost_stages(processes: Collection[Process], present: Collection[Process]) -> tuple[int, ...]:
+    """The stages of which no worker is wholly present.
+
+    >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 0)), Process((1, 0))])
+    (1,)
+    >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
+    (0,)
+    """
+    manned = {stage for _, stage in whole_workers(processes, present)}
+    return tuple(sorted({stage for (_, stage), _ in processes} - manned))
+
+
+def agreed_step(processes: Collection[Process], held_by: Mapping[Process, frozenset[int]]) -> int | None:
+    """The newest iteration after which all who have any state have one, None if a stage has nobody or there is none.
+
+    >>> processes = processes_of(Topology(2, 1))
+    >>> agreed_step(processes, {processes[0]: frozenset({4, 5}), processes[1]: frozenset({5, 6})})
+    5
+    """
+    survivors = {process: held for process, held in held_by.items() if held}
+    if lost_stages(processes, survivors):
+        return None
+    return max(frozenset.intersection(*survivors.values()), default=None)

@@ -1,0 +1,112 @@
+"""Real processes that form a group, lose members, form another one, and take members back."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from queue import Queue
+
+import jax
+import pytest
+
+from swift.errors import RunError
+from swift.mesh.distributed import Service, check_support
+
+WAIT_S = 120
+
+
+class Group:
+    """Processes by name, and the epochs that they are told."""
+
+    def __init__(self):
+        self.processes, self.heard, self.services, self.epoch = {}, {}, [], 0
+
+    def start(self, name):
+        command = [sys.executable, str(Path(__file__).parent / "member.py")]
+        environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self.processes[name], self.heard[name] = process, Queue()
+        threading.Thread(target=self._listen, args=(process, self.heard[name]), daemon=True).start()
+
+    def _listen(self, process, heard):
+        with process.stdout:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    heard.put(json.loads(line))
+
+    def form(self, names, **more):
+        self.epoch += 1
+        self.services.append(Service(len(names)))
+        for index, name in enumerate(names):
+            order = {"epoch": self.epoch, "address": self.services[-1].address, "index": index, "count": len(names)}
+            self.processes[name].stdin.write(json.dumps(order | more.get(name, {})) + "\n")
+            self.processes[name].stdin.flush()
+
+    def hear(self, name, key):
+        while key not in (said := self.heard[name].get(timeout=WAIT_S)):
+            pass
+        assert said["epoch"] == self.epoch or key in ("broken", "away")
+        return said[key]
+
+    def kill(self, name):
+        process = self.processes[name]
+        process.kill()
+        process.wait()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for name in self.processes:
+            self.kill(name)
+        for service in self.services:
+            service.close()
+
+
+@pytest.fixture
+def group():
+    with Group() as group:
+        for name in "abc":
+            group.start(name)
+        yield group
+
+
+def test_survivors_of_any_death_go_on_and_take_the_dead_back(group):
+    group.form("abc")
+    first_ids = [group.hear(name, "ids") for name in "abc"]
+    survivors = {name: group.processes[name].pid for name in "bc"}
+    group.kill("a")  # the first one, too: the service is not in any of them
+    group.form("bc")
+    assert [group.hear(name, "total") for name in "bc"] == [1.0 + 2.0] * 2
+    group.start("a")
+    group.form("bca")
+    assert [group.hear(name, "ids") for name in "abc"] == first_ids  # so that programs of the first epoch fit
+    assert {name: group.processes[name].pid for name in "bc"} == survivors
+    assert all(process.poll() is None for process in group.processes.values())
+
+
+def test_a_member_that_waits_for_a_living_one_is_set_free(group):
+    group.form("abc", b={"stays_away": True})
+    assert group.hear("b", "away")
+    group.form("ac")  # b lives, and will never come: without an abort, a and c would wait for it for ever
+    assert [group.hear(name, "broken") for name in "ac"] == [True] * 2
+    assert [group.hear(name, "total") for name in "ac"] == [1.0 + 2.0] * 2
+
+
+def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):
+    check_support()
+    monkeypatch.delattr("jax._src.distributed.global_state")
+    with pytest.raises(RunError, match=f"jax {jax.__version__} does not have"):
+        check_support()
