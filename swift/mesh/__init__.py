@@ -12,6 +12,7 @@ from swift.mesh.live import (
     Place,
     RankKind,
     live_mesh,
+    own_row,
     storage_mesh,
 )
 from swift.mesh.moving import move_rows, moved_bytes, source_rows
@@ -36,6 +37,7 @@ __all__ = [
     "live_mesh",
     "move_rows",
     "moved_bytes",
+    "own_row",
     "source_rows",
     "storage_mesh",
 ]

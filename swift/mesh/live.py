@@ -133,8 +133,15 @@ class LiveMesh:
         return jax.tree.map(lambda s: NamedSharding(self.mesh, whole if self.virtual else s), specs, is_leaf=is_spec)
 
     def put(self, tree: Any, specs: Any) -> Any:
-        """Puts host arrays, laid out as this module says, on the mesh's devices."""
-        return map_specs(lambda spec, leaf: jax.device_put(leaf, self.shardings(spec)), specs, tree)
+        """Puts host arrays, laid out as this module says, on the mesh's devices; every process those on its own."""
+
+        def put(spec: PartitionSpec, leaf: Any) -> jax.Array:
+            leaf, sharding = np.asarray(leaf), self.shardings(spec)
+            parts = sharding.addressable_devices_indices_map(leaf.shape)
+            arrays = jax.device_put([leaf[part] for part in parts.values()], list(parts))
+            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
+
+        return map_specs(put, specs, tree)
 
     def per_rank(self, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
         """Turns a per-rank function into one on global arrays; jit it.
@@ -183,6 +190,16 @@ class LiveMesh:
             return jax.tree.map(lambda a: a[None], mapped(*map_specs(enter, in_specs, arrays)))
 
         return body
+
+
+def own_row(tree: Any) -> Any:
+    """The first row that this process has of SHARED arrays ``[worker, ...]``, on the host.
+
+    From the devices' own parts: op by op on sharded arrays, each op would be a program with collectives of its own, and
+    emulated devices can deadlock when many of them are under way.
+    """
+    parts = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
+    return jax.tree.map(lambda part: part[0], parts)
 
 
 def live_mesh(

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from swift.data import Batch
-from swift.mesh import move_rows, moved_bytes, source_rows
+from swift.mesh import move_rows, moved_bytes, own_row, source_rows
 from swift.pipeline.configuration import Configuration, Configurator, PlanSettings
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState
@@ -151,8 +151,8 @@ class Engine:
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
-        """The sums ``[worker]`` of one iteration's batch, on the host."""
-        return jax.device_get(self.steps.evaluate(state, self.steps.put([batch])))
+        """The sums of one iteration's batch, on the host."""
+        return own_row(self.steps.evaluate(state, self.steps.put([batch])))
 
     def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
         """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
@@ -172,8 +172,8 @@ class Engine:
         del window
 
         def finish() -> Outcome:
-            if jax.device_get(ok).all():
-                return Outcome(after[0], by_iteration(metrics, steps.program.live), was_discarded=False)
+            if own_row(ok):
+                return Outcome(after[0], by_iteration(metrics), was_discarded=False)
             after.clear()  # what does not count needs no memory while the iterations are run again
             return _singles(steps, state, [steps.put([batch]) for batch in batches], was_discarded=True)()
 
@@ -264,8 +264,7 @@ def _singles(
     for row in rows:
         state, of_one = steps.run_single(state, row)
         metrics.append(of_one)
-    live = steps.program.live
-    return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one, live)], was_discarded)
+    return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
 
 
 def survives(topology: Topology, failed: frozenset[Worker]) -> bool:

@@ -1,6 +1,6 @@
-"""What the iterations of a window came to, as arrays with a leading dim K: the same for every step function.
+"""What the iterations of a window came to, as arrays with a leading dim K: the same for every step function and row.
 
-Legend: K iterations of the window, L MoE layers of a stage (on the host: of all stages), E classes.
+Legend: K iterations of the window, L MoE layers, E classes.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from swift.experts import Load
 from swift.experts.placement import load_imbalance, replica_counts
-from swift.mesh import LiveMesh
+from swift.mesh import WORKER_AXIS, own_row
 from swift.pipeline.program import Program, TrainState
-
-_BY_LAYER = ("popularity", "dropped", "replicas", "load_imbalance")
 
 
 class UpdateRecord(NamedTuple):
@@ -45,7 +44,7 @@ def metrics_of(
         aux_K: means over its micro-batches, summed over all layers.
         tokens_K: int32.
         norm_K: of the whole model's gradient.
-        record: of this stage's updates.
+        record: of the updates of all stages.
     """
     return {
         "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),
@@ -60,18 +59,26 @@ def metrics_of(
     }
 
 
-def by_iteration(metrics: Mapping[str, Any], live: LiveMesh) -> list[dict[str, np.ndarray]]:
+def over_stages(program: Program, record: UpdateRecord) -> UpdateRecord:
+    """Per rank: the same of the layers of all stages, in the order of the model; leaves have leading dims K and L."""
+    live = program.live
+    if live.num_rows == 1:
+        return record
+    rows = np.array(live.first_rows)
+
+    def joined(stage_KL: jax.Array) -> jax.Array:
+        return jnp.concatenate(lax.all_gather(stage_KL, WORKER_AXIS)[rows], axis=1)
+
+    by_layer = jax.tree.map(joined, (record.load, record.replicas_LE, record.imbalance_L))
+    return UpdateRecord(record.square_norm, record.learning_rate, *by_layer)
+
+
+def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     """The metrics ``[worker, K, ...]`` of a step function, fetched to the host: one dict for each iteration.
 
-    What is known by layer is joined over the stages: ``popularity``, ``dropped`` and ``replicas`` [L, E]; of
-    ``load_imbalance`` the mean over the layers stays.
+    ``popularity``, ``dropped`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the layers stays.
     """
-    host = jax.device_get(metrics)
-    rows = list(live.first_rows)
-    joined = {
-        name: np.concatenate([value[row] for row in rows], axis=1) if name in _BY_LAYER else value[rows[0]]
-        for name, value in host.items()
-    }
-    imbalance_KL = joined["load_imbalance"]
-    joined["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
-    return [{name: value[k] for name, value in joined.items()} for k in range(len(imbalance_KL))]
+    host = own_row(metrics)
+    imbalance_KL = host["load_imbalance"]
+    host["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
+    return [{name: value[k] for name, value in host.items()} for k in range(len(imbalance_KL))]

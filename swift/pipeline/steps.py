@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.stages import Wrapped
+from jax.stages import Compiled, Lowered, Wrapped
 
 from swift.data import Batch
 from swift.mesh import RANKED, REPLICATED, SHARED
 from swift.pipeline.configuration import Configuration, Plan, batch_of_rows
 from swift.pipeline.lone import lone_evaluation, lone_step, put_batch
 from swift.pipeline.program import Program, TrainState
+from swift.pipeline.program_store import ProgramStore
 from swift.pipeline.stage import DeviceBatch, Sums
 from swift.pipeline.tables import table_arrays
 from swift.pipeline.window import barrier_step, evaluation_step, window_step
@@ -28,10 +29,14 @@ class Steps:
         program: on the configuration's live mesh.
         configuration: the plan.
         num_sequences: of a micro-batch, over all expert ranks.
+        store: where processes that run the same find each other's programs.
     """
 
-    def __init__(self, program: Program, configuration: Configuration, num_sequences: int):
+    def __init__(
+        self, program: Program, configuration: Configuration, num_sequences: int, store: ProgramStore | None = None
+    ):
         self.program, self.configuration, self._num_sequences = program, configuration, num_sequences
+        self._store = store
         self._compiled: dict[Kind, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
@@ -85,16 +90,24 @@ class Steps:
         program = self.program
         state = program.abstract(with_slots=True)
         if program.is_lone:
-            lone = lone_evaluation if kind == "evaluate" else lone_step
-            return lone(program).lower(state, self._abstract_rows((1, program.num_microbatches))).compile()
+            lone, rows = lone_evaluation if kind == "evaluate" else lone_step, (1, program.num_microbatches)
+            return self._get((kind,), lambda: lone(program).lower(state, self._abstract_rows(rows)))
         table = self.configuration.plans[self.configuration.window if kind == "window" else 1].table
         rows = self._abstract_rows(table.data_Rn.shape[:2])
         if kind == "evaluate":
             table = table.forward_only()
         common, columns = table_arrays(table)
         arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)
-        call = self._function(kind, table).lower(state, *arrays, rows).compile()
+        key = kind, self.configuration.window, program.live.stage_R.tolist(), table.shape
+        call = self._get(key, lambda: self._function(kind, table).lower(state, *arrays, rows))
         return lambda state, rows: call(state, *arrays, rows)
+
+    def _get(self, key: object, lower: Callable[[], Lowered]) -> Compiled:
+        """The program of a key, which tells all programs of one run from each other."""
+        if self._store is None:
+            return lower().compile()
+        devices = list(self.program.live.mesh.devices.flat)
+        return self._store.get((jax.__version__, key), lambda: lower().compile(), devices)
 
     def _function(self, kind: Kind, table: TickTable) -> Wrapped:
         if kind == "window":

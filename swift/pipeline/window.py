@@ -20,7 +20,7 @@ from jax.stages import Wrapped
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
 from swift.models import Weights
 from swift.pipeline.interpreter import Carry, Interpreter, empty_carry
-from swift.pipeline.metrics import UpdateRecord, metrics_of
+from swift.pipeline.metrics import UpdateRecord, metrics_of, over_stages
 from swift.pipeline.ops import StageOps
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.split import Split, split
@@ -203,6 +203,7 @@ class _Rank(NamedTuple):
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""
         loss_K, aux_K = (_everywhere(self.program, part) for part in (sums_K.loss, sums_K.aux))
+        record = over_stages(self.program, record)
         return metrics_of(loss_K, aux_K / self.program.num_microbatches, self.tokens_K, norm_K, record)
 
 

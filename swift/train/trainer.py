@@ -12,7 +12,7 @@ import numpy as np
 from swift.checkpoint import checkpoint_steps, save_checkpoint
 from swift.data import Batch, Loader
 from swift.errors import RunError
-from swift.mesh import move_rows
+from swift.mesh import move_rows, own_row
 from swift.pipeline import Engine, TrainState
 from swift.record import RunDirectory, measure, read_run
 from swift.topology import Worker
@@ -113,7 +113,7 @@ class _Run:
             )
 
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
-        engine, done = self.engine, int(jax.device_get(state.step)[0])
+        engine, done = self.engine, int(own_row(state.step))
         started, rows = time.perf_counter(), None
         batches = self._next(loader, done, last_step)
         while done < last_step:
@@ -228,7 +228,7 @@ class _Run:
         loss, tokens = 0.0, 0
         for index in range(num_batches):
             sums = self.engine.evaluate(state, validation.batch(index))
-            loss, tokens = loss + float(sums.loss[0]), tokens + int(sums.tokens[0])
+            loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
         return loss / max(tokens, 1)
 
     def _save(self, state: TrainState, position: dict[str, Any], done: int) -> None:

@@ -66,4 +66,5 @@ def run(order, link, orders):
         say(epoch=order["epoch"], broken=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

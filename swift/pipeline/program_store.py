@@ -1,0 +1,93 @@
+"""Compiled programs as files: one process compiles, all that run the same program load it.
+
+A program is bound to the ids of its devices, not to the process that compiled it. In epochs of equally many processes
+the ids are the same (see ``swift.mesh.distributed``), so a file is good for all processes and for later epochs.
+
+It stands in for JAX's persistent compilation cache, which has other keys in every process and, on CPU, gives programs
+that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
+"""
+
+import fcntl
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+from jax.stages import Compiled
+
+from swift.files import replace_file
+
+
+class ProgramStore:
+    """A directory of compiled programs, for one run: nothing in a name tells one version of the code from another.
+
+    It is read by unpickling, so nobody else may write there.
+
+    Args:
+        directory: is made.
+    """
+
+    def __init__(self, directory: Path):
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a program is there; it may be damaged."""
+        return self._path(key).exists()
+
+    def get(self, key: object, compiled: Callable[[], Compiled], devices: Sequence[jax.Device]) -> Compiled:
+        """The program of a key; of several processes that ask at once, one compiles.
+
+        Args:
+            key: all that tells this program from another; its ``repr`` counts.
+            compiled: compiles it, where there is none or it is damaged.
+            devices: of the program's mesh.
+        """
+        path = self._path(key)
+        with _alone(path.with_suffix(".lock")):
+            if _read(path) is None:
+                assert not _has_cache(), "what comes from JAX's own cache cannot be kept again"
+                made = _serialized(compiled())
+                replace_file(path, hashlib.sha256(made).digest() + made)
+        # What was compiled here is loaded, too: all processes run the same, and what cannot be loaded is found early.
+        content = _read(path)
+        assert content, f"{path} was written a moment ago"
+        payload, inputs, outputs = pickle.loads(content)
+        ins, outs = map(jax.tree.structure, (inputs, outputs))
+        return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
+
+    def _path(self, key: object) -> Path:
+        return self._directory / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+
+
+def _has_cache() -> bool:
+    config: Any = jax.config
+    return bool(config.jax_enable_compilation_cache and config.jax_compilation_cache_dir)
+
+
+def _serialized(program: Compiled) -> bytes:
+    payload, *trees = serialize_executable.serialize(program)
+    # Structures with nodes of our own cannot be pickled; trees of them can.
+    inputs, outputs = (jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees)
+    return pickle.dumps((payload, inputs, outputs))
+
+
+def _read(path: Path) -> Any:
+    """The content of a file, or None where it is not there or not whole."""
+    if not path.exists():
+        return None
+    whole = path.read_bytes()
+    digest, content = whole[:32], whole[32:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process or thread at a time; the lock of one that is killed is free."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
