@@ -2,12 +2,13 @@
 
 from swift.pipeline.configuration import Configuration, Configurator, Plan, PlanSettings, batch_of_rows
 from swift.pipeline.costs import split_stage, stage_costs, stage_sizes, stash_bytes
-from swift.pipeline.engine import PREPARE, Change, Engine, Outcome, Prepare, survives
+from swift.pipeline.engine import PREPARE, Change, Engine, Prepare, survives
 from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step, put_batch
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState, materialize_all
 from swift.pipeline.split import Split, split
 from swift.pipeline.stage import Sums
+from swift.pipeline.steps import Outcome, Steps
 from swift.pipeline.tables import table_arrays
 from swift.pipeline.window import barrier_step, evaluation_step, window_step
 
@@ -23,6 +24,7 @@ __all__ = [
     "Prepare",
     "Program",
     "Split",
+    "Steps",
     "Sums",
     "TrainState",
     "barrier_step",

@@ -10,15 +10,13 @@ from types import TracebackType
 from typing import Literal, Self
 
 import jax
-import numpy as np
 
 from swift.data import Batch
-from swift.mesh import move_rows, moved_bytes, own_row, source_rows
+from swift.mesh import move_rows, moved_bytes, source_rows
 from swift.pipeline.configuration import Configuration, Configurator, PlanSettings
-from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.stage import DeviceBatch, Sums
-from swift.pipeline.steps import Steps
+from swift.pipeline.steps import Outcome, Steps
 from swift.schedules import FAULT_FREE, allocated_bytes
 from swift.topology import Topology, Worker
 
@@ -43,21 +41,6 @@ class Change:
     compile_ms: float
     move_ms: float
     moved_bytes: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a window came to.
-
-    Attributes:
-        state: after it.
-        metrics: of its iterations, on the host; see ``by_iteration``.
-        was_discarded: whether it was run again, one iteration after the other.
-    """
-
-    state: TrainState
-    metrics: list[dict[str, np.ndarray]]
-    was_discarded: bool
 
 
 class Engine:
@@ -151,39 +134,16 @@ class Engine:
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
-        """The sums of one iteration's batch, on the host."""
-        return own_row(self.steps.evaluate(state, self.steps.put([batch])))
+        """See ``Steps.evaluate``."""
+        return self.steps.evaluate(state, batch)
 
     def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
-        """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
-
-        A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
-
-        Args:
-            state: the present one; given up.
-            batches: the iterations' global batches, on the host.
-            rows: what ``put`` made of them.
-        """
-        steps = self.steps
-        if len(rows) == len(batches):
-            return _singles(steps, state, rows, was_discarded=False)
-        window, metrics, ok = steps.run_window(state, rows[0])
-        after = [window]
-        del window
-
-        def finish() -> Outcome:
-            if own_row(ok):
-                return Outcome(after[0], by_iteration(metrics), was_discarded=False)
-            after.clear()  # what does not count needs no memory while the iterations are run again
-            return _singles(steps, state, [steps.put([batch]) for batch in batches], was_discarded=True)()
-
-        return finish
+        """See ``Steps.start``."""
+        return self.steps.start(state, batches, rows)
 
     def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
-        """Host batches on the devices of the workers that meet them: of a window together, or one by one."""
-        if self.steps.main == "window" and len(batches) > 1:
-            return [self.steps.put(batches)]
-        return [self.steps.put([batch]) for batch in batches]
+        """See ``Steps.put``."""
+        return self.steps.put(batches)
 
     def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Change]:
         """Goes on with other workers: plan, program, state.
@@ -254,17 +214,6 @@ class Engine:
         except Exception as error:  # whatever it is, the run goes on until it needs this configuration
             down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")
-
-
-def _singles(
-    steps: Steps, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool
-) -> Callable[[], Outcome]:
-    """Starts iterations one after the other."""
-    metrics = []
-    for row in rows:
-        state, of_one = steps.run_single(state, row)
-        metrics.append(of_one)
-    return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
 
 
 def survives(topology: Topology, failed: frozenset[Worker]) -> bool:

@@ -67,10 +67,10 @@ def lone_gradients(program: Program, state: TrainState, batch: DeviceBatch) -> t
     return reduce_gradients(program, state, gradients, divisor, _BOTH), sums.over_ranks()
 
 
-def lone_step(program: Program) -> Wrapped:
+def lone_step(program: Program, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
-    The old state's buffers are given up. For the metrics see ``metrics_of``.
+    The old state's buffers are given up, unless ``keep_state``. For the metrics see ``metrics_of``.
     """
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -88,7 +88,9 @@ def lone_step(program: Program) -> Wrapped:
     run = program.live.per_rank(per_rank, (program.specs, RANKED), (program.specs, SHARED))
     # Named, so that the state of the first call, of a restore and of a previous call all meet the same program.
     state, batch, metrics = map(program.live.shardings, (program.specs, RANKED, SHARED))
-    return jax.jit(run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=0)
+    return jax.jit(
+        run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0
+    )
 
 
 def lone_evaluation(program: Program) -> Wrapped:

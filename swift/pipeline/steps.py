@@ -2,16 +2,20 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.stages import Compiled, Lowered, Wrapped
 
 from swift.data import Batch
-from swift.mesh import RANKED, REPLICATED, SHARED
+from swift.mesh import RANKED, REPLICATED, SHARED, own_row
 from swift.pipeline.configuration import Configuration, Plan, batch_of_rows
 from swift.pipeline.lone import lone_evaluation, lone_step, put_batch
+from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.program_store import ProgramStore
 from swift.pipeline.stage import DeviceBatch, Sums
@@ -22,6 +26,21 @@ from swift.schedules import TickTable
 Kind = Literal["window", "single", "evaluate"]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a window came to.
+
+    Attributes:
+        state: after it.
+        metrics: of its iterations, on the host; see ``by_iteration``.
+        was_discarded: whether it was run again, one iteration after the other.
+    """
+
+    state: TrainState
+    metrics: list[dict[str, np.ndarray]]
+    was_discarded: bool
+
+
 class Steps:
     """A configuration's step functions, compiled ahead of their first call; to be used from several threads.
 
@@ -30,13 +49,20 @@ class Steps:
         configuration: the plan.
         num_sequences: of a micro-batch, over all expert ranks.
         store: where processes that run the same find each other's programs.
+        keep_state: leave the state before an iteration as it is, so that the iteration can be run again.
     """
 
     def __init__(
-        self, program: Program, configuration: Configuration, num_sequences: int, store: ProgramStore | None = None
+        self,
+        program: Program,
+        configuration: Configuration,
+        num_sequences: int,
+        store: ProgramStore | None = None,
+        *,
+        keep_state: bool = False,
     ):
         self.program, self.configuration, self._num_sequences = program, configuration, num_sequences
-        self._store = store
+        self._store, self._keeps_state = store, keep_state
         self._compiled: dict[Kind, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
@@ -55,7 +81,45 @@ class Steps:
         """What most iterations run."""
         return self.configuration.plans[self.configuration.window if self.main == "window" else 1]
 
-    def put(self, batches: Sequence[Batch]) -> DeviceBatch:
+    def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
+        """Host batches on the devices of the workers that meet them: of a window together, or one by one."""
+        if self.main == "window" and len(batches) > 1:
+            return [self.rows(batches)]
+        return [self.rows([batch]) for batch in batches]
+
+    def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
+        """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
+
+        A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
+
+        Args:
+            state: the present one; given up.
+            batches: the iterations' global batches, on the host.
+            rows: what ``put`` made of them.
+        """
+        if len(rows) == len(batches):
+            return self._singles(state, rows, was_discarded=False)
+        window, metrics, ok = self.run_window(state, rows[0])
+        after = [window]
+        del window
+
+        def finish() -> Outcome:
+            if own_row(ok):
+                return Outcome(after[0], by_iteration(metrics), was_discarded=False)
+            after.clear()  # what does not count needs no memory while the iterations are run again
+            return self._singles(state, [self.rows([batch]) for batch in batches], was_discarded=True)()
+
+        return finish
+
+    def _singles(self, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool) -> Callable[[], Outcome]:
+        """Starts iterations one after the other."""
+        metrics = []
+        for row in rows:
+            state, of_one = self.run_single(state, row)
+            metrics.append(of_one)
+        return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
+
+    def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
         live = self.program.live
         if self.program.is_lone:
@@ -68,12 +132,12 @@ class Steps:
         return self.compiled("window")(state, rows)
 
     def run_single(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One iteration that counts; the old state's buffers are given up."""
+        """One iteration that counts; the old state's buffers are given up, unless the steps keep states."""
         return self.compiled("single")(state, rows)
 
-    def evaluate(self, state: TrainState, rows: DeviceBatch) -> Sums:
-        """The sums ``[worker]`` of one iteration's batch."""
-        return self.compiled("evaluate")(state, rows)
+    def evaluate(self, state: TrainState, batch: Batch) -> Sums:
+        """The sums of one iteration's batch, on the host."""
+        return own_row(self.compiled("evaluate")(state, self.rows([batch])))
 
     def compiled(self, kind: Kind) -> Callable[..., Any]:
         """A program, compiled now unless it is there."""
@@ -90,7 +154,8 @@ class Steps:
         program = self.program
         state = program.abstract(with_slots=True)
         if program.is_lone:
-            lone, rows = lone_evaluation if kind == "evaluate" else lone_step, (1, program.num_microbatches)
+            step = partial(lone_step, keep_state=self._keeps_state)
+            lone, rows = lone_evaluation if kind == "evaluate" else step, (1, program.num_microbatches)
             return self._get((kind,), lambda: lone(program).lower(state, self._abstract_rows(rows)))
         table = self.configuration.plans[self.configuration.window if kind == "window" else 1].table
         rows = self._abstract_rows(table.data_Rn.shape[:2])
@@ -112,7 +177,9 @@ class Steps:
     def _function(self, kind: Kind, table: TickTable) -> Wrapped:
         if kind == "window":
             return window_step(self.program, table, self.configuration.window)
-        return (barrier_step if kind == "single" else evaluation_step)(self.program, table)
+        if kind == "single":
+            return barrier_step(self.program, table, keep_state=self._keeps_state)
+        return evaluation_step(self.program, table)
 
     def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
         live, length = self.program.live, self.program.gpt.config.sequence_length

@@ -81,15 +81,16 @@ def window_step(program: Program, table: TickTable, num_iterations: int, *, keep
     return _jitted(program, per_rank, out_specs)
 
 
-def barrier_step(program: Program, table: TickTable) -> Wrapped:
+def barrier_step(program: Program, table: TickTable, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
 
-    The old state's buffers are given up. Metrics are ``[worker, 1, ...]``. It is also what runs where peers of unequal
-    number can only be summed with everybody's help (TPU).
+    The old state's buffers are given up, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. It is also what runs
+    where peers of unequal number can only be summed with everybody's help (TPU).
 
     Args:
         program: on the live mesh whose rows the table has.
         table: of one iteration; only its shape is used, and its updates are not: all come together in the end.
+        keep_state: leave the old state as it is.
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
@@ -101,7 +102,7 @@ def barrier_step(program: Program, table: TickTable) -> Wrapped:
         after = apply_gradients(program, state, gradients, record.load.popularity_E, rank.ends, scale)
         return after, rank.metrics(carry.sums, norm[None], jax.tree.map(lambda leaf: leaf[None], record))
 
-    return _jitted(program, per_rank, (program.specs, SHARED), donate_argnums=0)
+    return _jitted(program, per_rank, (program.specs, SHARED), donate_argnums=() if keep_state else 0)
 
 
 def evaluation_step(program: Program, table: TickTable) -> Wrapped:

@@ -53,19 +53,19 @@ def batch(*, has_tokens=True):
     return Batch(tokens_MBT[..., :-1], tokens_MBT[..., 1:], np.full((2, 1, 4), has_tokens))
 
 
-def trivial(program, table):
+def trivial(program, table, **options):
     """A program that costs nothing to compile."""
-    del program, table
+    del program, table, options
     return jax.jit(lambda state, *_: (state, {}))
 
 
 def fails_without_0(function, failed_of, error):
     """The function, but for what belongs to the loss of worker 0:0."""
 
-    def failing(first, *rest):
+    def failing(first, *rest, **options):
         if failed_of(first, *rest) == WITHOUT_0:
             raise error
-        return function(first, *rest)
+        return function(first, *rest, **options)
 
     return failing
 
