@@ -4,7 +4,8 @@ No JAX here, and no clock: every event has its time, in seconds of any clock tha
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from swift.errors import check_count, check_number
@@ -183,6 +184,68 @@ class GiveUp(NamedTuple):
 
 
 Command = Form | Go | Kill | RestartAll | StageLost | GiveUp
+
+
+class State(StrEnum):
+    """What a process does, as far as the supervisor knows."""
+
+    DEAD = "dead"
+    STARTING = "starting"
+    WAITING = "waiting"
+    FORMING = "forming"
+    LIVE = "live"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What is known of a process.
+
+    Attributes:
+        member: its newest incarnation; -1 if it was never started.
+        state: what that does.
+        seen: when it was started or last heard of.
+        doomed: whether it is being killed.
+        lived: the newest epoch that it was live in; 0: none.
+        quick_deaths: how many incarnations in a row, up to the last that died, were never live.
+        entered: the newest iteration that it has begun in the newest live epoch; 0: none yet.
+        finished: the newest that it has ended there.
+    """
+
+    member: Member
+    state: State = State.DEAD
+    seen: float = 0.0
+    doomed: bool = False
+    lived: int = 0
+    quick_deaths: int = 0
+    entered: int = 0
+    finished: int = 0
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it can be a member of the next epoch."""
+        return self.state not in (State.DEAD, State.STARTING) and not self.doomed
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The newest epoch.
+
+    Attributes:
+        form: the command that began it.
+        since: when something last went on: it began, or went; an iteration was finished, by members that run.
+        held: what the members that have formed have answered.
+        is_live: whether it has gone.
+    """
+
+    form: Form
+    since: float
+    held: Mapping[Member, frozenset[int]] = field(default_factory=dict)
+    is_live: bool = False
+
+    @property
+    def missing(self) -> tuple[Member, ...]:
+        """The members that have not answered yet."""
+        return tuple(member for member in self.form.members if member not in self.held)
 
 
 def whole_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:

@@ -8,15 +8,15 @@ An epoch has two phases. ``Form`` takes every member out of the epoch before; on
 them run. Who may still run is never left out of an epoch: it is killed, and the epoch waits until it has died.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from swift.mesh.epochs import (
     Beat,
     Command,
     Deadlines,
     Died,
+    Epoch,
     Event,
     Form,
     Formed,
@@ -28,75 +28,17 @@ from swift.mesh.epochs import (
     Process,
     Ready,
     RestartAll,
+    Seat,
     StageLost,
     Started,
+    State,
     Tick,
     agreed_step,
     lost_stages,
     whole_workers,
 )
 
-
-class State(StrEnum):
-    """What a process does, as far as the supervisor knows."""
-
-    DEAD = "dead"
-    STARTING = "starting"
-    WAITING = "waiting"
-    FORMING = "forming"
-    LIVE = "live"
-
-
-@dataclass(frozen=True)
-class Seat:
-    """What is known of a process.
-
-    Attributes:
-        member: its newest incarnation; -1 if it was never started.
-        state: what that does.
-        seen: when it was started or last heard of.
-        doomed: whether it is being killed.
-        lived: the newest epoch that it was live in; 0: none.
-        quick_deaths: how many incarnations in a row, up to the last that died, were never live.
-        entered: the newest iteration that it has begun in the newest live epoch; 0: none yet.
-        finished: the newest that it has ended there.
-    """
-
-    member: Member
-    state: State = State.DEAD
-    seen: float = 0.0
-    doomed: bool = False
-    lived: int = 0
-    quick_deaths: int = 0
-    entered: int = 0
-    finished: int = 0
-
-    @property
-    def is_present(self) -> bool:
-        """Whether it can be a member of the next epoch."""
-        return self.state not in (State.DEAD, State.STARTING) and not self.doomed
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """The newest epoch.
-
-    Attributes:
-        form: the command that began it.
-        since: when something last went on: it began, or went; an iteration was finished, by members that run.
-        held: what the members that have formed have answered.
-        is_live: whether it has gone.
-    """
-
-    form: Form
-    since: float
-    held: Mapping[Member, frozenset[int]] = field(default_factory=dict)
-    is_live: bool = False
-
-    @property
-    def missing(self) -> tuple[Member, ...]:
-        """The members that have not answered yet."""
-        return tuple(member for member in self.form.members if member not in self.held)
+Commands = tuple[Command, ...]
 
 
 @dataclass(frozen=True)
@@ -128,7 +70,7 @@ class Membership:
         """The membership of a run none of whose processes has been started yet."""
         return cls(tuple(processes), deadlines, {process: Seat(Member(process, -1)) for process in processes}, time)
 
-    def on(self, event: Event) -> tuple["Membership", tuple[Command, ...]]:
+    def on(self, event: Event) -> tuple["Membership", Commands]:
         """The membership after an event, and what the supervisor has to do.
 
         Only a ``Tick`` moves the epoch. The other events are remembered; they may ask for the end of a process that
@@ -164,7 +106,7 @@ class Membership:
     def _seated(self, *seats: Seat) -> "Membership":
         return replace(self, seats={**self.seats, **{seat.member.process: seat for seat in seats}})
 
-    def _died(self, member: Member, why: str) -> tuple["Membership", tuple[Command, ...]]:
+    def _died(self, member: Member, why: str) -> tuple["Membership", Commands]:
         seat = self.seats[member.process]
         if member != seat.member or seat.state is State.DEAD:
             return self, ()
@@ -174,23 +116,28 @@ class Membership:
             return dead, ()
         return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {why}"),)
 
-    def _heard(self, message: Message) -> tuple["Membership", tuple[Command, ...]]:
+    def _heard(self, message: Message) -> tuple["Membership", Commands]:
         """A dead process that speaks was frozen, or cut off: it is ended before it can do harm."""
         member = message.member
         seat = self.seats[member.process]
         if member != seat.member or seat.state is State.DEAD:
             return self, (Kill(member, f"incarnation {member.incarnation} speaks after its death"),)
-        if seat.doomed:
-            return self, ()
         seat = replace(seat, seen=message.time)
         match message:
             case Ready(number=number):
-                is_news = seat.state is State.STARTING or (self.epoch is not None and number == self.epoch.form.number)
+                is_news = seat.state is State.STARTING or self._is_under_way(number)
                 return self._seated(replace(seat, state=State.WAITING) if is_news else seat), ()
             case Formed(_, number, held, time):
                 return self._seated(seat)._formed(member, number, held, time), ()
             case Beat():
                 return self._progressed(seat, message), ()
+
+    def _is_under_way(self, number: int) -> bool:
+        """Whether it is the newest epoch, or members should still run the one before."""
+        epoch = self.epoch
+        if epoch is None:
+            return False
+        return number == epoch.form.number or (epoch.form.after is not None and number == self.went)
 
     def _formed(self, member: Member, number: int, held: frozenset[int], time: float) -> "Membership":
         epoch = self.epoch
@@ -209,7 +156,7 @@ class Membership:
         seated = self._seated(replace(seat, entered=beat.entered, finished=beat.finished))
         return replace(seated, epoch=epoch)
 
-    def _decide(self, time: float) -> tuple["Membership", tuple[Command, ...]]:
+    def _decide(self, time: float) -> tuple["Membership", Commands]:
         overdue = {kill.member: kill for kill in self._overdue(time)}
         if overdue:
             return self._doomed(overdue), tuple(overdue.values())
@@ -218,37 +165,100 @@ class Membership:
         epoch = self.epoch
         if epoch is None:
             return self._form(time) if self._is_assembled(time) else (self, ())
-        if any(self._has_left(member) for member in epoch.form.members):
+        if self._is_broken(epoch):
             return self._form(time)
         return self._decide_live(epoch, time) if epoch.is_live else self._decide_forming(epoch, time)
 
-    def _decide_live(self, epoch: Epoch, time: float) -> tuple["Membership", tuple[Command, ...]]:
-        """Who joins waits until all have begun to run, so that a joining epoch always lets the last one do something."""
-        entered = [self._seat(member).entered for member in epoch.form.members]
+    def _decide_live(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+        """Who joins waits until all run, so that even those who join one by one leave an epoch time for something."""
+        entered = [seat.entered for seat in self._seats_in(epoch)]
         if time - epoch.since > self.deadlines.progress:
             everybody = [seat.member for seat in self.seats.values() if seat.state is not State.DEAD]
-            why = f"no iteration was finished for {self.deadlines.progress:g} s, and all are in iteration {entered[0]}"
+            why = f"nobody finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
             return self._doomed(everybody), (RestartAll(why),)
         if min(entered) > 0 and set(self.present()) - set(epoch.form.members):
             return self._form(time, after=max(entered) + 1)
         return self, ()
 
-    def _decide_forming(self, epoch: Epoch, time: float) -> tuple["Membership", tuple[Command, ...]]:
+    def _decide_forming(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+        """Members that do not come to the iteration which they were given, or not with the others, have to abort."""
         if not epoch.missing:
             return self._go(epoch, time)
-        if self._is_winding_down(epoch) and time - epoch.since > self.deadlines.progress:
+        has_come = any(self.seats[member.process].lived == self.went for member in epoch.held)
+        patience = self.deadlines.forming if has_come else self.deadlines.progress
+        if self._is_winding_down(epoch) and time - epoch.since > patience:
             return self._form(time)
         return self, ()
 
+    def _form(self, time: float, after: int | None = None) -> tuple["Membership", Commands]:
+        lost = self._unmanned()
+        if lost:
+            return self._gather(lost, time)
+        form = Form(self.number + 1, self.present(), after)
+        seats = [
+            replace(seat, state=State.FORMING if seat.member in form.members else State.WAITING)
+            for seat in self.seats.values()
+            if seat.is_present
+        ]
+        return replace(self._seated(*seats), epoch=Epoch(form, time), number=form.number, lost=()), (form,)
+
+    def _gather(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
+        """Waits for joiners. Nobody is told to leave the epoch: without the stage its members finish no iteration."""
+        is_new = not set(lost) <= set(self.lost)
+        since = self.since if self.epoch is None else time
+        seats = [replace(seat, state=State.WAITING) for seat in self.seats.values() if seat.is_present]
+        gathering = replace(self._seated(*seats), epoch=None, since=since, lost=lost)
+        return gathering, (StageLost(lost),) if is_new else ()
+
+    def _is_assembled(self, time: float) -> bool:
+        """Whether a first epoch, or one after a stage was lost, need not wait for anybody who is still starting."""
+        if time - self.since > self.deadlines.start:
+            return True
+        states = {seat.state for seat in self.seats.values()}
+        return State.STARTING not in states if self.number else states == {State.WAITING}
+
+    def _go(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+        """Lets an epoch run. Its survivors were in the epoch that ran last.
+
+        What others hold counts only where nobody was: everybody has been restarted, and may have found the state again.
+        """
+        seats = self._seats_in(epoch)
+        last = self.went if any(seat.lived == self.went for seat in seats) else 0
+        held_by = {seat.member.process: epoch.held[seat.member] for seat in seats if seat.lived == last}
+        step = agreed_step(self.processes, held_by)
+        holders = tuple(member for member in epoch.form.members if step in held_by.get(member.process, ()))
+        number = epoch.form.number
+        live = [replace(seat, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0) for seat in seats]
+        gone = replace(self._seated(*live), epoch=replace(epoch, since=time, is_live=True), went=number)
+        return gone, (Go(number, step, holders),)
+
+    def _seats_in(self, epoch: Epoch) -> tuple[Seat, ...]:
+        return tuple(self.seats[process] for process, _ in epoch.form.members)
+
+    def _is_broken(self, epoch: Epoch) -> bool:
+        """Whether a member has died, or could not go on."""
+        return any(
+            seat.member != member or seat.state not in (State.FORMING, State.LIVE)
+            for seat, member in zip(self._seats_in(epoch), epoch.form.members, strict=True)
+        )
+
+    def _is_winding_down(self, epoch: Epoch) -> bool:
+        """Whether members still run the epoch before, up to an iteration that they were given."""
+        running = (self.seats[process].lived == self.went for process, _ in epoch.missing)
+        return epoch.form.after is not None and any(running)
+
+    def _doomed(self, members: Collection[Member]) -> "Membership":
+        return self._seated(*(replace(self.seats[member.process], doomed=True) for member in members))
+
     def _overdue(self, time: float) -> Iterator[Kill]:
-        """Who has to be killed; of an epoch that somebody has left, which is about to end, only those not heard."""
+        """Who has to be killed. An epoch that somebody has left, or will, is not held against its members any more."""
         limits, epoch = self.deadlines, self.epoch
         for seat in self.seats.values():
-            if seat.state is State.STARTING and time - seat.seen > limits.start:
+            if seat.state is State.STARTING and not seat.doomed and time - seat.seen > limits.start:
                 yield Kill(seat.member, f"was not ready {limits.start:g} s after its start")
             if seat.is_present and time - seat.seen > limits.heartbeat:
                 yield Kill(seat.member, f"was not heard for {limits.heartbeat:g} s")
-        if epoch is None or any(seat.doomed or self._has_left(seat.member) for seat in self._seats_in(epoch)):
+        if epoch is None or self._is_broken(epoch) or any(seat.doomed for seat in self._seats_in(epoch)):
             return
         waited = time - epoch.since
         if epoch.is_live and waited > limits.progress:
