@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from swift.errors import RunError, SettingError
 
-_MODULES = {"plan": "swift.cli.plan"}
-"""Where commands are that need no JAX; the others are in ``swift.cli.commands``."""
+_MODULES = {"plan": "swift.cli.plan", "launch": "swift.cli.launch", "member": "swift.cli.launch"}
+"""Where commands are; the others are in ``swift.cli.commands``."""
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -74,6 +74,20 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
     compare.add_argument("configs", type=Path, nargs="+", metavar="CONFIG.gin")
     _add_settings(compare)
+
+    launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
+    launch.add_argument("config", type=Path, metavar="CONFIG.gin")
+    _add_settings(launch)
+    launch.add_argument("--processes", type=int, required=True, help="as many as the topology has workers")
+    launch.add_argument(
+        "--chaos", nargs="+", default=[], metavar="LINE", help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'"
+    )
+
+    member = commands.add_parser("member")  # a process that `launch` starts
+    member.add_argument("config", type=Path)
+    member.add_argument("worker")
+    member.add_argument("run_dir", type=Path)
+    member.add_argument("programs", type=Path)
 
     report = commands.add_parser("report", help="write one HTML page about a run, or about several together")
     report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")

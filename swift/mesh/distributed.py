@@ -72,7 +72,7 @@ class Service:
         )
 
     def close(self) -> None:
-        """Ends the service; processes that are still linked to it do not mind."""
+        """Ends the service. A process that is still linked to it is aborted by JAX."""
         self._service.shutdown()
 
 
@@ -142,6 +142,8 @@ class Link:
     def leave(self) -> None:
         """Drops the backend and all that it holds; arrays and compiled programs of this epoch are of no use after."""
         clear_backends()
+        with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
+            self._client.shutdown()  # else it goes on asking the service, and aborts the process when that ends
         self._state.client = self._client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend lives as long as its last array, and its connections with it

@@ -201,13 +201,22 @@ class Experiment:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
         program = self.program()
+        settings = self.plan_settings(program)
+        return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
+
+    def plan_settings(self, program: Program) -> PlanSettings:
+        """What all plans of this experiment share.
+
+        Raises:
+            SettingError: there is too little memory for a single micro-batch.
+        """
         per_rank = self.sequences_per_microbatch // self.topology.num_expert_ranks
         costs = stage_costs(program, per_rank)
         if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
             least = math.ceil(1000 * costs.microbatch_peak) / 1000
             allowed = f"must be at least {least}, which a single micro-batch takes with its message and while B runs"
             raise SettingError("Experiment.memory_limit", self.memory_limit, allowed)
-        settings = PlanSettings(
+        return PlanSettings(
             self.topology,
             self.num_microbatches,
             self.planner,
@@ -217,7 +226,6 @@ class Experiment:
             stage_sizes(program, per_rank),
             self.move_roles,
         )
-        return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint has to share with the run that reads it."""
