@@ -15,6 +15,7 @@ import jax
 import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from swift.jaxprs import scan_counts
 from swift.mesh import emulate_devices
 
 emulate_devices(12)
@@ -128,7 +129,7 @@ class Walk:
 
     def scan(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
         """What is carried, until nothing changes any more, and what every round puts out then."""
-        num_consts, num_carry = scan_counts(equation)
+        num_consts, num_carry = scan_counts(equation.params)
         consts, carry, xs = inputs[:num_consts], inputs[num_consts : num_consts + num_carry], inputs[num_consts:]
         xs, before, outputs = xs[num_carry:], None, list[Axes]()
         while carry != before:
@@ -148,16 +149,6 @@ class Walk:
 def names(entry: str | tuple[str, ...] | None) -> Axes:
     """The mesh axes that an entry of a PartitionSpec or a parameter of a collective names."""
     return frozenset([entry] if isinstance(entry, str) else entry or ())
-
-
-def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
-    """How many inputs of a scan are constants, and how many are carried."""
-    params = equation.params
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
-    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
-    return consts, carry
 
 
 def has_control_flow(equation: JaxprEqn) -> bool:

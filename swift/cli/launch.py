@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import jax
@@ -21,6 +22,8 @@ from swift.mesh.distributed import check_support
 from swift.mesh.epochs import Deadlines, Process, processes_of
 from swift.record import check_new_run, measure, read_run
 from swift.report import comparison_table, write_report
+from swift.schedules import FAULT_FREE
+from swift.train import Experiment
 from swift.train.interrupt import Interrupt
 
 
@@ -31,21 +34,15 @@ def launch(options: argparse.Namespace) -> None:
     if options.processes != len(processes):
         allowed = f"must be {len(processes)}, one for each worker of {experiment.topology}"
         raise SettingError("--processes", options.processes, allowed)
-    for name in ("eval_every", "checkpoint_every"):
-        if getattr(experiment, name):
-            allowed = "must be 0: a run of several processes does neither evaluate nor save yet"
-            raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
-    if experiment.failures:
-        allowed = "must be empty: processes fail for real, see --chaos"
-        raise SettingError("Experiment.failures", list(experiment.failures), allowed)
-    chaos = parse_chaos(options.chaos, processes)
+    _check(experiment)
+    chaos = parse_chaos(options.chaos, processes, experiment.num_steps)
     check_support()
     run_dir = options.run_dir or new_run_dir(options.config.stem)
     check_new_run(run_dir)
     experiment.loader("train")  # so that a mistake in the data is told once, and here
     with tempfile.TemporaryDirectory(prefix="swift-") as scratch:
         config, logs = Path(scratch) / "config.gin", run_dir / "logs"
-        logs.mkdir(parents=True)
+        logs.mkdir(parents=True, exist_ok=True)
         replace_file(config, config_text(experiment).encode())
 
         def command(process: Process) -> list[str]:
@@ -76,5 +73,28 @@ def member(options: argparse.Namespace) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", experiment.topology.num_expert_ranks)
     jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
+    jax.config.update("jax_enable_compilation_cache", False)  # the run has a store of its own
     part = Part(experiment, config_text(experiment), (pipeline, stage), options.run_dir, options.programs)
-    Crew(part, sys.stdin).run()
+    try:
+        Crew(part, sys.stdin).run()
+    except SettingError:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # in peace it might wait for peers in XLA
+
+
+def _check(experiment: Experiment) -> None:
+    """Raises SettingError where an experiment asks for what real processes cannot do, so far or at all."""
+    not_yet = "a run of several processes does neither evaluate nor save yet"
+    refused = {
+        "eval_every": (experiment.eval_every != 0, f"must be 0: {not_yet}"),
+        "checkpoint_every": (experiment.checkpoint_every != 0, f"must be 0: {not_yet}"),
+        "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
+        "planner": (experiment.planner in FAULT_FREE, "plans without failures only"),
+        "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
+        "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
+    }
+    for name, (is_wrong, allowed) in refused.items():
+        if is_wrong:
+            raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)

@@ -80,7 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(launch)
     launch.add_argument("--processes", type=int, required=True, help="as many as the topology has workers")
     launch.add_argument(
-        "--chaos", nargs="+", default=[], metavar="LINE", help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'"
+        "--chaos",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="LINE",
+        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'",
     )
 
     member = commands.add_parser("member")  # a process that `launch` starts

@@ -40,13 +40,14 @@ class Chaos:
         return not returns or finished < returns[0]
 
 
-def parse_chaos(lines: Sequence[str], processes: Sequence[Process]) -> Chaos:
+def parse_chaos(lines: Sequence[str], processes: Sequence[Process], num_steps: int) -> Chaos:
     """The troubles of the command line.
 
     Raises:
-        SettingError: a line is not like ``step 20: kill 1:2``, or names no process of the run.
+        SettingError: a line is not like ``step 20: kill 1:2``, names no process or no iteration of the run, or starts
+            again who is not killed before.
 
-    >>> chaos = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], [Process((0, 0)), Process((1, 0))])
+    >>> chaos = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], [Process((0, 0)), Process((1, 0))], 9)
     >>> chaos.to_kill(2), chaos.to_kill(3), chaos.to_kill(3)
     ([], [Process(worker=(1, 0), rank=0)], [])
     >>> [chaos.keeps_down(Process((1, 0)), step) for step in (4, 5)]
@@ -61,5 +62,12 @@ def parse_chaos(lines: Sequence[str], processes: Sequence[Process]) -> Chaos:
         process = Process((int(pipeline), int(stage)))
         if process not in processes:
             raise SettingError(SETTING, line, f"names no process; there are {', '.join(map(str, processes))}")
+        if not 0 < int(step) < num_steps:
+            raise SettingError(SETTING, line, f"must be at a step from 1 to {num_steps - 1}, before the last")
         troubles.append(Trouble(int(step), "kill" if kind == "kill" else "restart", process))
+    for trouble in troubles:
+        before = [t for t in troubles if t.kind == "kill" and t.process == trouble.process and t.step < trouble.step]
+        if trouble.kind == "restart" and not before:
+            line = f"step {trouble.step}: restart {trouble.process}"
+            raise SettingError(SETTING, line, "starts a process again that is not killed at an earlier step")
     return Chaos(troubles)

@@ -23,7 +23,7 @@ from swift.mesh.live import AXES
 from swift.mesh.sharing import fetch_parts, place_parts, share_rows
 from swift.pipeline import Configurator, Steps, TrainState
 from swift.pipeline.program_store import ProgramStore
-from swift.record import RunDirectory
+from swift.record import RunDirectory, read_run
 from swift.record.run_directory import CONFIG
 from swift.topology import Worker
 from swift.train import Experiment
@@ -58,13 +58,13 @@ class _Epoch:
     steps: Steps
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process keeps the record."""
-        return jax.process_index() == 0
-
-    @property
     def live(self) -> LiveMesh:
         return self.steps.program.live
+
+    def recorder(self, holders: tuple[Member, ...]) -> Worker:
+        """Who keeps the record: the first who knows the metrics of the iterations so far."""
+        has_R = self.has_R(holders)
+        return self.live.workers[has_R.index(True) if any(has_R) else 0]
 
     def has_R(self, holders: tuple[Member, ...]) -> list[bool]:
         """For every row, whether its process has the state."""
@@ -90,6 +90,7 @@ class Crew:
         clear_backends()
         self._link: Link | None = None
         self._held: dict[int, Any] = {}
+        self._records: list[dict[str, Any]] = []  # of the iterations whose states may be held
         self._voice = Voice()
         self._orders = Orders(commands, self._abort)
 
@@ -116,8 +117,9 @@ class Crew:
             self._run_epoch(epoch, go)
 
     def _abort(self) -> None:
-        if self._link is not None:
-            self._link.abort()
+        link = self._link
+        if link is not None:
+            link.abort()
 
     def _form(self, order: Order) -> _Epoch:
         """Out of the last epoch, and into this one up to where it can run."""
@@ -140,13 +142,16 @@ class Crew:
         """Runs until an order comes, or to the end; keeps its part of the newest states on the host."""
         with ExitStack() as stack:
             state = self._state(epoch, go)
-            directory = stack.enter_context(self._record(go)) if epoch.is_first else None
+            is_recorder = epoch.recorder(go.holders) == self._part.worker
+            directory = stack.enter_context(self._record(go)) if is_recorder else None
             states = {int(own_row(state.step)): state}
             self._held = {}
             try:
                 self._iterate(epoch, states, directory)
             finally:
                 self._held = {step: fetch_parts(state) for step, state in states.items()}
+        if self._experiment.num_steps in self._held:
+            self._voice.say(done_line())
 
     def _state(self, epoch: _Epoch, go: Go) -> TrainState:
         program = epoch.steps.program
@@ -160,7 +165,14 @@ class Crew:
         part = self._part
         if not (part.run_dir / CONFIG).exists():
             return RunDirectory.create(part.run_dir, part.config_text)
-        return RunDirectory.resume(part.run_dir, part.config_text, go.step or 0)
+        # Who kept the record may have died between an iteration and its line.
+        done = go.step or 0
+        written = min(done, max((record["step"] for record in read_run(part.run_dir).metrics), default=0))
+        directory = RunDirectory.resume(part.run_dir, part.config_text, written)
+        for record in self._records:
+            if written < record["step"] <= done:
+                directory.log_step(record)
+        return directory
 
     def _iterate(self, epoch: _Epoch, states: dict[int, TrainState], directory: RunDirectory | None) -> None:
         """Iterations, each of which leaves two states: that before, in case that a peer does not finish it."""
@@ -181,12 +193,15 @@ class Crew:
             states[done] = outcome.state
             voice.finished = done
             voice.tell_progress()
+            step_s = (time.perf_counter() - begun) / count
+            records = [
+                step_record(step, metrics, step_s, epoch.live.num_rows)
+                for step, metrics in enumerate(outcome.metrics, done - count + 1)
+            ]
+            self._records = [record for record in self._records if record["step"] > min(states)] + records
             if directory is not None:
-                step_s = (time.perf_counter() - begun) / count
-                for step, metrics in enumerate(outcome.metrics, done - count + 1):
-                    directory.log_step(step_record(step, metrics, step_s, epoch.live.num_rows))
-        if done == experiment.num_steps:
-            voice.say(done_line())
+                for record in records:
+                    directory.log_step(record)
 
     def _is_over(self, epoch: _Epoch, done: int) -> bool:
         newest = self._orders.newest

@@ -54,19 +54,23 @@ class Orders:
         return self._order is not None and self._order.form.number > number
 
     def _listen(self) -> None:
-        for line in self._source:
-            order = read_order(line)
-            if isinstance(order, Stop):
-                os._exit(0)  # other threads may be in XLA, which does not end in peace
-            with self._changed:
-                if isinstance(order, Order):
-                    self._order = order
-                else:
-                    self._go = order
-                self._changed.notify_all()
-            if isinstance(order, Order) and order.form.after is None:
-                self._abort()
-        os._exit(_GONE)
+        try:
+            for line in self._source:
+                self._hear(read_order(line))
+        finally:  # other threads may be in XLA, which does not end in peace
+            os._exit(_GONE)
+
+    def _hear(self, order: Order | Go | Stop) -> None:
+        if isinstance(order, Stop):
+            os._exit(0)
+        if isinstance(order, Order) and order.form.after is None:
+            self._abort()  # before it is known: then the link is still that of the epoch to be left
+        with self._changed:
+            if isinstance(order, Order):
+                self._order = order
+            else:
+                self._go = order
+            self._changed.notify_all()
 
 
 class Voice:

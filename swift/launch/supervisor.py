@@ -78,6 +78,7 @@ class Supervisor:
         self._heard: SimpleQueue[tuple[Member, str, float]] = SimpleQueue()
         self._services: list[Service] = []
         self._done: set[Member] = set()
+        self._has_run = False
 
     def __enter__(self) -> Self:
         return self
@@ -88,16 +89,11 @@ class Supervisor:
         self._stop()
         self._close_services(but=0)
 
-    @property
-    def pids(self) -> dict[Process, int]:
-        """Of the processes that live."""
-        return {process: child.popen.pid for process, child in self._children.items()}
-
     def run(self, is_called_off: Callable[[], bool] = lambda: False) -> None:
         """Until all members of an epoch have run all their iterations, or until it is called off.
 
         Raises:
-            RunError: a process dies again and again.
+            RunError: a process dies again and again, or the state is lost.
         """
         for process in self._membership.processes:
             self._start(process)
@@ -123,6 +119,12 @@ class Supervisor:
                 self._say(members, order_line(Order(command, self._services[-1].address)))
                 self._tell(f"epoch {number}: {len(members)} processes form")
             case Go(number, step, _):
+                if step is None and self._has_run:
+                    raise RunError(
+                        "nobody is left who has the state of some stage, and there is no checkpoint: stopped; "
+                        "start again in another --run-dir"
+                    )
+                self._has_run = True
                 assert self._membership.epoch is not None
                 self._close_services(but=1)  # everybody has left those before
                 self._say(self._membership.epoch.form.members, order_line(command))

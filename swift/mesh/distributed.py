@@ -8,8 +8,8 @@ has, ``Service`` and ``Link`` use what ``jax.distributed`` itself is made of. An
 
 An epoch is a group: a service of its own, and in each process a backend of its own, in which process i of n has the
 same device ids in every epoch of n processes. So a program that was compiled in one epoch, by any process, can be
-loaded in the next (see ``swift.pipeline.store``), and no communicator of a dead group is ever met again. What a backend
-holds is lost with it: state is fetched to the host before.
+loaded in the next (see ``swift.pipeline.program_store``), and no communicator of a dead group is ever met again. What a
+backend holds is lost with it: state is fetched to the host before.
 
 CPU collectives (gloo) are aborted here, by their sockets: a process whose peer has died gets an error at once, but one
 that waits for a third would wait for ever. On GPU the runtime aborts NCCL by itself (not run here).
@@ -105,6 +105,13 @@ class Link:
             shutdown_on_destruction=False,
             use_compression=True,
         )
+        try:
+            self._join(address, index, num_processes, timeout_s)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _join(self, address: str, index: int, num_processes: int, timeout_s: int) -> None:
         self._client.connect()
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = address, index, num_processes

@@ -169,7 +169,7 @@ class LiveMesh:
             return part[None, :, None] if spec == RANKED else part[None]
 
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        run = in_order(function, EXPERT_AXIS) if on_cpu else function
+        run = in_order(function, AXES) if on_cpu else function
 
         def body(*blocks: Any) -> Any:
             return map_specs(leave, out_specs, run(*map_specs(enter, in_specs, blocks)))

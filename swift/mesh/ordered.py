@@ -24,7 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+from swift.jaxprs import bind, read, scan_counts
 
 _COLLECTIVES = {
     "psum",
@@ -42,18 +44,18 @@ _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
 """Cannot be bound again; of what is not differentiated any more, only the plain computation is left to run."""
 
 
-def in_order(function: Callable[..., Any], axis: str) -> Callable[..., Any]:
+def in_order(function: Callable[..., Any], axes: tuple[str, ...]) -> Callable[..., Any]:
     """A per-rank function whose collectives come in the order of its program, whatever else may run at the same time.
 
     Args:
         function: arrays to arrays, traced inside of ``shard_map``.
-        axis: any axis of the mesh.
+        axes: all axes of the mesh; along one of size 1 XLA would know the index, and with it the token.
     """
 
     def ordered(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         # An index is not negative, but XLA does not reckon with that.
-        token = lax.shift_right_arithmetic(lax.axis_index(axis), jnp.int32(31))
+        token = lax.shift_right_arithmetic(lax.axis_index(axes), jnp.int32(31))
         _, *results = _run(closed.jaxpr, closed.consts, token, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -65,21 +67,22 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], token: jax.Array, args: Sequenc
     env: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     env |= zip(jaxpr.invars, args, strict=True)
     for equation in jaxpr.eqns:
-        values = [_read(env, atom) for atom in equation.invars]
+        values = [read(env, atom) for atom in equation.invars]
         if equation.primitive.name in _CUSTOM or _has_collectives(equation):
             rule = _RULES.get(equation.primitive.name, _inline)
             token, *results = rule(equation, token, values)
         else:
-            results = list(_bind(equation, values))
+            results = list(bind(equation, values))
         env |= zip(equation.outvars, results, strict=True)
-    return [token, *(_read(env, atom) for atom in jaxpr.outvars)]
+    return [token, *(read(env, atom) for atom in jaxpr.outvars)]
 
 
 def _collective(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
     held = jnp.where(token == 0, values[0], jnp.zeros_like(values[0]))
-    results = _bind(equation, [held, *values[1:]])
-    seen = results[0].ravel()[0].astype(jnp.int32) if results[0].size else jnp.int32(0)
-    return [token & seen, *results]
+    results = bind(equation, [held, *values[1:]])
+    if not results[0].size:
+        return [token, *results]
+    return [token & results[0].ravel()[0].astype(jnp.int32), *results]
 
 
 def _cond(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
@@ -133,15 +136,6 @@ _RULES: Mapping[str, Callable[[JaxprEqn, jax.Array, Sequence[Any]], list[Any]]] 
 }
 
 
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many inputs of a scan are constants, and how many are carried, by its equation's parameters."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
-    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
-    return consts, carry
-
-
 def _call(jaxpr: Any) -> Callable[..., list[Any]]:
     """A jaxpr, closed or open, as a function of the token and its inputs."""
     return lambda token, *args: _run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), token, args)
@@ -155,13 +149,3 @@ def _has_collectives(equation: JaxprEqn) -> bool:
 def _holds_collectives(value: Any) -> bool:
     jaxpr = getattr(value, "jaxpr", value)
     return isinstance(jaxpr, Jaxpr) and any(map(_has_collectives, jaxpr.eqns))
-
-
-def _read(env: Mapping[Var, Any], atom: Any) -> Any:
-    return atom.val if isinstance(atom, Literal) else env[atom]
-
-
-def _bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*values, **equation.params)
-    return results if equation.primitive.multiple_results else [results]

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from swift.jaxprs import bind, read
+
 # Equations that only wrap others, and the parameter that holds what they wrap. Custom rules are spent by the time that
 # the backward is traced: only the plain computation is left to run.
 _WRAPPERS = {
@@ -87,8 +89,8 @@ class Part:
         """Runs the equations on the inputs."""
         env = dict(self.constants) | dict(zip(self.inputs, arrays, strict=True))
         for equation in self.equations:
-            env |= zip(equation.outvars, _bind(equation, [_read(env, a) for a in equation.invars]), strict=True)
-        return [_read(env, a) for a in self.outputs]
+            env |= zip(equation.outvars, bind(equation, [read(env, a) for a in equation.invars]), strict=True)
+        return [read(env, a) for a in self.outputs]
 
 
 def inlined(closed: ClosedJaxpr, axis_env: Sequence[tuple[str, int]] | None = None) -> ClosedJaxpr:
@@ -105,21 +107,11 @@ def inlined(closed: ClosedJaxpr, axis_env: Sequence[tuple[str, int]] | None = No
 def _run(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     env = dict(zip(jaxpr.constvars, constants, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
     for equation in jaxpr.eqns:
-        values = [_read(env, a) for a in equation.invars]
+        values = [read(env, a) for a in equation.invars]
         wrapped = equation.params.get(_WRAPPERS.get(equation.primitive.name, ""))
         if wrapped is None:
-            results = _bind(equation, values)
+            results = bind(equation, values)
         else:  # a closed jaxpr or, for some wrappers and versions of JAX, an open one without constants
             results = _run(getattr(wrapped, "jaxpr", wrapped), getattr(wrapped, "consts", ()), values)
         env |= zip(equation.outvars, results, strict=True)
-    return [_read(env, a) for a in jaxpr.outvars]
-
-
-def _read(env: Mapping[Var, Any], atom: Any) -> Any:
-    return atom.val if isinstance(atom, Literal) else env[atom]
-
-
-def _bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*values, **equation.params)
-    return results if equation.primitive.multiple_results else [results]
+    return [read(env, a) for a in jaxpr.outvars]

@@ -1,0 +1,28 @@
+"""Running the equations of a jaxpr one by one, for code that takes a traced computation apart."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn, Literal, Var
+
+
+def read(env: Mapping[Var, Any], atom: Any) -> Any:
+    """The value of a variable or a literal."""
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation on values for its inputs."""
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*values, **equation.params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many are carried, by its equation's parameters."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
+    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
+    return consts, carry
