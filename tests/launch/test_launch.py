@@ -95,22 +95,26 @@ def wait_for(process, words):
 
 
 @pytest.mark.parametrize(
-    ("stages", "steps", "who"), [(1, 250, "0:0"), pytest.param(2, 400, "1:1", marks=pytest.mark.slow)]
+    ("stages", "steps", "who", "returns"),
+    [
+        (1, 60, "0:0", False),
+        pytest.param(1, 250, "0:0", True, marks=pytest.mark.slow),
+        pytest.param(2, 400, "1:1", True, marks=pytest.mark.slow),
+    ],
 )
-def test_a_process_is_killed_and_comes_back_and_the_losses_are_those_without(write, tmp_path, stages, steps, who):
+def test_a_process_is_killed_and_the_losses_are_those_without(write, tmp_path, stages, steps, who, returns):
+    """The first process is killed, too; who returns has missed many iterations."""
     config = write(stages, steps)
-    code, said = tell(
-        *("launch", "--processes", 2 * stages, config, "--run-dir", tmp_path / "killed"),
-        *("--chaos", f"step 30: kill {who}", f"step 31: restart {who}"),
-    )
+    chaos = [f"step 30: kill {who}", *[f"step 31: restart {who}"] * returns]
+    code, said = tell("launch", "--processes", 2 * stages, config, "--run-dir", tmp_path / "killed", "--chaos", *chaos)
     assert code == 0, said
     code, _ = tell("train", config, "--run-dir", tmp_path / "whole")
     assert code == 0
     killed, whole = (read_run(tmp_path / name).metrics for name in ("killed", "whole"))
     assert [record["step"] for record in killed] == list(range(1, steps + 1))
     np.testing.assert_allclose([r["loss"] for r in killed], [r["loss"] for r in whole], rtol=1e-8)
-    live = [record["live_workers"] for record in killed]
-    assert [count for count, _ in itertools.groupby(live)] == [2 * stages, 2 * stages - 1, 2 * stages]
+    live = [count for count, _ in itertools.groupby(record["live_workers"] for record in killed)]
+    assert live == [2 * stages, 2 * stages - 1, *[2 * stages] * returns]
     assert re.findall(r"process (\S+) died \((.*)\)", said) == [(who, "signal 9")]
     assert left_behind(config) == []
 

@@ -214,6 +214,7 @@ def background_threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("prepare")]
 
 
+@pytest.mark.slow
 def test_an_event_tells_what_a_change_cost(small, tmp_path):
     record = run(small, tmp_path / "run", Told({3: [(0, 0)], 5: []}), stop_at=6)
     failure, rejoin = of_kind(record, "reconfigure")

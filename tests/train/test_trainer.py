@@ -60,7 +60,7 @@ def measured(record):
     return {name: value for name, value in record.items() if name not in ("step_ms", "tokens_per_s")}
 
 
-@pytest.mark.parametrize(("policy", "stop"), [(Symi(), 20), (FlexMoE(3), 17)])
+@pytest.mark.parametrize(("policy", "stop"), [(Symi(), 20), pytest.param(FlexMoE(3), 17, marks=pytest.mark.slow)])
 def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, policy, stop):
     layout = "coupled" if isinstance(policy, FlexMoE) else "decoupled"
     setup = replace(experiment, placement=policy, optimizer=replace(experiment.optimizer, layout=layout))
