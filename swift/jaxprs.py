@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 
@@ -23,6 +22,6 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many inputs of a scan are constants, and how many are carried, by its equation's parameters."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    # jax 0.12 keeps the trees of (constants, carry, inputs) instead.
-    consts, carry = (len(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)) for tree in params["ft_in"][:2])
+    # jax 0.12 keeps the trees of (constants, carry, inputs) instead; one that is iterated over gives its leaves.
+    consts, carry, _ = (len(list(tree)) for tree in params["ft_in"].unpack())
     return consts, carry
