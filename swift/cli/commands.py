@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,12 +47,18 @@ def train(options: argparse.Namespace) -> None:
             options.prepare,
         ),
     )
-    write_report([read_run(run_dir)], run_dir / "report.html")
-    if options.format == "json":
+    show_run(read_run(run_dir), summary, options.format)
+
+
+def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
+    """Writes the report of a run that has ended, and prints its summary: as ``json``, or as a table."""
+    page = run.path / "report.html"
+    write_report([run], page)
+    if kind == "json":
         print(json.dumps(summary))
     else:
-        Console().print(comparison_table([read_run(run_dir)]))
-        print(f"report: {run_dir / 'report.html'}")
+        Console().print(comparison_table([run]))
+        print(f"report: {page}")
 
 
 def compare(options: argparse.Namespace) -> None:

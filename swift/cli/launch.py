@@ -1,7 +1,6 @@
 """``swift launch``: the supervisor of a run, and the processes that it starts."""
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from swift.cli.commands import new_run_dir
+from swift.cli.commands import new_run_dir, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.errors import SettingError
 from swift.files import replace_file
@@ -21,7 +20,6 @@ from swift.launch.supervisor import Supervisor
 from swift.mesh.distributed import check_support
 from swift.mesh.epochs import Deadlines, Process, processes_of
 from swift.record import check_new_run, measure, read_run
-from swift.report import comparison_table, write_report
 from swift.schedules import FAULT_FREE
 from swift.train import Experiment
 from swift.train.interrupt import Interrupt
@@ -35,7 +33,7 @@ def launch(options: argparse.Namespace) -> None:
         allowed = f"must be {len(processes)}, one for each worker of {experiment.topology}"
         raise SettingError("--processes", options.processes, allowed)
     _check(experiment)
-    chaos = parse_chaos(options.chaos, processes, experiment.num_steps)
+    chaos = parse_chaos(options.chaos, experiment.topology, experiment.num_steps)
     check_support()
     run_dir = options.run_dir or new_run_dir(options.config.stem)
     check_new_run(run_dir)
@@ -58,12 +56,7 @@ def launch(options: argparse.Namespace) -> None:
             if interrupt.requested:
                 raise KeyboardInterrupt
     run = read_run(run_dir)
-    write_report([run], run_dir / "report.html")
-    if options.format == "json":
-        print(json.dumps(measure(run, experiment.target_loss)))
-    else:
-        Console().print(comparison_table([run]))
-        print(f"report: {run_dir / 'report.html'}")
+    show_run(run, measure(run, experiment.target_loss), options.format)
 
 
 def member(options: argparse.Namespace) -> None:

@@ -1,14 +1,14 @@
 """What is done to processes on purpose: killed at an iteration, started again at another."""
 
-import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from swift.errors import SettingError
 from swift.mesh.epochs import Process
+from swift.topology import Topology
+from swift.train.failures import parse_event
 
 SETTING = "--chaos"
-_FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*(kill|restart)\s+([0-9]+):([0-9]+)\s*")
 
 
 class Trouble(NamedTuple):
@@ -40,34 +40,28 @@ class Chaos:
         return not returns or finished < returns[0]
 
 
-def parse_chaos(lines: Sequence[str], processes: Sequence[Process], num_steps: int) -> Chaos:
-    """The troubles of the command line.
+def parse_chaos(texts: Sequence[str], topology: Topology, num_steps: int) -> Chaos:
+    """The troubles of the command line, whose processes are the workers of a topology.
 
     Raises:
-        SettingError: a line is not like ``step 20: kill 1:2``, names no process or no iteration of the run, or starts
-            again who is not killed before.
+        SettingError: a text is not like ``step 20: kill 1:2``, names no process, or no iteration before the last, or
+            starts again who is not killed before.
 
-    >>> chaos = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], [Process((0, 0)), Process((1, 0))], 9)
+    >>> chaos = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], Topology(2), num_steps=9)
     >>> chaos.to_kill(2), chaos.to_kill(3), chaos.to_kill(3)
     ([], [Process(worker=(1, 0), rank=0)], [])
     >>> [chaos.keeps_down(Process((1, 0)), step) for step in (4, 5)]
     [True, False]
     """
-    troubles = []
-    for line in lines:
-        match = _FORM.fullmatch(line)
-        if match is None:
-            raise SettingError(SETTING, line, "must be like 'step 20: kill 1:2' or 'step 40: restart 1:2'")
-        step, kind, pipeline, stage = match.groups()
-        process = Process((int(pipeline), int(stage)))
-        if process not in processes:
-            raise SettingError(SETTING, line, f"names no process; there are {', '.join(map(str, processes))}")
-        if not 0 < int(step) < num_steps:
-            raise SettingError(SETTING, line, f"must be at a step from 1 to {num_steps - 1}, before the last")
-        troubles.append(Trouble(int(step), "kill" if kind == "kill" else "restart", process))
-    for trouble in troubles:
-        before = [t for t in troubles if t.kind == "kill" and t.process == trouble.process and t.step < trouble.step]
-        if trouble.kind == "restart" and not before:
-            line = f"step {trouble.step}: restart {trouble.process}"
-            raise SettingError(SETTING, line, "starts a process again that is not killed at an earlier step")
-    return Chaos(troubles)
+    last_step = ("Experiment.num_steps - 1", num_steps - 1)
+    told = [(text, _parse(text, topology, last_step)) for text in texts]
+    kills = [trouble for _, trouble in told if trouble.kind == "kill"]
+    for text, (step, kind, process) in told:
+        if kind == "restart" and not any(kill.process == process and kill.step < step for kill in kills):
+            raise SettingError(SETTING, text, "starts a process again that is not killed at an earlier step")
+    return Chaos([trouble for _, trouble in told])
+
+
+def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> Trouble:
+    step, kind, worker = parse_event(SETTING, text, ("kill", "restart"), topology, last_step)
+    return Trouble(step, "kill" if kind == "kill" else "restart", Process(worker))

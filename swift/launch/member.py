@@ -16,15 +16,13 @@ from jax.sharding import Mesh
 
 from swift.launch.orders import Orders, Voice
 from swift.launch.wire import Order, done_line, formed_line, ready_line
-from swift.mesh import LiveMesh, own_row, storage_mesh
+from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
 from swift.mesh.distributed import Link, is_broken_collective
 from swift.mesh.epochs import Go, Member
-from swift.mesh.live import AXES
 from swift.mesh.sharing import fetch_parts, place_parts, share_rows
 from swift.pipeline import Configurator, Steps, TrainState
 from swift.pipeline.program_store import ProgramStore
-from swift.record import RunDirectory, read_run
-from swift.record.run_directory import CONFIG
+from swift.record import CONFIG, RunDirectory, read_run
 from swift.topology import Worker
 from swift.train import Experiment
 from swift.train.metrics import step_record

@@ -199,8 +199,7 @@ class Supervisor:
             if process in self._children:
                 self._kill(self._children[process].member)
         for process in self._membership.processes:
-            is_dead = process not in self._children and self._membership.seats[process].state == "dead"
-            if is_dead and not self._chaos.keeps_down(process, newest):
+            if process not in self._children and not self._chaos.keeps_down(process, newest):
                 self._start(process)
 
     def _say(self, members: Sequence[Member], line: str) -> None:

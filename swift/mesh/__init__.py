@@ -2,6 +2,7 @@
 
 from swift.mesh.emulate import EmulationError, emulate_devices
 from swift.mesh.live import (
+    AXES,
     EXPERT_AXIS,
     RANK_KINDS,
     RANKED,
@@ -20,6 +21,7 @@ from swift.mesh.peers import PeerSum, how_unequal
 from swift.mesh.traffic import collective_bytes
 
 __all__ = [
+    "AXES",
     "EXPERT_AXIS",
     "RANKED",
     "RANK_KINDS",

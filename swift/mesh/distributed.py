@@ -36,19 +36,24 @@ _LOOPBACK = "127.0.0.1"
 
 def check_support() -> None:
     """Raises RunError where this JAX lacks what groups of processes are made of."""
+    _internals()
+
+
+def _internals() -> tuple[Any, Any]:
+    """The state that JAX keeps of its group, and the module that makes services and clients."""
     try:
         from jax._src import distributed
         from jax._src.lib import _jax
 
         is_there = hasattr(_jax, "get_distributed_runtime_service") and hasattr(_jax, "get_distributed_runtime_client")
-        is_there = is_there and hasattr(distributed, "global_state")
+        if is_there and hasattr(distributed, "global_state"):
+            return distributed.global_state, _jax
     except ImportError:
-        is_there = False
-    if not is_there:
-        raise RunError(
-            f"jax {jax.__version__} does not have what groups of processes are made of here; "
-            "use a version that pyproject.toml names"
-        )
+        pass
+    raise RunError(
+        f"jax {jax.__version__} does not have what groups of processes are made of here; "
+        "use a version that pyproject.toml names"
+    )
 
 
 class Service:
@@ -62,12 +67,11 @@ class Service:
     """
 
     def __init__(self, num_processes: int):
-        from jax._src.lib import _jax
-
+        _, makers = _internals()
         with socket.socket() as probe:
             probe.bind((_LOOPBACK, 0))
             self.address = f"{_LOOPBACK}:{probe.getsockname()[1]}"
-        self._service: Any = _jax.get_distributed_runtime_service(
+        self._service: Any = makers.get_distributed_runtime_service(
             self.address, num_processes, heartbeat_timeout=_NO_HEARTBEAT_S, shutdown_timeout=1, recoverable=True
         )
 
@@ -90,13 +94,10 @@ class Link:
     """
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
-        from jax._src import distributed
-        from jax._src.lib import _jax
-
         jax.config.update("jax_enable_recoverability", True)
-        self._state: Any = distributed.global_state
+        self._state, makers = _internals()
         assert self._state.client is None, "this process is in another epoch"
-        self._client: Any = _jax.get_distributed_runtime_client(
+        self._client: Any = makers.get_distributed_runtime_client(
             address,
             index,
             init_timeout=timeout_s,
@@ -130,21 +131,12 @@ class Link:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         return np.array(devices).reshape(-1, num_ranks)
 
-    def barrier(self, name: str, timeout_s: float) -> None:
-        """Waits until all processes of the epoch are here; once for each name."""
-        self._client.wait_at_barrier(f"swift/{name}", int(1000 * timeout_s))
-
-    def abort(self) -> int:
-        """Breaks the collectives that this process waits in, from any thread: they raise.
-
-        Returns:
-            how many connections there were.
-        """
+    def abort(self) -> None:
+        """Breaks the collectives that this process waits in, from any thread: they raise."""
         connections = [found for found in _sockets() if found.peer and {found.port, found.peer} & self._ports]
         for found in connections:
             with suppress(OSError), socket.socket(fileno=os.dup(found.descriptor)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
-        return len(connections)
 
     def leave(self) -> None:
         """Drops the backend and all that it holds; arrays and compiled programs of this epoch are of no use after."""

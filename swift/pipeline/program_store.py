@@ -49,13 +49,12 @@ class ProgramStore:
         """
         path = self._path(key)
         with _alone(path.with_suffix(".lock")):
-            if _read(path) is None:
+            content = _read(path)
+            if content is None:
                 assert not _has_cache(), "what comes from JAX's own cache cannot be kept again"
-                made = _serialized(compiled())
-                replace_file(path, hashlib.sha256(made).digest() + made)
+                content = _serialized(compiled())
+                replace_file(path, hashlib.sha256(content).digest() + content)
         # What was compiled here is loaded, too: all processes run the same, and what cannot be loaded is found early.
-        content = _read(path)
-        assert content, f"{path} was written a moment ago"
         payload, inputs, outputs = pickle.loads(content)
         ins, outs = map(jax.tree.structure, (inputs, outputs))
         return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
@@ -76,7 +75,7 @@ def _serialized(program: Compiled) -> bytes:
     return pickle.dumps((payload, inputs, outputs))
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> bytes | None:
     """The content of a file, or None where it is not there or not whole."""
     if not path.exists():
         return None

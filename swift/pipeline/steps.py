@@ -93,7 +93,7 @@ class Steps:
         A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
 
         Args:
-            state: the present one; given up.
+            state: the present one; given up, unless the steps keep states.
             batches: the iterations' global batches, on the host.
             rows: what ``put`` made of them.
         """
@@ -154,9 +154,10 @@ class Steps:
         program = self.program
         state = program.abstract(with_slots=True)
         if program.is_lone:
+            lone_rows = self._abstract_rows((1, program.num_microbatches))
             step = partial(lone_step, keep_state=self._keeps_state)
-            lone, rows = lone_evaluation if kind == "evaluate" else step, (1, program.num_microbatches)
-            return self._get((kind,), lambda: lone(program).lower(state, self._abstract_rows(rows)))
+            lone = lone_evaluation if kind == "evaluate" else step
+            return self._get((kind,), lambda: lone(program).lower(state, lone_rows))
         table = self.configuration.plans[self.configuration.window if kind == "window" else 1].table
         rows = self._abstract_rows(table.data_Rn.shape[:2])
         if kind == "evaluate":

@@ -9,7 +9,7 @@ from swift.errors import SettingError
 from swift.topology import Topology, Worker
 
 SETTING = "Experiment.failures"
-_FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*(fail|rejoin)\s+([0-9]+):([0-9]+)\s*")
+_FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*([a-z]+)\s+([0-9]+):([0-9]+)\s*")
 
 
 class FailureSource(Protocol):
@@ -92,18 +92,38 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
     return failures
 
 
-def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
-    """One text, without a look at the others."""
+def parse_event(
+    setting: str, text: str, kinds: tuple[str, str], topology: Topology, last_step: tuple[str, int]
+) -> tuple[int, str, Worker]:
+    """(step, kind, worker) of one text such as ``step 20: fail 1:2``, without a look at others.
+
+    Args:
+        setting: what the text was given for.
+        text: what was given.
+        kinds: what can happen to a worker.
+        topology: whose workers there are.
+        last_step: the last step that is allowed, and what a user knows it as.
+
+    Raises:
+        SettingError: the text is not of that form, or names a step or a worker that is not there.
+    """
     found = _FORM.fullmatch(text)
-    if found is None:
-        raise SettingError(SETTING, text, "must be 'step STEP: fail PIPELINE:STAGE' or 'step STEP: rejoin ...'")
-    step, worker = int(found[1]), (int(found[3]), int(found[4]))
-    if not 1 <= step <= num_steps:
-        raise SettingError(SETTING, text, f"the step must be 1 to Experiment.num_steps = {num_steps}")
+    if found is None or found[2] not in kinds:
+        first, second = kinds
+        raise SettingError(setting, text, f"must be 'step STEP: {first} PIPELINE:STAGE' or 'step STEP: {second} ...'")
+    step, worker, (name, last) = int(found[1]), (int(found[3]), int(found[4])), last_step
+    if not 1 <= step <= last:
+        raise SettingError(setting, text, f"the step must be 1 to {name} = {last}")
     if worker not in topology.workers:
         shape = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages"
-        raise SettingError(SETTING, text, f"no such worker among {shape}, both counted from 0")
-    return FailureEvent(step, "fail" if found[2] == "fail" else "rejoin", worker)
+        raise SettingError(setting, text, f"no such worker among {shape}, both counted from 0")
+    return step, found[2], worker
+
+
+def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
+    last_step = ("Experiment.num_steps", num_steps)
+    step, kind, worker = parse_event(SETTING, text, ("fail", "rejoin"), topology, last_step)
+    return FailureEvent(step, "fail" if kind == "fail" else "rejoin", worker)
 
 
 def _check_turn(text: str, event: FailureEvent, down: set[Worker], topology: Topology) -> None:

@@ -16,7 +16,7 @@ from swift.launch.wire import (
     read_order,
     ready_line,
 )
-from swift.mesh.epochs import Beat, Form, Formed, Go, Member, Process, Ready, processes_of
+from swift.mesh.epochs import Beat, Form, Formed, Go, Member, Process, Ready
 from swift.topology import Topology
 
 MEMBER = Member(Process((1, 2)), 3)
@@ -58,18 +58,18 @@ def test_what_a_member_says_comes_through(line, message):
 )
 def test_a_chaos_line_that_means_nothing_is_told(line):
     with pytest.raises(SettingError, match="--chaos") as told:
-        parse_chaos([line], processes_of(Topology(2, 2)), 9)
+        parse_chaos([line], Topology(2, 2), 9)
     assert line in str(told.value)
 
 
 def test_who_is_not_killed_before_cannot_come_back():
     with pytest.raises(SettingError, match=r"step 3: restart 1:1.*not killed"):
-        parse_chaos(["step 3: kill 1:1", "step 3: restart 1:1"], processes_of(Topology(2, 2)), 9)
+        parse_chaos(["step 3: kill 1:1", "step 3: restart 1:1"], Topology(2, 2), 9)
 
 
 def test_who_is_killed_twice_comes_back_twice():
     lines = ["step 9: restart 1:1", "step 2: kill 1:1", "step 4: restart 1:1", "step 6: kill 1:1", "step 6: kill 0:0"]
-    chaos = parse_chaos(lines, processes_of(Topology(2, 2)), 99)
+    chaos = parse_chaos(lines, Topology(2, 2), 99)
     one, other = Process((1, 1)), Process((0, 0))
     assert not chaos.keeps_down(one, 1)  # who dies of itself is started again at once
     assert chaos.to_kill(3) == [one]

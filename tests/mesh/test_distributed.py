@@ -53,8 +53,9 @@ class Group:
             self.processes[name].stdin.flush()
 
     def hear(self, name, key):
-        while key not in (said := self.heard[name].get(timeout=WAIT_S)):
-            pass
+        said = {}
+        while key not in said:
+            said = self.heard[name].get(timeout=WAIT_S)
         assert said["epoch"] == self.epoch or key in ("broken", "away")
         return said[key]
 

@@ -1,0 +1,361 @@
+"""The membership of real processes: a simulated run in which everything may go wrong, in any order."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from swift.mesh.epochs import (
+    Beat,
+    Deadlines,
+    Died,
+    Form,
+    Formed,
+    Go,
+    Kill,
+    Member,
+    Ready,
+    RestartAll,
+    Started,
+    Tick,
+    processes_of,
+)
+from swift.mesh.membership import Membership
+from swift.topology import Topology
+
+LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6)
+
+
+@dataclass(eq=False)
+class Simulated:
+    """A process that obeys.
+
+    Attributes:
+        member: that it is.
+        inbox, outbox: what it has not read yet, and what nobody has heard of yet.
+        is_up, is_frozen, is_hung: whether it exists, whether it is stopped, whether only its heart beats.
+        is_cut_off: whether it can neither be heard nor killed.
+        is_dead: whether the supervisor has been told that it died.
+        number: of the epoch that it formed last, and runs if it ``runs``.
+        leaving: the epoch that it is about to form.
+        states: by iteration, what its state comes from.
+        done, begun, ended: iterations; the last two of this epoch.
+    """
+
+    member: Member
+    inbox: deque = field(default_factory=deque)
+    outbox: deque = field(default_factory=deque)
+    is_up: bool = True
+    is_frozen: bool = False
+    is_hung: bool = False
+    is_cut_off: bool = False
+    is_dead: bool = False
+    number: int = 0
+    runs: bool = False
+    leaving: Form | None = None
+    states: dict = field(default_factory=dict)
+    done: int = 0
+    begun: int = 0
+    ended: int = 0
+
+    @property
+    def is_running(self):
+        """Whether it still runs as one whom the supervisor counts on."""
+        return self.is_up and self.runs and not self.is_dead
+
+    @property
+    def can_act(self):
+        return self.is_up and not self.is_frozen and not self.is_hung
+
+
+class World:
+    """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
+
+    num_epochs = 0
+
+    def __init__(self, topology, by_rank):
+        processes = processes_of(topology, by_rank=by_rank)
+        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0)
+        self.everybody, self.newest = [], {}
+        self.forms, self.goes, self.answers, self.begun, self.state_of = {}, {}, {}, {}, {}
+        for process in processes:
+            self.start(process)
+
+    def by_member(self, member):
+        return next(one for one in self.everybody if one.member == member)
+
+    # What the supervisor does.
+
+    def tell(self, event):
+        self.membership, commands = self.membership.on(event)
+        for command in commands:
+            match command:
+                case Form():
+                    self.check_form(command)
+                    self.send(command.members, command)
+                case Go(number):
+                    self.check_go(command)
+                    self.send(self.forms[number].members, command)
+                case Kill(member):
+                    self.by_member(member).kill_is_due = True
+                case RestartAll():
+                    for one in self.everybody:
+                        one.kill_is_due = True
+
+    def send(self, members, command):
+        for member in members:
+            self.by_member(member).inbox.append(command)
+
+    def start(self, process):
+        last = self.newest.get(process)
+        if last is None or last.is_dead:
+            member = Member(process, last.member.incarnation + 1 if last else 0)
+            self.newest[process] = one = Simulated(member)
+            one.kill_is_due, one.outbox = False, deque([Ready(member, 0)])
+            self.everybody = [old for old in self.everybody if old.is_up or not old.is_dead] + [one]
+            self.tell(Started(member, self.time))
+
+    def reap(self, order=None):
+        """Carries out what is due, and tells deaths, sooner or later; who is cut off is declared dead, and goes on."""
+        for one in list(self.everybody):
+            if order and order.random() < 0.5:
+                continue
+            if one.kill_is_due and not one.is_cut_off:
+                one.is_up = False
+            if not one.is_dead and (not one.is_up or one.kill_is_due):
+                one.is_dead = True
+                self.tell(Died(one.member, self.time, "died"))
+            one.kill_is_due = False
+
+    def deliver(self, one):
+        if one.outbox and not one.is_cut_off:
+            self.tell(one.outbox.popleft()._replace(time=self.time))
+
+    def advance(self, seconds):
+        self.time += seconds
+        for one in self.everybody:
+            if one.is_up and not one.is_frozen:
+                self.beat(one)
+
+    # What the processes do.
+
+    def beat(self, one):
+        one.outbox.append(Beat(one.member, one.number if one.runs else 0, one.begun, one.ended, 0))
+
+    def read(self, one):
+        if not (one.can_act and one.inbox) or one.is_cut_off:
+            return
+        match one.inbox.popleft():
+            case Form(number, members, after) as form:
+                assert number > one.number, "the number of an epoch goes back"
+                assert one.member in members
+                if one.runs and after is not None and max(one.begun, one.done + 1) <= after:
+                    one.leaving = form
+                else:
+                    self.leave(one, form)
+            case Go(number, step):
+                assert number == one.number
+                if step is None:
+                    one.states = {0: "checkpoint"}
+                else:
+                    one.states = {step: one.states.get(step) or self.state_of[number]}
+                    assert one.states[step] == self.state_of[number], "survivors go on from different states"
+                one.runs, one.done, one.begun, one.ended = True, step or 0, 0, 0
+
+    def leave(self, one, form):
+        one.runs, one.leaving, one.number = False, None, form.number
+        self.answers[form.number][one.member] = frozenset(one.states)
+        one.outbox.append(Formed(one.member, form.number, frozenset(one.states), 0))
+
+    def stumble(self, one):
+        if one.can_act and one.runs:
+            one.runs, one.leaving = False, None
+            one.outbox.append(Ready(one.member, 0, one.number))
+
+    def step(self, one):
+        """Begins an iteration, or ends it, for which everybody has to have begun it."""
+        if not (one.can_act and one.runs):
+            return
+        begun = self.begun[one.number]
+        if one.begun <= one.done:
+            one.begun = begun[one.member] = one.done + 1
+        elif all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
+            one.done = one.ended = one.begun
+            one.states[one.done] = f"iteration {one.done} of epoch {one.number}"
+            one.states = {step: state for step, state in one.states.items() if step > one.done - 2}
+            if one.leaving is not None and one.done >= one.leaving.after:
+                self.leave(one, one.leaving)
+        self.beat(one)
+
+    # What must hold.
+
+    def check_form(self, form):
+        before = self.forms.setdefault(form.number, form)
+        assert before.members == form.members, "an epoch has two sets of members"
+        assert before is form, "an epoch is formed twice"
+        self.answers[form.number], self.begun[form.number] = {}, {}
+        World.num_epochs += 1
+        left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
+        assert not left_out, "who may still run is left out"
+
+    def check_go(self, go):
+        members, answers = self.forms[go.number].members, self.answers[go.number]
+        assert set(answers) == set(members), "an epoch goes before all have formed it"
+        assert self.goes.setdefault(go.number, go.step) == go.step, "an epoch goes on from two steps"
+        survivors = [member for member in members if answers[member]]
+        holders = {member.process for member in go.holders}
+        if go.step is not None:
+            assert all(go.step in answers[member] for member in survivors), "a survivor does not hold the step"
+            assert holders == {member.process for member in survivors}
+            newest = max(frozenset.intersection(*(answers[member] for member in survivors)))
+            assert go.step == newest, "an iteration is lost"
+            assert self.are_enough(holders), "a stage has no state to go on from"
+        elif self.are_enough({member.process for member in survivors}):
+            assert not frozenset.intersection(*(answers[member] for member in survivors)), "all go back without need"
+        states = {self.by_member(member).states[go.step] for member in go.holders}
+        assert len(states) == (go.step is not None), "survivors hold different states of the step"
+        self.state_of[go.number] = states.pop() if states else None
+
+    def are_enough(self, processes):
+        """Whether they are all processes of some worker of every stage."""
+        workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
+        return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
+
+    def check_running(self):
+        numbers = {one.number for one in self.everybody if one.is_running}
+        assert len(numbers) <= 1, "two epochs are run at the same time"
+        assert not numbers or max(numbers) == max(self.goes)
+
+    # What happens when nothing goes wrong for a while.
+
+    def settle(self, rounds, restarts=True, order=None):
+        """Rounds in which all is heard, told, read and done; with an ``order``, some do more in a round than others."""
+        for _ in range(rounds):
+            for one in list(self.everybody):
+                while one.outbox and not one.is_cut_off:
+                    self.deliver(one)
+            self.reap(order)
+            for process in self.newest if restarts else ():
+                self.start(process)
+            self.tell(Tick(self.time))
+            for one in order.choices(self.everybody, k=3 * len(self.everybody)) if order else self.everybody * 2:
+                self.read(one)
+                self.step(one)
+            self.check_running()
+            self.advance(0.5)
+
+    def is_well(self):
+        """Everybody is a member of a live epoch and runs it, and nobody else is left."""
+        epoch = self.membership.epoch
+        return (
+            epoch is not None
+            and epoch.is_live
+            and len(epoch.form.members) == len(self.newest)
+            and all(one.runs and one.can_act and one.number == epoch.form.number for one in self.newest.values())
+            and not any(one.is_up for one in self.everybody if one is not self.newest[one.member.process])
+        )
+
+
+WHO = st.integers(0, 31)
+
+
+class Chaos(RuleBasedStateMachine):
+    """Any order of messages of different processes, and any failures."""
+
+    @initialize(shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3)]))
+    def begin(self, shape):
+        self.world = World(Topology(*shape), by_rank=shape[2] > 1)
+        self.world.settle(3)
+
+    def one(self, who):
+        return self.world.everybody[who % len(self.world.everybody)]
+
+    @rule(rounds=st.integers(1, 12), restarts=st.booleans(), seed=st.integers(0, 9))
+    def settle(self, rounds, restarts, seed):
+        self.world.settle(rounds, restarts, Random(seed))
+
+    @rule(who=WHO, how_many=st.integers(1, 6))
+    def deliver(self, who, how_many):
+        for _ in range(how_many):
+            self.world.deliver(self.one(who))
+
+    @rule(who=WHO, how_many=st.integers(1, 3))
+    def read(self, who, how_many):
+        for _ in range(how_many):
+            self.world.read(self.one(who))
+
+    @rule(who=WHO)
+    def step(self, who):
+        self.world.step(self.one(who))
+
+    @rule()
+    def tick(self):
+        self.world.tell(Tick(self.world.time))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
+    def advance(self, seconds):
+        self.world.advance(seconds)
+
+    @rule()
+    def reap(self):
+        self.world.reap()
+
+    @rule(who=WHO)
+    def restart(self, who):
+        self.world.start(self.one(who).member.process)
+
+    @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), keeps=st.booleans())
+    def kill(self, who, how_many, keeps):
+        """What a process has sent may still come, or be lost with it."""
+        for nth in range(how_many):
+            one = self.one(who + nth)
+            if not one.is_cut_off:
+                one.is_up = False
+                if not keeps:
+                    one.outbox.clear()
+
+    @rule(who=WHO, rounds=st.integers(1, 8), seed=st.integers(0, 9))
+    def kill_and_settle(self, who, rounds, seed):
+        self.kill(who, 1, False)
+        self.world.settle(rounds, order=Random(seed))
+
+    @rule(who=WHO, how=st.sampled_from(["is_frozen", "is_hung", "is_cut_off"]), how_many=st.sampled_from([1] * 7 + [6]))
+    def fail(self, who, how, how_many):
+        for nth in range(how_many):
+            setattr(self.one(who + nth), how, True)
+
+    @rule(who=WHO)
+    def recover(self, who):
+        self.one(who).is_frozen = self.one(who).is_cut_off = False
+
+    @rule(who=WHO)
+    def stumble(self, who):
+        self.world.stumble(self.one(who))
+
+    @invariant()
+    def only_one_epoch_runs(self):
+        if hasattr(self, "world"):
+            self.world.check_running()
+
+    def teardown(self):
+        """When faults stop, everybody is a member again in a bounded time."""
+        if not hasattr(self, "world"):
+            return
+        for one in self.world.everybody:
+            one.is_frozen = one.is_cut_off = False
+        # As long as it takes to find out about heartbeats that were missed before.
+        self.world.settle(8)
+        rounds = next((n for n in range(80) if self.world.is_well() or self.world.settle(1)), None)
+        assert rounds is not None, "no epoch of everybody comes"
+        done = [one.done for one in self.world.newest.values()]
+        self.world.settle(3)
+        assert min(one.done for one in self.world.newest.values()) > min(done), "an epoch of everybody does nothing"
+
+
+def test_in_a_thousand_epochs_and_more_members_never_disagree_and_always_come_together_again():
+    World.num_epochs = 0
+    run_state_machine_as_test(Chaos, settings=settings(max_examples=200, stateful_step_count=80, deadline=None))
+    assert World.num_epochs >= 1000
