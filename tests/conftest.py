@@ -8,7 +8,8 @@ waits only for its own members: it is found where the predicate differs over its
 for the programmer to keep together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import jax
@@ -29,6 +30,33 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def x64():
     """Double precision for the tests of a module."""
     with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def few_optimizations(request) -> Callable[[], AbstractContextManager[None]]:
+    """Makes a context in which the quick tests compile with few optimizations: most of what they take is to compile.
+
+    For what holds however a program rounds, or is told by its text; never for programs that have to agree to the bit.
+    Where slow tests run, too, all programs are compiled as those of a run are.
+    """
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        before = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", request.config.option.markexpr == "not slow")
+        try:
+            yield
+        finally:
+            jax.config.update("jax_disable_most_optimizations", before)
+
+    return context
+
+
+@pytest.fixture(scope="module")
+def quickly_compiled(few_optimizations):
+    """Few optimizations for the tests of a module."""
+    with few_optimizations():
         yield
 
 

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 from swift.errors import RunError, SettingError
 
-_MODULES = {"plan": "swift.cli.plan", "launch": "swift.cli.launch", "member": "swift.cli.launch"}
+_HIDDEN = ("member", "keeper", "preparer")
+"""Processes that ``launch`` starts."""
+_MODULES = {"plan": "swift.cli.plan", "launch": "swift.cli.launch"} | dict.fromkeys(_HIDDEN, "swift.cli.processes")
 """Where commands are; the others are in ``swift.cli.commands``."""
 
 
@@ -62,13 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(train)
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
-    train.add_argument(
-        "--prepare",
-        choices=["none", "next"],
-        default="next",
-        help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
-        "next one (default: %(default)s)",
-    )
+    _add_prepare(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
@@ -78,7 +74,32 @@ def _parser() -> argparse.ArgumentParser:
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=Path, metavar="CONFIG.gin")
     _add_settings(launch)
-    launch.add_argument("--processes", type=int, required=True, help="as many as the topology has workers")
+    launch.add_argument(
+        "--processes", type=int, required=True, help="as many as the topology has workers, or expert ranks"
+    )
+    launch.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
+    launch.add_argument(
+        "--recovery",
+        choices=["live", "restart"],
+        default="live",
+        help="after a death the others go on in their processes, or are started again and find their state "
+        "(default: %(default)s)",
+    )
+    launch.add_argument(
+        "--restarts",
+        type=int,
+        default=10,
+        help="how often a process is started again before the run goes on without it (default: %(default)s)",
+    )
+    launch.add_argument(
+        "--deadline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=SECONDS",
+        help="how long to wait for a process: start, forming (of an epoch), heartbeat, progress (of an iteration)",
+    )
+    _add_prepare(launch)
     launch.add_argument(
         "--chaos",
         nargs="+",
@@ -88,11 +109,17 @@ def _parser() -> argparse.ArgumentParser:
         help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'",
     )
 
-    member = commands.add_parser("member")  # a process that `launch` starts
-    member.add_argument("config", type=Path)
-    member.add_argument("worker")
-    member.add_argument("run_dir", type=Path)
-    member.add_argument("programs", type=Path)
+    for kind in _HIDDEN:
+        hidden = commands.add_parser(kind)
+        hidden.add_argument("scratch", type=Path)
+        hidden.add_argument("memory", type=Path)
+        hidden.add_argument("--by-rank", action="store_true")
+        if kind == "member":
+            hidden.add_argument("--keeps-all", action="store_true")
+            for name in ("pipeline", "stage", "rank"):
+                hidden.add_argument(name, type=int)
+        elif kind == "keeper":
+            hidden.add_argument("run_dir", type=Path)
 
     report = commands.add_parser("report", help="write one HTML page about a run, or about several together")
     report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
@@ -164,6 +191,16 @@ def _add_plan(commands: Any) -> None:
         type=int,
         metavar="F",
         help="count the plans for up to F failures, after normalization; with --store, make those that are missing",
+    )
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prepare",
+        choices=["none", "next"],
+        default="next",
+        help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
+        "next one (default: %(default)s)",
     )
 
 

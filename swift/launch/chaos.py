@@ -1,7 +1,8 @@
-"""What is done to processes on purpose: killed at an iteration, started again at another."""
+"""What is done to processes on purpose: harm at an iteration, a new start at another."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from swift.errors import SettingError
 from swift.mesh.epochs import Process
@@ -9,13 +10,17 @@ from swift.topology import Topology
 from swift.train.failures import parse_event
 
 SETTING = "--chaos"
+HARMS = ("kill", "freeze", "hang")
+"""SIGKILL; SIGSTOP; an iteration that never ends while the heart beats."""
+_RESTART = "restart"
+_RANK = re.compile(r"(.*\S)\s+rank\s+(\d+)\s*")
 
 
 class Trouble(NamedTuple):
-    """An event of chaos: once the iteration ``step`` is done, a process is killed, or may come back."""
+    """An event of chaos: once the iteration ``step`` is done, a process is harmed, or may come back."""
 
     step: int
-    kind: Literal["kill", "restart"]
+    kind: str
     process: Process
 
 
@@ -23,45 +28,55 @@ class Chaos:
     """A list of troubles; each happens once."""
 
     def __init__(self, troubles: Sequence[Trouble] = ()):
-        self._troubles, self._killed = sorted(troubles), set[Trouble]()
+        self._troubles, self._done = sorted(troubles), set[Trouble]()
 
-    def to_kill(self, finished: int) -> list[Process]:
-        """Who is to be killed now that this iteration is done; each is told once."""
-        due = [t for t in self._troubles if t.kind == "kill" and t.step <= finished and t not in self._killed]
-        self._killed.update(due)
-        return [trouble.process for trouble in due]
+    def harm(self, finished: int) -> list[Trouble]:
+        """What is to be done now that this iteration is done; each harm is told once."""
+        due = [t for t in self._troubles if t.kind in HARMS and t.step <= finished and t not in self._done]
+        self._done.update(due)
+        return due
 
     def keeps_down(self, process: Process, finished: int) -> bool:
-        """Whether a process that was killed on purpose is to be started again later only."""
-        killed = max((t.step for t in self._killed if t.process == process), default=None)
-        if killed is None:
+        """Whether a process that was harmed is to be started again later only."""
+        harmed = max((t.step for t in self._done if t.process == process), default=None)
+        if harmed is None:
             return False
-        returns = [t.step for t in self._troubles if t.kind == "restart" and t.process == process and t.step > killed]
+        returns = [t.step for t in self._troubles if t.kind == _RESTART and t.process == process and t.step > harmed]
         return not returns or finished < returns[0]
 
 
-def parse_chaos(texts: Sequence[str], topology: Topology, num_steps: int) -> Chaos:
-    """The troubles of the command line, whose processes are the workers of a topology.
+def parse_chaos(texts: Sequence[str], topology: Topology, processes: Collection[Process], num_steps: int) -> Chaos:
+    """The troubles of the command line.
+
+    Args:
+        texts: such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process.
+        topology: whose workers the processes are.
+        processes: of the run.
+        num_steps: of the run.
 
     Raises:
-        SettingError: a text is not like ``step 20: kill 1:2``, names no process, or no iteration before the last, or
-            starts again who is not killed before.
+        SettingError: a text is not like these, names no process, or no iteration before the last, or starts again who
+            is not harmed before.
 
-    >>> chaos = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], Topology(2), num_steps=9)
-    >>> chaos.to_kill(2), chaos.to_kill(3), chaos.to_kill(3)
-    ([], [Process(worker=(1, 0), rank=0)], [])
+    >>> chaos = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], Topology(2), [Process((1, 0))], num_steps=9)
+    >>> [trouble.kind for trouble in chaos.harm(3)], chaos.harm(3)
+    (['kill'], [])
     >>> [chaos.keeps_down(Process((1, 0)), step) for step in (4, 5)]
     [True, False]
     """
     last_step = ("Experiment.num_steps - 1", num_steps - 1)
     told = [(text, _parse(text, topology, last_step)) for text in texts]
-    kills = [trouble for _, trouble in told if trouble.kind == "kill"]
+    harms = [trouble for _, trouble in told if trouble.kind in HARMS]
     for text, (step, kind, process) in told:
-        if kind == "restart" and not any(kill.process == process and kill.step < step for kill in kills):
-            raise SettingError(SETTING, text, "starts a process again that is not killed at an earlier step")
+        if process not in processes:
+            raise SettingError(SETTING, text, "names no process: here a process is a whole worker, with all its ranks")
+        if kind == _RESTART and not any(harm.process == process and harm.step < step for harm in harms):
+            raise SettingError(SETTING, text, "starts a process again that is not harmed at an earlier step")
     return Chaos([trouble for _, trouble in told])
 
 
 def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> Trouble:
-    step, kind, worker = parse_event(SETTING, text, ("kill", "restart"), topology, last_step)
-    return Trouble(step, "kill" if kind == "kill" else "restart", Process(worker))
+    with_rank = _RANK.fullmatch(text)
+    event, rank = (with_rank[1], int(with_rank[2])) if with_rank else (text, 0)
+    step, kind, worker = parse_event(SETTING, event, (*HARMS, _RESTART), topology, last_step)
+    return Trouble(step, kind, Process(worker, rank))

@@ -1,32 +1,44 @@
 """A process of a run: forms the epochs that the supervisor orders, and runs the iterations of each.
 
-Between two epochs its part of the state is on the host: after the last two iterations, since a peer may not have
+Between two epochs its part of the state is in shared memory: after the last two iterations, since a peer may not have
 finished the last. Everything on devices ends with the epoch; programs come from the run's store.
 """
 
+import os
+import sys
+import threading
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import jax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
+from swift.errors import RunError
+from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
-from swift.launch.wire import Order, done_line, formed_line, ready_line
+from swift.launch.scratch import Scratch
+from swift.launch.shift import Shift
+from swift.launch.wire import Leave, Left, Order
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
-from swift.mesh.distributed import Link, is_broken_collective
-from swift.mesh.epochs import Go, Member
-from swift.mesh.sharing import fetch_parts, place_parts, share_rows
+from swift.mesh.distributed import Link, is_called_off
+from swift.mesh.epochs import Formed, Process, Ready, Stamp, Took
+from swift.mesh.sharing import fetch_parts, part_shapes, place_parts
 from swift.pipeline import Configurator, Steps, TrainState
+from swift.pipeline.joining import compiled_init, compiled_share, compiled_slots
 from swift.pipeline.program_store import ProgramStore
-from swift.record import CONFIG, RunDirectory, read_run
-from swift.topology import Worker
 from swift.train import Experiment
-from swift.train.metrics import step_record
-from swift.train.recovery import window_length
+
+_GRACE_S = 5.0
+"""How long whoever cannot go on waits for a newer epoch before it asks for one: somebody's death is found out first."""
+_STUCK_S = 5.0
+"""How long a collective may take to see that it was aborted."""
+_LINK_S = 10
+_STUCK = 71
+"""Exit code of a process that could not be brought out of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -35,39 +47,25 @@ class Part:
 
     Attributes:
         experiment: what is run.
-        config_text: its operative configuration.
-        worker: whom the process is.
-        run_dir: the run directory, which the first member of an epoch writes.
-        programs: the directory of the run's programs.
+        process: which it is.
+        by_rank: whether each expert rank has a process.
+        scratch: what it shares with the others.
+        keeps_all: keep the state after every window, so that who takes this process's place finds it.
     """
 
     experiment: Experiment
-    config_text: str
-    worker: Worker
-    run_dir: Path
-    programs: Path
+    process: Process
+    by_rank: bool
+    scratch: Scratch
+    keeps_all: bool = False
 
+    def states(self) -> Keep:
+        """Where whole states are, between two epochs."""
+        return Keep(self.scratch.states, self.process)
 
-@dataclass(frozen=True)
-class _Epoch:
-    """An epoch that this process has formed."""
-
-    order: Order
-    steps: Steps
-
-    @property
-    def live(self) -> LiveMesh:
-        return self.steps.program.live
-
-    def recorder(self, holders: tuple[Member, ...]) -> Worker:
-        """Who keeps the record: the first who knows the metrics of the iterations so far."""
-        has_R = self.has_R(holders)
-        return self.live.workers[has_R.index(True) if any(has_R) else 0]
-
-    def has_R(self, holders: tuple[Member, ...]) -> list[bool]:
-        """For every row, whether its process has the state."""
-        there = {member.process.worker for member in holders}
-        return [worker in there for worker in self.live.workers]
+    def snapshots(self) -> Keep:
+        """Where states without slots are: to be saved, or as they were restored."""
+        return Keep(self.scratch.snapshots, self.process)
 
 
 class Crew:
@@ -80,131 +78,181 @@ class Crew:
 
     def __init__(self, part: Part, commands: TextIO):
         self._part, self._experiment = part, part.experiment
-        self._loader = part.experiment.loader("train")
-        self._store = ProgramStore(part.programs)
+        self._data = part.experiment.loader("train"), part.experiment.loader("validation")
+        self._store, self._kept = ProgramStore(part.scratch.programs), part.states()
         # Nothing of this backend is kept: an epoch has its own.
         settings = self._experiment.plan_settings(self._experiment.program(storage_mesh(self._experiment.topology)))
         self._configurator = Configurator(settings)
         clear_backends()
+        self._num_devices = 1 if part.by_rank else self._experiment.topology.num_expert_ranks
         self._link: Link | None = None
-        self._held: dict[int, Any] = {}
-        self._records: list[dict[str, Any]] = []  # of the iterations whose states may be held
+        self._states: dict[Stamp, TrainState] = {}  # on the devices
+        self._saving = threading.Lock()
+        self._own: set[Stamp] = set()  # kept by this life of the process
+        self._records: dict[int, dict[str, Any]] = {}  # of the iterations whose states may be held
+        self._limit_s: float | None = None  # for what the main thread is in, where it cannot be reached
         self._voice = Voice()
-        self._orders = Orders(commands, self._abort)
+        self._orders = Orders(commands, self._leaving, part.scratch.remove)
 
     def run(self) -> None:
         """Forms and runs epochs until the supervisor ends the process."""
-        self._voice.say(ready_line())
-        number = 0
+        self._voice.say(Ready, number=0)
+        number, grace = 0, None
         while True:
-            order = self._orders.wait_for_order(number)
+            order = self._orders.wait_for_order(number, grace)
+            grace = None
+            if order is None:
+                self._voice.say(Ready, number=number)
+                continue
             number = order.form.number
             try:
                 self._follow(order)
             except Exception as error:
-                # A newer epoch is on its way, since somebody has died or somebody has called this one off.
-                if not is_broken_collective(error):
+                if not is_called_off(error):
                     raise
+                print(f"epoch {number} ends: {error}", file=sys.stderr)
+                grace = _GRACE_S
 
     def _follow(self, order: Order) -> None:
-        """Forms an epoch and runs it, if it is not called off before; what it has on devices is forgotten then."""
-        epoch = self._form(order)
-        self._voice.say(formed_line(order.form.number, self._held))
-        go = self._orders.wait_for_go(order.form.number)
-        if go is not None:
-            self._run_epoch(epoch, go)
+        """Forms an epoch and runs it, if it is not called off before."""
+        number = order.form.number
+        self._voice.epoch = self._voice.entered = self._voice.finished = 0
+        with self._timed(number, "leave"):
+            self._leave()
+        self._voice.say(Left, number=number)
+        if not self._orders.may_enter(number):
+            return
+        steps = self._form(order)
+        self._voice.say(Formed, number=number, held=self._kept.stamps())
+        leave = self._orders.wait_for_go(number)
+        if leave is not None:
+            with self._timed(number, "state"):
+                self._take_up(steps, leave)
+            self._shift(order, steps).run(leave)
 
-    def _abort(self) -> None:
-        link = self._link
-        if link is not None:
-            link.abort()
+    def _shift(self, order: Order, steps: Steps) -> Shift:
+        part = self._part
+        plans = self._configurator.configure(frozenset()).plans
+        return Shift(
+            part.experiment,
+            part.process,
+            order,
+            steps,
+            plans[steps.plan.schedule.problem.num_iterations].period,
+            *self._data,
+            self._states,
+            self._records,
+            part.snapshots(),
+            self._keep_states if part.keeps_all else lambda: None,
+            lambda: self._watched(_STUCK_S),
+            self._voice,
+            self._orders,
+        )
 
-    def _form(self, order: Order) -> _Epoch:
-        """Out of the last epoch, and into this one up to where it can run."""
+    def _leave(self) -> None:
+        """Out of the last epoch; what it had on devices is forgotten."""
+        self._keep_states()
+        self._states.clear()
         if self._link is not None:
             self._link.leave()
-        self._link, experiment = None, self._experiment
-        self._voice.epoch = self._voice.entered = self._voice.finished = 0
+        self._link = None
+
+    def _keep_states(self) -> None:
+        """Keeps what is on the devices, and forgets what is older."""
+        with self._saving:
+            for stamp, state in self._states.items():
+                if stamp not in self._own:
+                    self._kept.save(stamp, fetch_parts(state))
+                    self._own.add(stamp)
+            if self._states:
+                self._own &= self._states.keys()
+                self._kept.forget(but=frozenset(self._states))
+
+    def _form(self, order: Order) -> Steps:
+        """Into the epoch, up to where it can run."""
+        experiment, number = self._experiment, order.form.number
         present = {member.process.worker for member in order.form.members}
-        configuration = self._configurator.configure(frozenset(experiment.topology.workers) - present)
-        places = configuration.places
-        index = [place.worker for place in places].index(self._part.worker)
-        self._link = Link(order.address, index, len(places))
-        live = LiveMesh(experiment.topology, places, Mesh(self._link.grid(experiment.topology.num_expert_ranks), AXES))
-        program = experiment.program(live)
-        steps = Steps(program, configuration, experiment.sequences_per_microbatch, self._store, keep_state=True)
-        steps.compiled(steps.main)
-        return _Epoch(order, steps)
+        with self._timed(number, "link"):
+            configuration = self._configurator.configure(frozenset(experiment.topology.workers) - present)
+            places = configuration.places
+            row = [place.worker for place in places].index(self._part.process.worker)
+            per_worker = experiment.topology.num_expert_ranks // self._num_devices
+            with self._watched(_LINK_S + _STUCK_S):
+                index = row * per_worker + self._part.process.rank
+                self._link = Link(order.address, index, len(places) * per_worker, _LINK_S)
+        with self._timed(number, "program"):
+            live = LiveMesh(
+                experiment.topology, places, Mesh(self._link.grid(experiment.topology.num_expert_ranks), AXES)
+            )
+            program = experiment.program(live)
+            steps = Steps(program, configuration, experiment.sequences_per_microbatch, self._store, keep_state=True)
+            steps.compiled(steps.main)
+            if experiment.eval_every or experiment.checkpoint_every:
+                steps.compiled("evaluate")
+        return steps
 
-    def _run_epoch(self, epoch: _Epoch, go: Go) -> None:
-        """Runs until an order comes, or to the end; keeps its part of the newest states on the host."""
-        with ExitStack() as stack:
-            state = self._state(epoch, go)
-            is_recorder = epoch.recorder(go.holders) == self._part.worker
-            directory = stack.enter_context(self._record(go)) if is_recorder else None
-            states = {int(own_row(state.step)): state}
-            self._held = {}
-            try:
-                self._iterate(epoch, states, directory)
-            finally:
-                self._held = {step: fetch_parts(state) for step, state in states.items()}
-        if self._experiment.num_steps in self._held:
-            self._voice.say(done_line())
+    def _take_up(self, steps: Steps, leave: Leave) -> None:
+        """Has the state to go on from on the devices, and no other."""
+        program, go = steps.program, leave.go
+        live, stamp = program.live, go.stamp or Stamp(go.number, 0)
+        if go.stamp is None:
+            state = compiled_init(program, self._store, self._experiment.seed)()
+        elif leave.is_restored:
+            specs, shapes = replace(program.specs, slots={}), program.abstract()
+            parts = self._part.snapshots().load(stamp, part_shapes(specs, shapes, self._num_devices))
+            state = compiled_slots(program, self._store)(place_parts(parts, live, specs, shapes))
+        else:
+            shapes = program.abstract(with_slots=True)
+            there = {member.process for member in go.holders}
+            parts = None
+            if self._part.process in there:
+                like = part_shapes(program.specs, shapes, self._num_devices)
+                parts = self._kept.load(stamp, like, is_own=stamp in self._own)
+            state = place_parts(parts, live, program.specs, shapes)
+            whole = {worker for worker, _ in there} if not self._part.by_rank else self._whole(there)
+            has_R = [worker in whole for worker in live.workers]
+            if not all(has_R):
+                share = compiled_share(program, self._store, has_R)
+                with self._watched(_STUCK_S):
+                    state, has_arrived = jax.block_until_ready(share(state))
+                if not own_row(has_arrived):
+                    raise RunError(f"the state of a peer has not arrived as it was sent, after iteration {stamp.step}")
+        self._states[stamp] = jax.block_until_ready(state)
+        self._own &= {stamp}
+        self._kept.forget(but=frozenset({stamp}))
 
-    def _state(self, epoch: _Epoch, go: Go) -> TrainState:
-        program = epoch.steps.program
-        if go.step is None:
-            return program.init(jax.random.key(self._experiment.seed))
-        parts, has_R = self._held.get(go.step), epoch.has_R(go.holders)
-        state = place_parts(parts, epoch.live, program.specs, program.abstract(with_slots=True))
-        return state if all(has_R) else jax.jit(share_rows(epoch.live, program.specs, has_R))(state)
+    def _whole(self, there: set[Process]) -> set[tuple[int, int]]:
+        ranks = range(self._experiment.topology.num_expert_ranks)
+        return {worker for worker, _ in there if all(Process(worker, rank) in there for rank in ranks)}
 
-    def _record(self, go: Go) -> RunDirectory:
-        part = self._part
-        if not (part.run_dir / CONFIG).exists():
-            return RunDirectory.create(part.run_dir, part.config_text)
-        # Who kept the record may have died between an iteration and its line.
-        done = go.step or 0
-        written = min(done, max((record["step"] for record in read_run(part.run_dir).metrics), default=0))
-        directory = RunDirectory.resume(part.run_dir, part.config_text, written)
-        for record in self._records:
-            if written < record["step"] <= done:
-                directory.log_step(record)
-        return directory
+    @contextmanager
+    def _watched(self, limit_s: float) -> Iterator[None]:
+        """Around what cannot be interrupted: called off, it has to end in so many seconds, or the process does."""
+        self._limit_s = limit_s
+        try:
+            yield
+        finally:
+            self._limit_s = None
 
-    def _iterate(self, epoch: _Epoch, states: dict[int, TrainState], directory: RunDirectory | None) -> None:
-        """Iterations, each of which leaves two states: that before, in case that a peer does not finish it."""
-        voice, steps, experiment = self._voice, epoch.steps, self._experiment
-        (done,) = states
-        voice.epoch, voice.finished = epoch.order.form.number, done
-        while not self._is_over(epoch, done):
-            begun = time.perf_counter()
-            count = window_length(experiment.window, done, experiment.num_steps, ())
-            voice.entered = done + count
-            voice.tell_progress()
-            batches = [self._loader.batch(step) for step in range(done, done + count)]
-            outcome = steps.start(states[done], batches, steps.put(batches))()
-            jax.block_until_ready(outcome.state)
-            if len(states) > 1:
-                del states[min(states)]
-            done += count
-            states[done] = outcome.state
-            voice.finished = done
-            voice.tell_progress()
-            step_s = (time.perf_counter() - begun) / count
-            records = [
-                step_record(step, metrics, step_s, epoch.live.num_rows)
-                for step, metrics in enumerate(outcome.metrics, done - count + 1)
-            ]
-            self._records = [record for record in self._records if record["step"] > min(states)] + records
-            if directory is not None:
-                for record in records:
-                    directory.log_step(record)
+    def _leaving(self) -> Callable[[], None]:
+        """See ``Orders``: what ends the collectives of the present epoch."""
+        link, begun = self._link, time.monotonic()
 
-    def _is_over(self, epoch: _Epoch, done: int) -> bool:
-        newest = self._orders.newest
-        assert newest is not None
-        if done == self._experiment.num_steps:
-            return True
-        after = newest.form.after
-        return newest.form.number > epoch.order.form.number and (after is None or done >= after)
+        def abort() -> None:
+            if link is not None:
+                link.abort()
+            limit_s = self._limit_s
+            if limit_s is not None and time.monotonic() - begun > limit_s:
+                # A connection that broke in the midst of a send may never be told so (see Link.abort); and nobody can
+                # be called back from the making of a backend. Whoever takes this place finds the state.
+                print(f"cannot be called off for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
+                self._keep_states()
+                os._exit(_STUCK)
+
+        return abort
+
+    @contextmanager
+    def _timed(self, number: int, part: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._voice.say(Took, number=number, part=part, seconds=round(time.perf_counter() - begun, 4))

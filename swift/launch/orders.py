@@ -1,16 +1,16 @@
 """A process's ear and voice: commands of the supervisor as they come, and what the process says, from any thread."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
-from swift.launch.wire import Order, Stop, beat_line, read_order
-from swift.mesh.epochs import Go
+from swift.launch.output import take_output
+from swift.launch.wire import Command, Enter, Halt, Hang, Leave, News, Order, Stop, news_line, read_order
+from swift.mesh.epochs import Beat
 
-_BEAT_S = 0.5
+_BEAT_S, _ABORT_S = 0.5, 0.05
 _GONE = 70
 """Exit code of a process whose supervisor is gone."""
 
@@ -20,13 +20,19 @@ class Orders:
 
     Args:
         source: where commands come from, a line each.
-        abort: called when an epoch has to be left at once, also in the midst of a collective.
+        leaving: called when an epoch has to be left at once, also in the midst of a collective; returns what to call,
+            again and again, until the main thread has taken the order.
+        orphaned: called before the process ends for want of a supervisor.
     """
 
-    def __init__(self, source: TextIO, abort: Callable[[], None]):
-        self._source, self._abort, self._changed = source, abort, threading.Condition()
+    def __init__(self, source: TextIO, leaving: Callable[[], Callable[[], None]], orphaned: Callable[[], None]):
+        self._source, self._leaving, self._orphaned = source, leaving, orphaned
+        self._changed = threading.Condition()
         self._order: Order | None = None
-        self._go: Go | None = None
+        self._said: Enter | Leave | None = None
+        self._taken = 0
+        self.halt: Halt | None = None
+        self.hangs = False
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     @property
@@ -34,43 +40,68 @@ class Orders:
         """The epoch that was ordered last."""
         return self._order
 
-    def wait_for_order(self, after: int) -> Order:
-        """The newest epoch, once it is newer than ``after``."""
+    def wait_for_order(self, after: int, timeout_s: float | None = None) -> Order | None:
+        """The newest epoch, once it is newer than ``after``; None if there is none in time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not None and self._order.form.number > after)
+            if not self._changed.wait_for(lambda: self.is_old(after), timeout_s):
+                return None
             assert self._order is not None
+            self._taken = self._order.form.number
             return self._order
 
-    def wait_for_go(self, number: int) -> Go | None:
-        """The leave to run an epoch; None if a newer epoch was ordered instead."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_gone(number) or self._is_old(number))
-            return None if self._is_old(number) else self._go
+    def may_enter(self, number: int) -> bool:
+        """Waits for the leave to form an epoch; False if a newer one was ordered instead."""
+        return isinstance(self._wait_for(Enter, number), Enter)
 
-    def _has_gone(self, number: int) -> bool:
-        return self._go is not None and self._go.number == number
+    def wait_for_go(self, number: int) -> Leave | None:
+        """The leave to run an epoch; None if a newer one was ordered instead."""
+        said = self._wait_for(Leave, number)
+        return said if isinstance(said, Leave) else None
 
-    def _is_old(self, number: int) -> bool:
+    def is_old(self, number: int) -> bool:
+        """Whether an epoch is not the newest that was ordered."""
         return self._order is not None and self._order.form.number > number
+
+    def _wait_for(self, kind: type[Enter] | type[Leave], number: int) -> Enter | Leave | None:
+        def has_come() -> bool:
+            said = self._said
+            return isinstance(said, kind) and number == (said.go.number if isinstance(said, Leave) else said.number)
+
+        with self._changed:
+            self._changed.wait_for(lambda: has_come() or self.is_old(number))
+            return None if self.is_old(number) else self._said
 
     def _listen(self) -> None:
         try:
             for line in self._source:
                 self._hear(read_order(line))
         finally:  # other threads may be in XLA, which does not end in peace
+            self._orphaned()
             os._exit(_GONE)
 
-    def _hear(self, order: Order | Go | Stop) -> None:
+    def _hear(self, order: Command) -> None:
         if isinstance(order, Stop):
             os._exit(0)
         if isinstance(order, Order) and order.form.after is None:
-            self._abort()  # before it is known: then the link is still that of the epoch to be left
+            # Asked for before the order is known: until then it is the epoch to be left.
+            abort = self._leaving()
+            threading.Thread(target=self._call_off, args=(order.form.number, abort), daemon=True).start()
         with self._changed:
-            if isinstance(order, Order):
-                self._order = order
-            else:
-                self._go = order
+            match order:
+                case Order():
+                    self._order = order
+                case Halt():
+                    self.halt = order
+                case Hang():
+                    self.hangs = True
+                case Enter() | Leave():
+                    self._said = order
             self._changed.notify_all()
+
+    def _call_off(self, number: int, abort: Callable[[], None]) -> None:
+        while self._taken < number:
+            abort()
+            time.sleep(_ABORT_S)
 
 
 class Voice:
@@ -80,21 +111,20 @@ class Voice:
     """
 
     def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._out = take_output()
         self._lock = threading.Lock()
         self.epoch = self.entered = self.finished = 0
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
-    def say(self, line: str) -> None:
-        """Says a line of ``swift.launch.wire``."""
+    def say(self, kind: type[News], **said: Any) -> None:
+        """Says something, see ``swift.launch.wire``."""
         with self._lock:
-            self._out.write(line)
+            self._out.write(news_line(kind, **said))
             self._out.flush()
 
     def tell_progress(self) -> None:
         """Beats now."""
-        self.say(beat_line(self.epoch, self.entered, self.finished))
+        self.say(Beat, number=self.epoch, entered=self.entered, finished=self.finished)
 
     def _beat(self) -> None:
         while True:

@@ -1,10 +1,14 @@
-"""What the supervisor and a process say to each other: JSON, a line each, through the pipes of the process."""
+"""What the supervisor and a process say to each other: JSON, a line each, through the pipes of the process.
+
+A line is the name of its kind and the kind's fields; what either side does not know is an error of the program.
+"""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from swift.mesh.epochs import Beat, Form, Formed, Go, Member, Message, Process, Ready
+from swift.errors import RunError
+from swift.mesh.epochs import Beat, Form, Formed, Go, Member, Message, Process, Ready, Stamp, Took
 
 
 class Order(NamedTuple):
@@ -19,71 +23,157 @@ class Order(NamedTuple):
     address: str
 
 
+class Enter(NamedTuple):
+    """All members have left the epoch before: form this one now, so that nobody waits long for another."""
+
+    number: int
+
+
+class Leave(NamedTuple):
+    """``Go`` as a member hears it.
+
+    Attributes:
+        go: the leave to run.
+        written: the last iteration whose record is written.
+        is_restored: the state is that of a checkpoint, which lies among every member's snapshots.
+    """
+
+    go: Go
+    written: int = 0
+    is_restored: bool = False
+
+
+class Halt(NamedTuple):
+    """To all members: run on until this iteration is done, keep a snapshot, and wait."""
+
+    after: int
+
+
+class Hang(NamedTuple):
+    """To a member: never end the next iteration."""
+
+
 class Stop(NamedTuple):
     """To a member: end."""
 
 
-class Done(NamedTuple):
-    """A member has run all iterations that it is to run."""
+class Left(NamedTuple):
+    """A member has left the epoch before; what it has of its state is kept."""
 
     member: Member
+    number: int
 
 
-def order_line(order: Order | Go | Stop) -> str:
+class Record(NamedTuple):
+    """What an iteration came to, see ``metrics.jsonl``."""
+
+    record: dict[str, Any]
+
+
+class Snapshot(NamedTuple):
+    """A member has its part of a state, without slots, among its snapshots.
+
+    Attributes:
+        member: whose.
+        stamp: of the state.
+        loss: of a batch that is not trained on, by this state; nats per token.
+    """
+
+    member: Member
+    stamp: Stamp
+    loss: float
+
+
+class Done(NamedTuple):
+    """A member has run all iterations that it is to run in this epoch."""
+
+    member: Member
+    number: int
+
+
+Command = Order | Enter | Leave | Halt | Hang | Stop
+News = Message | Left | Record | Snapshot | Done
+
+
+def order_line(order: Command) -> str:
     """A command as a line."""
     match order:
         case Order(form, address):
-            text: dict[str, Any] = {"form": form.number, "members": _lists(form.members), "after": form.after}
-            return json.dumps(text | {"address": address}) + "\n"
-        case Go(number, step, holders):
-            return json.dumps({"go": number, "step": step, "holders": _lists(holders)}) + "\n"
-        case Stop():
-            return json.dumps({"stop": True}) + "\n"
+            return _line("form", number=form.number, members=form.members, after=form.after, address=address)
+        case Leave(go, written, is_restored):
+            said = {"number": go.number, "stamp": go.stamp, "holders": go.holders}
+            return _line("go", **said, written=written, is_restored=is_restored)
+        case _:
+            return _line(type(order).__name__.lower(), **order._asdict())
 
 
-def read_order(line: str) -> Order | Go | Stop:
+def read_order(line: str) -> Command:
     """The command of a line."""
-    said = json.loads(line)
-    if "form" in said:
-        return Order(Form(said["form"], _members(said["members"]), said["after"]), said["address"])
-    if "go" in said:
-        return Go(said["go"], said["step"], _members(said["holders"]))
-    return Stop()
+    kind, said = _parse(line)
+    match kind:
+        case "form":
+            return Order(Form(said["number"], _members(said["members"]), said["after"]), said["address"])
+        case "go":
+            go = Go(said["number"], _stamp(said["stamp"]), _members(said["holders"]))
+            return Leave(go, said["written"], said["is_restored"])
+        case "enter":
+            return Enter(said["number"])
+        case "halt":
+            return Halt(said["after"])
+        case "hang":
+            return Hang()
+        case "stop":
+            return Stop()
+    raise RunError(f"a command that no process knows: {line!r}")
 
 
-def ready_line() -> str:
-    """A process waits for the next epoch."""
-    return json.dumps({"ready": True}) + "\n"
+def news_line(kind: type[News], **said: Any) -> str:
+    """What a member says, as a line: all of ``kind`` but who says it and when, which the supervisor knows better."""
+    wanted = [name for name in kind._fields if name not in ("member", "time")]
+    assert sorted(said) == sorted(wanted), f"{kind.__name__} has {wanted}"
+    return _line(kind.__name__.lower(), **said)
 
 
-def formed_line(number: int, held: Collection[int]) -> str:
-    """A member is ready to go, and has its state after these iterations."""
-    return json.dumps({"formed": number, "held": sorted(held)}) + "\n"
-
-
-def beat_line(number: int, entered: int, finished: int) -> str:
-    """A sign of life: the epoch, the newest iteration begun and the newest ended."""
-    return json.dumps({"beat": number, "entered": entered, "finished": finished}) + "\n"
-
-
-def done_line() -> str:
-    """All iterations are run."""
-    return json.dumps({"done": True}) + "\n"
-
-
-def read_message(line: str, member: Member, time: float) -> Message | Done:
+def read_news(line: str, member: Member, time: float) -> News:
     """What a member has said in a line that came at ``time``."""
-    said = json.loads(line)
-    if "formed" in said:
-        return Formed(member, said["formed"], frozenset(said["held"]), time)
-    if "beat" in said:
-        return Beat(member, said["beat"], said["entered"], said["finished"], time)
-    return Done(member) if "done" in said else Ready(member, time)
+    kind, said = _parse(line)
+    match kind:
+        case "ready":
+            return Ready(member, time, said["number"])
+        case "left":
+            return Left(member, said["number"])
+        case "formed":
+            return Formed(member, said["number"], frozenset(Stamp(*pair) for pair in said["held"]), time)
+        case "beat":
+            return Beat(member, said["number"], said["entered"], said["finished"], time)
+        case "took":
+            return Took(member, said["number"], said["part"], said["seconds"], time)
+        case "record":
+            return Record(said["record"])
+        case "snapshot":
+            return Snapshot(member, Stamp(*said["stamp"]), said["loss"])
+        case "done":
+            return Done(member, said["number"])
+    raise RunError(f"a message that no supervisor knows: {line!r}")
 
 
-def _lists(members: Sequence[Member]) -> list[list[int]]:
-    return [[*member.process.worker, member.process.rank, member.incarnation] for member in members]
+def _line(kind: str, **said: Any) -> str:
+    return json.dumps({"kind": kind} | said, default=sorted) + "\n"
 
 
-def _members(lists: Sequence[Sequence[int]]) -> tuple[Member, ...]:
-    return tuple(Member(Process((pipeline, stage), rank), incarnation) for pipeline, stage, rank, incarnation in lists)
+def _parse(line: str) -> tuple[str, Mapping[str, Any]]:
+    try:
+        said = json.loads(line)
+        return said["kind"], said
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(f"a line that is none of ours: {line!r}") from error
+
+
+def _stamp(pair: list[int] | None) -> Stamp | None:
+    return None if pair is None else Stamp(*pair)
+
+
+def _members(lists: list[Any]) -> tuple[Member, ...]:
+    return tuple(
+        Member(Process((pipeline, stage), rank), incarnation) for ((pipeline, stage), rank), incarnation in lists
+    )

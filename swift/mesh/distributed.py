@@ -19,9 +19,10 @@ import gc
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,6 +81,10 @@ class Service:
         self._service.shutdown()
 
 
+class LinkError(RuntimeError):
+    """Not all processes of an epoch have come in time."""
+
+
 class Link:
     """A process's part in an epoch: its place, its backend, and the way out.
 
@@ -90,13 +95,14 @@ class Link:
         timeout_s: for all of them to come.
 
     Raises:
-        jax.errors.JaxRuntimeError: not all have come in time.
+        LinkError: not all have come in time.
     """
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
         jax.config.update("jax_enable_recoverability", True)
         self._state, makers = _internals()
         assert self._state.client is None, "this process is in another epoch"
+        self._lock, self._ports = threading.Lock(), set[int]()
         self._client: Any = makers.get_distributed_runtime_client(
             address,
             index,
@@ -108,18 +114,18 @@ class Link:
         )
         try:
             self._join(address, index, num_processes, timeout_s)
-        except BaseException:
+        except RuntimeError as error:  # of the connection, or of the backend
             self.leave()
-            raise
+            raise LinkError(str(error)) from error
 
     def _join(self, address: str, index: int, num_processes: int, timeout_s: int) -> None:
         self._client.connect()
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = address, index, num_processes
         state.client = self._client
-        before = {found.port for found in _sockets() if found.peer is None}
+        before = _ports_listened_on()
         jax.devices()  # makes the backend, which listens for its peers
-        mine = sorted({found.port for found in _sockets() if found.peer is None} - before)
+        mine = sorted(_ports_listened_on() - before)
         self._client.key_value_set(f"swift/ports/{index}", json.dumps(mine))
         keys = [f"swift/ports/{other}" for other in range(num_processes)]
         self._ports = {
@@ -132,43 +138,61 @@ class Link:
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:
-        """Breaks the collectives that this process waits in, from any thread: they raise."""
-        connections = [found for found in _sockets() if found.peer and {found.port, found.peer} & self._ports]
-        for found in connections:
-            with suppress(OSError), socket.socket(fileno=os.dup(found.descriptor)) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+        """Breaks the collectives that this process waits in: they raise. From any thread, until it has left.
+
+        Connections are made when a program first needs them: to be sure, abort again until ``leave`` is called.
+        """
+        # Reading only: gloo's own thread then sees the end of the connection, and fails all that waits for it. Could a
+        # send fail first, gloo (of jax 0.10 and 0.12) would queue what it has already given up, and wait for ever.
+        with self._lock:
+            for own, peer, connection in _connections() if self._client is not None else ():
+                if {own, peer} & self._ports:
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RD)
 
     def leave(self) -> None:
         """Drops the backend and all that it holds; arrays and compiled programs of this epoch are of no use after."""
+        with self._lock:
+            client, self._client = self._client, None
         clear_backends()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            self._client.shutdown()  # else it goes on asking the service, and aborts the process when that ends
-        self._state.client = self._client = None
+            client.shutdown()  # else it goes on asking the service, and aborts the process when that ends
+        self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend lives as long as its last array, and its connections with it
 
 
-def is_broken_collective(error: BaseException) -> bool:
-    """Whether a program ended since a process of the epoch is gone, or since ``abort`` was called."""
-    # Which of the two depends on whether the program was still being started or already waited for.
-    return isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
+def is_called_off(error: BaseException) -> bool:
+    """Whether an epoch came to nothing: a process of it is gone or late, or ``abort`` was called."""
+    # Which of the two a broken collective raises depends on whether the program was still being started.
+    is_broken = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
+    return is_broken or isinstance(error, LinkError)
 
 
-class _Socket(NamedTuple):
-    descriptor: int
-    port: int
-    peer: int | None  # the other side's port; None: it listens
+def _ports_listened_on() -> set[int]:
+    """Where this process waits for connections."""
+    return {found.getsockname()[1] for found in _sockets() if _listens(found)}
 
 
-def _sockets() -> Iterator[_Socket]:
-    """The TCP sockets of this process."""
+def _connections() -> Iterator[tuple[int, int, socket.socket]]:
+    """The TCP connections of this process: its own port, the other side's, and the connection."""
+    for found in _sockets():
+        with suppress(OSError):
+            if not _listens(found):
+                yield found.getsockname()[1], found.getpeername()[1], found
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """The TCP sockets of this process, each as a second descriptor that is closed when the next one is asked for."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
+            # What this descriptor was may be closed meanwhile, and its number be another's: hence all is asked of ours.
             with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                peer = None if listens else found.getpeername()[1]
-                yield _Socket(int(name), found.getsockname()[1], peer)
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    yield found

@@ -50,9 +50,9 @@ class Deadlines:
 
     Attributes:
         start: from the start of a process until it is ready; also for the others when a run begins.
-        forming: until all members have answered that they have formed an epoch.
+        forming: until all members of an epoch have met.
         heartbeat: between two signs of life.
-        progress: between two finished iterations; has to leave time to compile.
+        progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
         max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
     """
 
@@ -91,12 +91,27 @@ class Died(NamedTuple):
     why: str
 
 
+class Stamp(NamedTuple):
+    """Which state: states of the same stage with the same stamp are the same, bit for bit.
+
+    After a failure an iteration may be run again by other members, whose sums have another order: then it is another
+    state. A newer epoch goes on from what the one before left behind, so stamps are ordered as states came to be.
+
+    Attributes:
+        epoch: that computed or restored it.
+        step: after this iteration.
+    """
+
+    epoch: int
+    step: int
+
+
 class Formed(NamedTuple):
-    """A member is ready to go. ``held``: the iterations after which it still has its state; nothing if it has none."""
+    """A member is ready to go. ``held``: the states of which it has its part; nothing if it has none."""
 
     member: Member
     number: int
-    held: frozenset[int]
+    held: frozenset[Stamp]
     time: float
 
 
@@ -118,13 +133,38 @@ class Beat(NamedTuple):
     time: float
 
 
+class Took(NamedTuple):
+    """How long a member took for a part of what lies between two epochs.
+
+    ``link`` tells that it has met all the others: from then on it may have to compile.
+
+    Attributes:
+        member: who says so.
+        number: of the epoch that it is to form.
+        part: of ``PARTS``.
+        seconds: that it took.
+        time: when it was heard.
+    """
+
+    member: Member
+    number: int
+    part: str
+    seconds: float
+    time: float
+
+
+PARTS = ("leave", "link", "program", "state", "first_step")
+"""What a member does from ``Form`` to the end of its first iteration: it keeps its state on the host and drops its
+devices, makes new ones with the others, loads or compiles its program, and has its state on the devices again."""
+
+
 class Tick(NamedTuple):
     """All that has been seen so far has been told: it is time to decide."""
 
     time: float
 
 
-Message = Ready | Formed | Beat
+Message = Ready | Formed | Beat | Took
 """What processes say themselves; the rest the supervisor sees."""
 Event = Started | Died | Message | Tick
 
@@ -148,12 +188,12 @@ class Go(NamedTuple):
 
     Attributes:
         number: of the epoch.
-        step: go on after this iteration and forget the state after any other; None: all restore the newest checkpoint.
-        holders: the members that have the state after ``step``; any other copies from one of its stage.
+        stamp: of the state to go on from, all others are to be forgotten; None: all restore the newest checkpoint.
+        holders: the members that have that state; any other copies from one of its stage.
     """
 
     number: int
-    step: int | None
+    stamp: Stamp | None
     holders: tuple[Member, ...] = ()
 
 
@@ -232,14 +272,17 @@ class Epoch:
 
     Attributes:
         form: the command that began it.
-        since: when something last went on: it began, or went; an iteration was finished, by members that run.
+        since: when something last went on: it began, or went; a member met the others; an iteration was finished, by
+            members that run.
+        linked: the members that have met all the others.
         held: what the members that have formed have answered.
         is_live: whether it has gone.
     """
 
     form: Form
     since: float
-    held: Mapping[Member, frozenset[int]] = field(default_factory=dict)
+    linked: frozenset[Member] = frozenset()
+    held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
     is_live: bool = False
 
     @property
@@ -268,14 +311,15 @@ def lost_stages(processes: Collection[Process], present: Collection[Process]) ->
     return tuple(sorted({stage for (_, stage), _ in processes} - manned))
 
 
-def agreed_step(processes: Collection[Process], held_by: Mapping[Process, frozenset[int]]) -> int | None:
-    """The newest iteration after which all who have any state have one, None if a stage has nobody or there is none.
+def agreed_stamp(processes: Collection[Process], held_by: Mapping[Process, frozenset[Stamp]]) -> Stamp | None:
+    """The newest state that a whole worker of every stage has; None if there is none.
 
-    >>> processes = processes_of(Topology(2, 1))
-    >>> agreed_step(processes, {processes[0]: frozenset({4, 5}), processes[1]: frozenset({5, 6})})
-    5
+    >>> processes = processes_of(Topology(2, 2))
+    >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
+    >>> agreed_stamp(processes, dict(zip(processes, map(frozenset, held))))
+    Stamp(epoch=1, step=5)
     """
-    survivors = {process: held for process, held in held_by.items() if held}
-    if lost_stages(processes, survivors):
-        return None
-    return max(frozenset.intersection(*survivors.values()), default=None)
+    for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
+        if not lost_stages(processes, [process for process, held in held_by.items() if stamp in held]):
+            return stamp
+    return None

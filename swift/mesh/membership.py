@@ -30,10 +30,12 @@ from swift.mesh.epochs import (
     RestartAll,
     Seat,
     StageLost,
+    Stamp,
     Started,
     State,
     Tick,
-    agreed_step,
+    Took,
+    agreed_stamp,
     lost_stages,
     whole_workers,
 )
@@ -131,6 +133,8 @@ class Membership:
                 return self._seated(seat)._formed(member, number, held, time), ()
             case Beat():
                 return self._progressed(seat, message), ()
+            case Took():
+                return self._seated(seat)._took(message), ()
 
     def _is_under_way(self, number: int) -> bool:
         """Whether it is the newest epoch, or members should still run the one before."""
@@ -139,7 +143,13 @@ class Membership:
             return False
         return number == epoch.form.number or (epoch.form.after is not None and number == self.went)
 
-    def _formed(self, member: Member, number: int, held: frozenset[int], time: float) -> "Membership":
+    def _took(self, took: Took) -> "Membership":
+        epoch = self.epoch
+        if took.part != "link" or epoch is None or took.number != epoch.form.number or epoch.is_live:
+            return self
+        return replace(self, epoch=replace(epoch, since=took.time, linked=epoch.linked | {took.member}))
+
+    def _formed(self, member: Member, number: int, held: frozenset[Stamp], time: float) -> "Membership":
         epoch = self.epoch
         if epoch is None or number != epoch.form.number or member not in epoch.missing:
             return self
@@ -218,19 +228,14 @@ class Membership:
         return State.STARTING not in states if self.number else states == {State.WAITING}
 
     def _go(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
-        """Lets an epoch run. Its survivors were in the epoch that ran last.
-
-        What others hold counts only where nobody was: everybody has been restarted, and may have found the state again.
-        """
+        """Lets an epoch run. Who was restarted may have found an old state again, which is nobody else's newest."""
+        held_by = {member.process: held for member, held in epoch.held.items()}
+        stamp, number = agreed_stamp(self.processes, held_by), epoch.form.number
+        holders = tuple(member for member in epoch.form.members if stamp in epoch.held[member])
         seats = self._seats_in(epoch)
-        last = self.went if any(seat.lived == self.went for seat in seats) else 0
-        held_by = {seat.member.process: epoch.held[seat.member] for seat in seats if seat.lived == last}
-        step = agreed_step(self.processes, held_by)
-        holders = tuple(member for member in epoch.form.members if step in held_by.get(member.process, ()))
-        number = epoch.form.number
         live = [replace(seat, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0) for seat in seats]
         gone = replace(self._seated(*live), epoch=replace(epoch, since=time, is_live=True), went=number)
-        return gone, (Go(number, step, holders),)
+        return gone, (Go(number, stamp, holders),)
 
     def _seats_in(self, epoch: Epoch) -> tuple[Seat, ...]:
         return tuple(self.seats[process] for process, _ in epoch.form.members)
@@ -266,6 +271,8 @@ class Membership:
             for seat in self._seats_in(epoch):
                 if seat.entered < newest:
                     yield Kill(seat.member, f"is still in iteration {seat.entered}, others are in {newest}")
-        elif not epoch.is_live and not self._is_winding_down(epoch) and waited > limits.forming:
+        elif not epoch.is_live and not self._is_winding_down(epoch):
             for member in epoch.missing:
-                yield Kill(member, f"did not form epoch {epoch.form.number} in {limits.forming:g} s")
+                limit = limits.progress if member in epoch.linked else limits.forming
+                if waited > limit:
+                    yield Kill(member, f"did not form epoch {epoch.form.number} in {limit:g} s")

@@ -1,8 +1,16 @@
 """Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
 
-from swift.pipeline.configuration import Configuration, Configurator, Plan, PlanSettings, batch_of_rows
+from swift.pipeline.configuration import (
+    Configuration,
+    Configurator,
+    Plan,
+    PlanSettings,
+    batch_of_rows,
+    neighbours,
+    survives,
+)
 from swift.pipeline.costs import split_stage, stage_costs, stage_sizes, stash_bytes
-from swift.pipeline.engine import PREPARE, Change, Engine, Prepare, survives
+from swift.pipeline.engine import PREPARE, Change, Engine, Prepare
 from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step, put_batch
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState, materialize_all
@@ -35,6 +43,7 @@ __all__ = [
     "lone_gradients",
     "lone_step",
     "materialize_all",
+    "neighbours",
     "put_batch",
     "split",
     "split_stage",

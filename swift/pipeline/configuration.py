@@ -8,7 +8,7 @@ D: pipelines, P: stages, M: micro-batches of a pipeline, K: iterations of a wind
 worker meets, N: expert ranks, B: sequences, T: positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -148,6 +148,23 @@ class Configurator:
             alone = replace(schedule.problem, num_iterations=1)
             plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
         return plans
+
+
+def neighbours(topology: Topology, failed: frozenset[Worker]) -> Iterator[frozenset[Worker]]:
+    """The failure sets that one return or one failure leads to, but those that leave a stage without a worker.
+
+    >>> [sorted(other) for other in neighbours(Topology(2, 2), frozenset({(0, 1)}))]
+    [[], [(0, 0), (0, 1)], [(0, 1), (1, 0)]]
+    """
+    yield from (failed - {worker} for worker in sorted(failed))
+    for worker in topology.workers:
+        if worker not in failed and survives(topology, failed | {worker}):
+            yield failed | {worker}
+
+
+def survives(topology: Topology, failed: frozenset[Worker]) -> bool:
+    """Whether every stage has a live worker."""
+    return all(any((d, p) not in failed for d in range(topology.num_pipelines)) for p in range(topology.num_stages))
 
 
 def batch_of_rows(batches: Sequence[Batch], table: TickTable, pipeline_D: Sequence[int], num_ranks: int) -> Batch:

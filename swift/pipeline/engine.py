@@ -1,7 +1,7 @@
 """From one configuration to the next: plans, programs and state, and what every change costs."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,12 +13,12 @@ import jax
 
 from swift.data import Batch
 from swift.mesh import move_rows, moved_bytes, source_rows
-from swift.pipeline.configuration import Configuration, Configurator, PlanSettings
+from swift.pipeline.configuration import Configuration, Configurator, PlanSettings, neighbours
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.stage import DeviceBatch, Sums
 from swift.pipeline.steps import Outcome, Steps
 from swift.schedules import FAULT_FREE, allocated_bytes
-from swift.topology import Topology, Worker
+from swift.topology import Worker
 
 Prepare = Literal["none", "next"]
 PREPARE: tuple[str, ...] = ("none", "next")
@@ -185,21 +185,14 @@ class Engine:
         """Forgets what is two changes away; plans and compiles what is one away, all that comes first first."""
         for future in self._pending:
             future.cancel()
-        near = [self.configuration.failed, *self._neighbours()]
-        for failed in list(self._steps):
-            if failed not in near:
-                del self._steps[failed]
+        failed = self.configuration.failed
+        near = [failed, *neighbours(self._program.live.topology, failed)]
+        for planned in list(self._steps):
+            if planned not in near:
+                del self._steps[planned]
         if self._looks_ahead:
             jobs = [(failed, is_main) for is_main in (True, False) for failed in near]
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
-
-    def _neighbours(self) -> Iterator[frozenset[Worker]]:
-        """The failure sets that one return or one failure leads to, but those that leave a stage without a worker."""
-        failed, topology = self.configuration.failed, self._program.live.topology
-        yield from (failed - {worker} for worker in sorted(failed))
-        for worker in topology.workers:
-            if worker not in failed and survives(topology, failed | {worker}):
-                yield failed | {worker}
 
     def _make_ready(self, failed: frozenset[Worker], is_main: bool) -> None:
         """Compiles what most iterations of a configuration need, or else all the rest."""
@@ -214,8 +207,3 @@ class Engine:
         except Exception as error:  # whatever it is, the run goes on until it needs this configuration
             down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")
-
-
-def survives(topology: Topology, failed: frozenset[Worker]) -> bool:
-    """Whether every stage has a live worker."""
-    return all(any((d, p) not in failed for d in range(topology.num_pipelines)) for p in range(topology.num_stages))

@@ -60,7 +60,7 @@ class ProgramStore:
         return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
 
     def _path(self, key: object) -> Path:
-        return self._directory / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+        return self._directory / hashlib.sha256(repr((jax.__version__, key)).encode()).hexdigest()[:32]
 
 
 def _has_cache() -> bool:

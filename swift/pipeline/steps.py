@@ -157,23 +157,20 @@ class Steps:
             lone_rows = self._abstract_rows((1, program.num_microbatches))
             step = partial(lone_step, keep_state=self._keeps_state)
             lone = lone_evaluation if kind == "evaluate" else step
-            return self._get((kind,), lambda: lone(program).lower(state, lone_rows))
-        table = self.configuration.plans[self.configuration.window if kind == "window" else 1].table
+            return self._get(kind, lambda: lone(program).lower(state, lone_rows))
+        table = _table(self.configuration, kind)
         rows = self._abstract_rows(table.data_Rn.shape[:2])
-        if kind == "evaluate":
-            table = table.forward_only()
         common, columns = table_arrays(table)
         arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)
-        key = kind, self.configuration.window, program.live.stage_R.tolist(), table.shape
-        call = self._get(key, lambda: self._function(kind, table).lower(state, *arrays, rows))
+        call = self._get(kind, lambda: self._function(kind, table).lower(state, *arrays, rows))
         return lambda state, rows: call(state, *arrays, rows)
 
-    def _get(self, key: object, lower: Callable[[], Lowered]) -> Compiled:
-        """The program of a key, which tells all programs of one run from each other."""
+    def _get(self, kind: Kind, lower: Callable[[], Lowered]) -> Compiled:
         if self._store is None:
             return lower().compile()
         devices = list(self.program.live.mesh.devices.flat)
-        return self._store.get((jax.__version__, key), lambda: lower().compile(), devices)
+        key = program_key(self.configuration, kind, keep_state=self._keeps_state)
+        return self._store.get(key, lambda: lower().compile(), devices)
 
     def _function(self, kind: Kind, table: TickTable) -> Wrapped:
         if kind == "window":
@@ -187,3 +184,14 @@ class Steps:
         shape = (*microbatches_Rn, live.num_ranks, self._num_sequences // live.num_ranks, length)
         types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)
         return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]
+
+
+def program_key(configuration: Configuration, kind: Kind, *, keep_state: bool) -> object:
+    """What tells a program from the others of a run; configurations that have it in common share the program."""
+    stages = [place.stage for place in configuration.places]
+    return kind, keep_state, configuration.window, stages, _table(configuration, kind).shape
+
+
+def _table(configuration: Configuration, kind: Kind) -> TickTable:
+    table = configuration.plans[configuration.window if kind == "window" else 1].table
+    return table.forward_only() if kind == "evaluate" else table

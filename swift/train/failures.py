@@ -93,7 +93,7 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
 
 
 def parse_event(
-    setting: str, text: str, kinds: tuple[str, str], topology: Topology, last_step: tuple[str, int]
+    setting: str, text: str, kinds: Sequence[str], topology: Topology, last_step: tuple[str, int]
 ) -> tuple[int, str, Worker]:
     """(step, kind, worker) of one text such as ``step 20: fail 1:2``, without a look at others.
 
@@ -109,8 +109,9 @@ def parse_event(
     """
     found = _FORM.fullmatch(text)
     if found is None or found[2] not in kinds:
-        first, second = kinds
-        raise SettingError(setting, text, f"must be 'step STEP: {first} PIPELINE:STAGE' or 'step STEP: {second} ...'")
+        first, *others = kinds
+        allowed = f"must be 'step STEP: {first} PIPELINE:STAGE'"
+        raise SettingError(setting, text, allowed + "".join(f" or 'step STEP: {other} ...'" for other in others))
     step, worker, (name, last) = int(found[1]), (int(found[3]), int(found[4])), last_step
     if not 1 <= step <= last:
         raise SettingError(setting, text, f"the step must be 1 to {name} = {last}")

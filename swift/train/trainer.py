@@ -14,7 +14,7 @@ from swift.data import Batch, Loader
 from swift.errors import RunError
 from swift.mesh import move_rows, own_row
 from swift.pipeline import Engine, TrainState
-from swift.record import RunDirectory, measure, read_run
+from swift.record import RunDirectory
 from swift.topology import Worker
 from swift.train.experiment import Experiment
 from swift.train.failures import FailureSource
@@ -23,6 +23,7 @@ from swift.train.metrics import step_record
 from swift.train.progress import Progress
 from swift.train.recovery import check_failures, lost_stages
 from swift.train.start import TrainOptions, begin, check_range, next_length, open_run, steps_done
+from swift.train.summary import summarize
 
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
 
@@ -66,7 +67,7 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
             run.announce(done)
             # Given away: kept here, it would take memory as long as the run.
             run.loop(first_state.pop(), loader, validation, last_step)
-            return run.summarize()
+            return summarize(experiment, directory, jax.devices()[0].device_kind)
 
 
 @dataclass(frozen=True)
@@ -199,27 +200,6 @@ class _Run:
             # The loss above is of the parameters before the update; a checkpoint holds those after it.
             self._check_finite(done, loss_after=self._evaluate(state, validation, num_batches=1))
             self._save(state, position, done)
-
-    def summarize(self) -> dict[str, Any]:
-        experiment = self.experiment
-        facts = {
-            "name": self.options.run_dir.name,
-            "placement": experiment.placement.name,
-            "layout": experiment.optimizer.layout,
-            "ranks": experiment.ranks,
-            "pipelines": experiment.topology.num_pipelines,
-            "stages": experiment.topology.num_stages,
-            "device": jax.devices()[0].device_kind,
-            "jax_version": jax.__version__,
-            "num_steps": experiment.num_steps,
-            "target_loss": experiment.target_loss,
-        }
-        # Computed from the record, so that a resumed run and an unbroken one say the same.
-        run = read_run(self.directory.path)
-        summary = facts | measure(run, experiment.target_loss)
-        if run.metrics[-1]["step"] == experiment.num_steps:
-            self.directory.write_summary(summary)
-        return summary
 
     def _is_due(self, done: int, every: int) -> bool:
         return bool(every) and (done % every == 0 or done == self.experiment.num_steps)

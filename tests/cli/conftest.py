@@ -70,9 +70,9 @@ def here(home, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def half_run(home) -> Path:
+def half_run(home, few_optimizations) -> Path:
     """A run of tiny.gin that was stopped at iteration 4 of 6, with checkpoints of 2 and 4."""
-    with pytest.MonkeyPatch.context() as patch:
+    with few_optimizations(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert main(["train", "tiny.gin", "--run-dir", "half", "--stop-at", "4"]) == 0
     return home / "half"
@@ -86,7 +86,7 @@ def half(half_run, here) -> Path:
 
 
 @pytest.fixture
-def tell(here, capfd) -> Callable[..., Told]:
+def tell(here, capfd, quickly_compiled) -> Callable[..., Told]:  # noqa: ARG001 - for the programs of the command
     """Runs a command in the working directory."""
 
     def run(*arguments: str) -> Told:

@@ -1,146 +1,94 @@
 """Real processes that are really killed: the survivors go on, the dead come back, and nothing is lost."""
 
 import itertools
+import os
+import random
 import re
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from swift.checkpoint import checkpoint_steps
 from swift.record import read_run
-
-SWIFT = [sys.executable, "-m", "swift"]
-KILLED = """
-Experiment.model = @ModelConfig()
-ModelConfig.num_layers = 2
-ModelConfig.model_dim = 64
-ModelConfig.num_heads = 2
-ModelConfig.ffn_dim = 128
-ModelConfig.sequence_length = 64
-ModelConfig.moe_pattern = (True,)
-Experiment.experts = @ExpertConfig()
-ExpertConfig.num_classes = 4
-ExpertConfig.slots_per_rank = 5
-ExpertConfig.capacity_factor = 1.0
-Experiment.topology = @Topology()
-Topology.num_pipelines = 2
-Topology.num_stages = {stages}
-Topology.num_expert_ranks = 1
-Experiment.ranks = 'emulated'
-Experiment.placement = @Symi()
-Experiment.optimizer = @OptimizerConfig()
-OptimizerConfig.warmup_steps = 2
-Experiment.data = @DataConfig()
-DataConfig.source = @TextFiles()
-DataConfig.validation_share = 0.2
-TextFiles.pattern = '{corpus}'
-Experiment.num_microbatches = 2
-Experiment.sequences_per_microbatch = 2
-Experiment.num_steps = {steps}
-Experiment.compute_dtype = 'float64'
-Experiment.eval_every = 0
-Experiment.checkpoint_every = 0
-"""
+from tests.launch.runs import launched, left_behind, losses, members, scratch, tell, wait_for, whole, write_config
 
 
-@pytest.fixture
-def write(tmp_path):
-    (tmp_path / "corpus").mkdir()
-    for number in range(20):
-        text = "".join(chr(32 + (7 + number) * i * i % 90) for i in range(1000))
-        (tmp_path / "corpus" / f"{number}.txt").write_text(text)
-
-    def config(stages, steps):
-        text = KILLED.format(stages=stages, steps=steps, corpus=tmp_path / "corpus" / "*.txt")
-        (tmp_path / "kill.gin").write_text(text)
-        return tmp_path / "kill.gin"
-
-    return config
+def config_for(tmp_path, stages, steps):
+    return write_config(tmp_path, (2, stages, 1), steps)
 
 
-def tell(*arguments):
-    done = subprocess.run([*SWIFT, *map(str, arguments)], capture_output=True, text=True, timeout=500)
-    return done.returncode, done.stderr
-
-
-def left_behind(config):
-    """Processes that still run something of this test."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found.append(path.read_text())
-    return [line for line in found if "member" in line.split("\0") and str(config.parent) in line]
-
-
-@contextmanager
-def launched(config, *arguments):
-    """A run under way, which does not outlive its test."""
-    command = [*SWIFT, "launch", "--processes", "2", str(config), "--run-dir", str(config.parent / "run"), *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def wait_for(process, words):
-    """Until it has said the words."""
-    while words not in process.stderr.readline():
-        assert process.poll() is None, f"it ended before it said {words}"
-
-
-@pytest.mark.parametrize(
-    ("stages", "steps", "who", "returns"),
-    [
-        (1, 60, "0:0", False),
-        pytest.param(1, 250, "0:0", True, marks=pytest.mark.slow),
-        pytest.param(2, 400, "1:1", True, marks=pytest.mark.slow),
-    ],
-)
-def test_a_process_is_killed_and_the_losses_are_those_without(write, tmp_path, stages, steps, who, returns):
-    """The first process is killed, too; who returns has missed many iterations."""
-    config = write(stages, steps)
-    chaos = [f"step 30: kill {who}", *[f"step 31: restart {who}"] * returns]
-    code, said = tell("launch", "--processes", 2 * stages, config, "--run-dir", tmp_path / "killed", "--chaos", *chaos)
-    assert code == 0, said
-    code, _ = tell("train", config, "--run-dir", tmp_path / "whole")
-    assert code == 0
-    killed, whole = (read_run(tmp_path / name).metrics for name in ("killed", "whole"))
-    assert [record["step"] for record in killed] == list(range(1, steps + 1))
-    np.testing.assert_allclose([r["loss"] for r in killed], [r["loss"] for r in whole], rtol=1e-8)
-    live = [count for count, _ in itertools.groupby(record["live_workers"] for record in killed)]
-    assert live == [2 * stages, 2 * stages - 1, *[2 * stages] * returns]
-    assert re.findall(r"process (\S+) died \((.*)\)", said) == [(who, "signal 9")]
-    assert left_behind(config) == []
+def test_each_is_killed_at_any_moment_and_comes_back_and_nothing_is_lost(tmp_path):
+    """The first process, too. Who comes back has missed some iterations."""
+    config, moment = config_for(tmp_path, 1, 10**6), random.Random(0)
+    with launched(config) as process:
+        wait_for(process, "running with 2 processes")
+        for who in ("0:0", "1:0", "0:0"):
+            before = members(config)
+            time.sleep(moment.uniform(0.5, 1.0))
+            os.kill(before[who], signal.SIGKILL)
+            wait_for(process, "with 1 process")
+            (other,) = before.keys() - {who}
+            assert members(config)[other] == before[other]
+            wait_for(process, "with 2 processes")
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(timeout=60) == 130, rest
+    events = read_run(tmp_path / "run").events
+    assert [event["rerun_steps"] <= 1 for event in events if event["event"] == "recovery"] == [True] * 3
+    found = losses(tmp_path / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found)), rtol=1e-8)
+    assert left_behind(config) == {}
+    assert scratch(process.pid) == []
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_process_behind(write):
-    config = write(1, 10**6)
+@pytest.mark.parametrize("recovery", ["live", "restart"])
+def test_chaos_does_what_was_asked_and_the_losses_are_those_without(tmp_path, recovery):
+    config, run_dir = config_for(tmp_path, 2, 400), tmp_path / "run"
+    chaos = ["--chaos", "step 30: kill 1:1", "step 31: restart 1:1"]
+    code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--recovery", recovery, *chaos)
+    assert code == 0, said
+    np.testing.assert_allclose(losses(run_dir), whole(config), rtol=1e-8)
+    run = read_run(run_dir)
+    live = [count for count, _ in itertools.groupby(record["live_workers"] for record in run.metrics)]
+    assert live == ([4, 3, 4] if recovery == "live" else [4])
+    assert re.findall(r"process (\S+) died \((.*)\)", said)[0] == ("1:1", "signal 9")
+    assert [event["event"] for event in run.events].count("recovery") == 1
+    assert run.summary["goodput"]["num_deaths"] == (1 if recovery == "live" else 4)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_leaves_no_process_behind(tmp_path):
+    config = config_for(tmp_path, 1, 10**6)
     with launched(config) as process:
-        wait_for(process, "goes on")
-        assert len(left_behind(config)) == 2
+        wait_for(process, "running with")
+        time.sleep(3)
         process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
         rest = process.stderr.read()
         assert process.wait(timeout=60) == 130
+        assert time.monotonic() - begun < 15
     assert "Traceback" not in rest
-    assert left_behind(config) == []
+    assert left_behind(config) == {}
+    assert scratch(process.pid) == []
+    (step,) = checkpoint_steps(tmp_path / "run" / "checkpoints")
+    assert step == len(losses(tmp_path / "run"))
 
 
-def test_processes_end_with_their_supervisor(write):
-    config = write(1, 10**6)
+def test_processes_end_with_their_supervisor(tmp_path):
+    config = config_for(tmp_path, 1, 10**6)
     with launched(config) as process:
-        wait_for(process, "form")
-        assert len(left_behind(config)) == 2
+        wait_for(process, "forming")
+        assert sorted(left_behind(config).values()) == ["launch", "member", "member"]
+        assert scratch(process.pid)
     deadline = time.monotonic() + 10
     while left_behind(config) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left_behind(config) == []
+    assert left_behind(config) == {}
+    assert scratch(process.pid) == []
 
 
 @pytest.mark.parametrize(
@@ -148,14 +96,15 @@ def test_processes_end_with_their_supervisor(write):
     [
         (["--processes", "3"], "--processes = 3: must be 2"),
         (["--processes", "2", "--chaos", "step 3: kill 2:0"], "--chaos"),
-        (["--processes", "2", "--set", "Experiment.eval_every=5"], "Experiment.eval_every = 5: must be 0"),
+        (["--processes", "2", "--deadline", "patience=5"], "--deadline = 'patience=5': must be NAME=SECONDS"),
+        (["--processes", "2", "--resume"], "--run-dir"),
         (["--processes", "2", "--set", "Experiment.failures=['step 3: fail 1:0']"], "Experiment.failures"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_before_anything_starts(write, tmp_path, arguments, told):
-    code, said = tell("launch", write(1, 5), "--run-dir", tmp_path / "run", *arguments)
+def test_a_mistake_is_told_in_one_line_before_anything_starts(tmp_path, arguments, told):
+    config = config_for(tmp_path, 1, 5)
+    code, said = tell(config, "--run-dir", tmp_path / "run", *arguments)
     assert code == 2
     assert told in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
-    assert Path(tmp_path / "kill.gin").exists()

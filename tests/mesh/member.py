@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.mesh.distributed import Link, is_broken_collective
+from swift.mesh.distributed import Link, is_called_off
 
 
 def say(**what):
@@ -26,8 +26,10 @@ def main() -> None:
     def listen():
         for line in sys.stdin:
             orders.put(json.loads(line))
-            for link in links:
-                link.abort()
+            while not orders.empty():  # what the main thread waits in may have just begun
+                for link in links:
+                    link.abort()
+                time.sleep(0.05)
         orders.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
@@ -52,6 +54,8 @@ def run(order, link, orders):
     ids = [device.id for device in mesh.devices.flat]
     try:
         for number in range(10**9):
+            if number == 1:
+                say(epoch=order["epoch"], going_on=True)
             total = float(np.asarray(step(array).addressable_shards[0].data)[0])
             if number == 0:
                 say(epoch=order["epoch"], total=total, ids=ids)
@@ -61,7 +65,7 @@ def run(order, link, orders):
             if not orders.empty():
                 return
     except Exception as error:
-        if not is_broken_collective(error):
+        if not is_called_off(error):
             raise
         say(epoch=order["epoch"], broken=True)
 

@@ -101,6 +101,7 @@ def test_survivors_of_any_death_go_on_and_take_the_dead_back(group):
 def test_a_member_that_waits_for_a_living_one_is_set_free(group):
     group.form("abc", b={"stays_away": True})
     assert group.hear("b", "away")
+    assert [group.hear(name, "going_on") for name in "ac"] == [True] * 2
     group.form("ac")  # b lives, and will never come: without an abort, a and c would wait for it for ever
     assert [group.hear(name, "broken") for name in "ac"] == [True] * 2
     assert [group.hear(name, "total") for name in "ac"] == [1.0 + 2.0] * 2

@@ -18,9 +18,11 @@ from swift.mesh.epochs import (
     Ready,
     RestartAll,
     StageLost,
+    Stamp,
     Started,
     State,
     Tick,
+    Took,
     processes_of,
 )
 from swift.mesh.membership import Membership
@@ -56,9 +58,11 @@ class Script:
     def die(self, *processes):
         return [command for process in processes for command in self.tell(Died, process, 0, "killed")]
 
-    def formed(self, held_by):
+    def formed(self, held_by, of=None):
+        """They hold states after these iterations, of the epoch that ran last unless told."""
+        epoch = self.membership.went if of is None else of
         for process, held in held_by.items():
-            self.tell(Formed, process, self.membership.number, frozenset(held), 0)
+            self.tell(Formed, process, self.membership.number, frozenset(Stamp(epoch, step) for step in held), 0)
 
     def beat(self, entered_by):
         """Everybody has ended the iteration before that which it is in."""
@@ -133,7 +137,7 @@ def test_a_death_makes_an_epoch_of_the_others_that_goes_on_where_all_of_them_can
     live.die(D)
     assert live.tick() == [Form(2, live.now(A, B, C))]
     live.formed({A: {4, 5}, B: {3, 4}, C: {3, 4}})
-    assert live.tick() == [Go(2, 4, live.now(A, B, C))]
+    assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
 
 
 def test_two_deaths_at_once_are_one_epoch(live):
@@ -148,11 +152,11 @@ def test_a_death_while_forming_makes_a_newer_epoch_and_answers_to_the_older_are_
     live.formed({A: {4}, B: {4}})
     live.die(C)
     assert live.tick() == [Form(3, live.now(A, B))]
-    live.tell(Formed, A, 2, frozenset({4}), 0)
+    live.tell(Formed, A, 2, frozenset({Stamp(1, 4)}), 0)
     live.formed({B: {4}})
     assert live.tick() == []
     live.formed({A: {4}})
-    assert live.tick() == [Go(3, 4, live.now(A, B))]
+    assert live.tick() == [Go(3, Stamp(1, 4), live.now(A, B))]
 
 
 def test_survivors_that_hold_no_common_iteration_go_back_to_the_checkpoint(live):
@@ -176,6 +180,20 @@ def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
     assert live.tick() == [Form(3, live.now(A, B))]
 
 
+def test_who_has_met_the_others_is_given_time_to_compile(live):
+    live.die(D)
+    live.tick()
+    live.tell(Took, A, 2, "link", 0.1, 0)
+    live.formed({B: {4}, C: {4}})
+    for _ in range(3):
+        live.alive()
+        assert live.tick(1.5) == []
+    for _ in range(2):
+        live.alive()
+        live.tick(1.5)
+    assert [process for process, seat in live.membership.seats.items() if seat.doomed] == [A]
+
+
 def test_joiners_are_admitted_together_after_the_iteration_that_nobody_has_entered_yet(live):
     live.die(C, D)
     live.tick()
@@ -187,7 +205,7 @@ def test_joiners_are_admitted_together_after_the_iteration_that_nobody_has_enter
     live.beat({A: 7, B: 6})
     assert live.tick() == [Form(3, live.now(A, B, C, D), after=8)]
     live.formed({A: {7, 8}, B: {7, 8}, C: (), D: ()})
-    assert live.tick() == [Go(3, 8, live.now(A, B))]
+    assert live.tick() == [Go(3, Stamp(2, 8), live.now(A, B))]
 
 
 def joining(script):
@@ -207,7 +225,7 @@ def test_a_death_while_somebody_joins_makes_an_epoch_of_all_who_are_ready(live):
     live.die(A)
     assert live.tick() == [Form(4, live.now(B, C, D))]
     live.formed({B: {7, 8}, C: {7, 8}, D: ()})
-    assert live.tick() == [Go(4, 8, live.now(B, C))]
+    assert live.tick() == [Go(4, Stamp(2, 8), live.now(B, C))]
 
 
 def test_a_joiner_that_dies_costs_an_epoch_but_no_iteration(live):
@@ -277,7 +295,7 @@ def test_all_are_restarted_where_all_are_stuck_and_may_find_their_state_again(li
     live.ready(C, D)
     assert live.tick() == [Form(2, live.now(A, B, C, D))]
     live.formed({process: {4, 5} for process in (A, B, C, D)})
-    assert live.tick() == [Go(2, 5, live.now(A, B, C, D))]
+    assert live.tick() == [Go(2, Stamp(1, 5), live.now(A, B, C, D))]
 
 
 def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):
@@ -290,8 +308,27 @@ def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):
     assert live.tick() == []
     live.ready(D)
     assert live.tick() == [Form(3, live.now(A, C, D))]
-    live.formed({A: {4}, C: {4}, D: {4}})
-    assert live.tick() == [Go(3, None)], "what a restarted process holds may be of an older time"
+    live.formed({A: {4, 5}, C: {4, 5}})
+    live.formed({D: {4, 5}}, of=0)
+    assert live.tick() == [Go(3, None)], "what a restarted process holds is of an older time"
+
+
+def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
+    live.die(B, D)
+    live.tick()
+    live.start(B, D)
+    live.ready(B, D)
+    assert live.tick() == [Form(2, live.now(A, B, C, D))]
+    live.formed({A: {4, 5}, B: {3, 4}, C: {4, 5}, D: ()})
+    assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
+
+
+def test_the_newest_state_is_that_of_the_newest_epoch_that_every_stage_has(live):
+    live.die(D)
+    live.tick()
+    live.formed({A: {6}}, of=1)
+    live.formed({B: {5}, C: {5}}, of=1)
+    assert live.tick() == [Go(2, Stamp(1, 5), live.now(B, C))], "C has it for stage 0; A copies"
 
 
 def test_a_worker_of_several_processes_is_there_when_all_of_them_are():

@@ -19,8 +19,10 @@ from swift.mesh.epochs import (
     Member,
     Ready,
     RestartAll,
+    Stamp,
     Started,
     Tick,
+    agreed_stamp,
     processes_of,
 )
 from swift.mesh.membership import Membership
@@ -41,7 +43,8 @@ class Simulated:
         is_dead: whether the supervisor has been told that it died.
         number: of the epoch that it formed last, and runs if it ``runs``.
         leaving: the epoch that it is about to form.
-        states: by iteration, what its state comes from.
+        states: by stamp, what its state comes from.
+        kept: the same when it last left an epoch; its next life finds it.
         done, begun, ended: iterations; the last two of this epoch.
     """
 
@@ -57,6 +60,7 @@ class Simulated:
     runs: bool = False
     leaving: Form | None = None
     states: dict = field(default_factory=dict)
+    kept: dict = field(default_factory=dict)
     done: int = 0
     begun: int = 0
     ended: int = 0
@@ -115,6 +119,8 @@ class World:
             member = Member(process, last.member.incarnation + 1 if last else 0)
             self.newest[process] = one = Simulated(member)
             one.kill_is_due, one.outbox = False, deque([Ready(member, 0)])
+            one.states = dict(last.kept) if last else {}
+            one.kept = one.states
             self.everybody = [old for old in self.everybody if old.is_up or not old.is_dead] + [one]
             self.tell(Started(member, self.time))
 
@@ -156,17 +162,18 @@ class World:
                     one.leaving = form
                 else:
                     self.leave(one, form)
-            case Go(number, step):
+            case Go(number, stamp):
                 assert number == one.number
-                if step is None:
-                    one.states = {0: "checkpoint"}
+                if stamp is None:
+                    stamp = Stamp(number, 0)
+                    one.states = {stamp: "checkpoint"}
                 else:
-                    one.states = {step: one.states.get(step) or self.state_of[number]}
-                    assert one.states[step] == self.state_of[number], "survivors go on from different states"
-                one.runs, one.done, one.begun, one.ended = True, step or 0, 0, 0
+                    one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
+                    assert one.states[stamp] == self.state_of[number], "survivors go on from different states"
+                one.runs, one.done, one.begun, one.ended = True, stamp.step, 0, 0
 
     def leave(self, one, form):
-        one.runs, one.leaving, one.number = False, None, form.number
+        one.runs, one.leaving, one.number, one.kept = False, None, form.number, dict(one.states)
         self.answers[form.number][one.member] = frozenset(one.states)
         one.outbox.append(Formed(one.member, form.number, frozenset(one.states), 0))
 
@@ -184,8 +191,8 @@ class World:
             one.begun = begun[one.member] = one.done + 1
         elif all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
             one.done = one.ended = one.begun
-            one.states[one.done] = f"iteration {one.done} of epoch {one.number}"
-            one.states = {step: state for step, state in one.states.items() if step > one.done - 2}
+            one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of epoch {one.number}"
+            one.states = {stamp: state for stamp, state in one.states.items() if stamp.step > one.done - 2}
             if one.leaving is not None and one.done >= one.leaving.after:
                 self.leave(one, one.leaving)
         self.beat(one)
@@ -204,20 +211,25 @@ class World:
     def check_go(self, go):
         members, answers = self.forms[go.number].members, self.answers[go.number]
         assert set(answers) == set(members), "an epoch goes before all have formed it"
-        assert self.goes.setdefault(go.number, go.step) == go.step, "an epoch goes on from two steps"
-        survivors = [member for member in members if answers[member]]
+        assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "an epoch goes on from two states"
+        held_by = {member.process: held for member, held in answers.items()}
         holders = {member.process for member in go.holders}
-        if go.step is not None:
-            assert all(go.step in answers[member] for member in survivors), "a survivor does not hold the step"
-            assert holders == {member.process for member in survivors}
-            newest = max(frozenset.intersection(*(answers[member] for member in survivors)))
-            assert go.step == newest, "an iteration is lost"
+        assert go.stamp == agreed_stamp(tuple(self.newest), held_by)
+        if go.stamp is not None:
+            assert holders == {process for process, held in held_by.items() if go.stamp in held}
             assert self.are_enough(holders), "a stage has no state to go on from"
-        elif self.are_enough({member.process for member in survivors}):
-            assert not frozenset.intersection(*(answers[member] for member in survivors)), "all go back without need"
-        states = {self.by_member(member).states[go.step] for member in go.holders}
-        assert len(states) == (go.step is not None), "survivors hold different states of the step"
+            self.check_no_loss(go, members, answers)
+        states = {self.by_member(member).states[go.stamp] for member in go.holders}
+        assert len(states) == (go.stamp is not None), "holders have different states with one stamp"
         self.state_of[go.number] = states.pop() if states else None
+
+    def check_no_loss(self, go, members, answers):
+        """Where those who ran last are enough, no more than the newest iteration is run again."""
+        ran = max((number for number in self.goes if number < go.number), default=None)
+        survivors = [member for member in members if ran in (stamp.epoch for stamp in answers[member])]
+        newest = max((stamp.step for member in survivors for stamp in answers[member]), default=0)
+        if survivors and self.are_enough({member.process for member in survivors}):
+            assert go.stamp.step >= newest - 1, "more than one iteration is lost"
 
     def are_enough(self, processes):
         """Whether they are all processes of some worker of every stage."""

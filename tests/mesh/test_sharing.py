@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.mesh import RANKED, SHARED, live_mesh
+from swift.mesh import RANKED, SHARED, PeerSum, live_mesh
 from swift.mesh.sharing import fetch_parts, place_parts, share_rows
 from swift.topology import Topology
 
@@ -43,12 +43,27 @@ def test_who_has_nothing_gets_the_bits_of_a_peer(live, dtype, missing):
     for leaf in jax.tree.leaves(emptied):
         leaf[missing] = 0
     has_R = [row not in missing for row in range(live.num_rows)]
-    shared = jax.jit(share_rows(live, SPECS, has_R))(live.put(emptied, SPECS))
+    shared, has_arrived = jax.jit(share_rows(live, SPECS, has_R))(live.put(emptied, SPECS))
     assert raw(shared) == raw(host)
+    assert jax.device_get(has_arrived).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype, monkeypatch):
+    class Noisy(PeerSum):
+        def __call__(self, tree):
+            bits, checksum = super().__call__(tree)
+            is_third = live.row_index() == 3
+            return jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].add(is_third.astype(leaf.dtype)), bits), checksum
+
+    monkeypatch.setattr("swift.mesh.sharing.PeerSum", Noisy)
+    whole = [True] * live.num_rows
+    _, has_arrived = jax.jit(share_rows(live, SPECS, whole))(live.put(state(live, dtype), SPECS))
+    assert np.flatnonzero(~jax.device_get(has_arrived)).tolist() == [3]
 
 
 def test_a_stage_that_nobody_has_is_not_made_up(live):
-    with pytest.raises(StopIteration):
+    with pytest.raises(AssertionError, match="only the stages"):
         share_rows(live, SPECS, [row not in live.peers[1] for row in range(live.num_rows)])
 
 

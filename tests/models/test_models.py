@@ -11,6 +11,8 @@ from swift.experts import ExpertConfig
 from swift.models import GPT, MODEL_SIZES, ModelConfig, model_size, plain_logits
 from swift.models.modules import causal_attention, look_up
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=8, moe_pattern=(False, True))
 
 

@@ -9,7 +9,7 @@ from swift.pipeline import survives
 from swift.schedules import FAULT_FREE, PLANNERS
 from swift.topology import Topology
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
 SEEDS = st.integers(0, 2**16)
 

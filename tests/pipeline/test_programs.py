@@ -23,7 +23,7 @@ from swift.pipeline import (
 from swift.pipeline.interpreter import empty_carry
 from swift.schedules import SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from swift.pipeline.equations import num_bytes
 from swift.pipeline.flops import dot_flops
 from swift.pipeline.split import split
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
 RANKS, LAYERS, DIM = 2, 2, 64
 EXPERTS = ExpertConfig(num_classes=4, slots_per_rank=2, capacity_factor=0.75)
@@ -82,8 +82,10 @@ def assert_close(found, expected, tolerance=1e-12):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max(initial=0))
 
 
-def flops(function, *args):
-    return function.lower(*args).compile().cost_analysis()["flops"]
+def compiled(function, *args):
+    """(the results, the FLOPs) of one program."""
+    program = function.lower(*args).compile()
+    return program(*args), program.cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -96,22 +98,16 @@ def test_a_stage_has_the_gradients_of_the_fused_backward_and_no_more_flops(moe, 
     backward_input = on_ranks(s.backward_input, False, False, True, True, True)
     backward_weight = on_ranks(s.backward_weight, False, False, True, True)
 
-    out, metrics, dparams, dx = whole(weights, extras, x, d_out)
-    found_out, found_metrics, b_stash, h_stash = forward(weights, extras, x)
-    found_dx, w_stash = backward_input(weights, extras, b_stash, h_stash, d_out)
-    found_dparams = backward_weight(weights, extras, h_stash, w_stash)
+    (out, metrics, dparams, dx), most = compiled(whole, weights, extras, x, d_out)
+    (found_out, found_metrics, b_stash, h_stash), of_forward = compiled(forward, weights, extras, x)
+    (found_dx, w_stash), of_input = compiled(backward_input, weights, extras, b_stash, h_stash, d_out)
+    found_dparams, of_weight = compiled(backward_weight, weights, extras, h_stash, w_stash)
     chex.assert_trees_all_equal(found_metrics, metrics)
     if moe:
         assert all((load.dropped_E.sum() > 0) for load in metrics)
         assert_close(found_out, out)
     assert_close((found_out[0], found_dx, found_dparams), (out[0], dx, dparams))
-
-    parts = (
-        flops(forward, weights, extras, x),
-        flops(backward_input, weights, extras, b_stash, h_stash, d_out),
-        flops(backward_weight, weights, extras, h_stash, w_stash),
-    )
-    assert sum(parts) <= 1.02 * flops(whole, weights, extras, x, d_out)
+    assert of_forward + of_input + of_weight <= 1.02 * most
 
 
 def traced(s, params, extras, x, d_out):
@@ -224,13 +220,14 @@ STEPS = {
 }
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5),
-    shared=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_any_stack_of_layers_is_split_exactly(steps, shared, seed):
+STACKS = {
+    "steps": st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5),
+    "shared": st.booleans(),
+    "seed": st.integers(0, 99),
+}
+
+
+def check_stack(steps, shared, seed):
     random = np.random.default_rng(seed)
     weights, x, dy = (0.5 * random.standard_normal(s) for s in ((len(steps), 4, 4), (3, 4), (3, 4)))
     mask = random.random((3, 4)) < 0.5
@@ -241,6 +238,24 @@ def test_any_stack_of_layers_is_split_exactly(steps, shared, seed):
         return (x, jnp.sum(x * x)), jnp.sum(x > 0)
 
     assert_split_is_exact(f, weights, mask, x, (dy, np.float64(0.7)))
+
+
+@pytest.mark.parametrize("name", sorted(STEPS))
+def test_two_layers_are_split_exactly(name):
+    check_stack([name, name], shared=False, seed=0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(**STACKS)
+def test_any_stack_of_layers_is_split_exactly(steps, shared, seed):
+    check_stack(steps, shared, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(**STACKS)
+def test_any_of_many_stacks_of_layers_is_split_exactly(steps, shared, seed):
+    check_stack(steps, shared, seed)
 
 
 def exchange(w, extras, x):

@@ -24,7 +24,7 @@ from swift.pipeline import TrainState, lone_gradients, lone_step, materialize_al
 from swift.topology import Topology
 from swift.train import Experiment
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
 NUM_CLASSES = 4
 MODEL = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=6, moe_pattern=(False, True))
@@ -76,6 +76,10 @@ CASES = [
     Case(ranks=8, top_k=2, microbatches=2, slots=2, kind="virtual"),
     Case(ranks=3, slots=2, kind="virtual", sequences=6),
 ]
+
+
+QUICK = (0, 4, 5, 6)
+"""One rank without drops; eight with few slots or with micro-batches, two choices or one; and eight virtual ones."""
 
 
 def experiment(case):
@@ -163,7 +167,11 @@ def assert_close(program, actual, expected, tolerance):
         assert error < tolerance, (jax.tree_util.keystr(name), error)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case if n in QUICK else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(CASES)],
+    ids=str,
+)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**16))
 def test_gradients_are_those_of_the_plain_model(case, seed):
@@ -213,10 +221,12 @@ def plain_training(program, experiment, params, batches):
     "case",
     [
         Case(ranks=8, top_k=2, slots=2, microbatches=2),
-        Case(ranks=8, slots=2, kind="virtual", policy=FlexMoE(2), layout="coupled"),
         Case(ranks=8, slots=2, policy=FlexMoE(3), layout="coupled"),
-        Case(ranks=8, slots=2, policy=Static(), layout="coupled"),
-        Case(ranks=3, slots=4, policy=MinMax(), sequences=6),
+        pytest.param(
+            Case(ranks=8, slots=2, kind="virtual", policy=FlexMoE(2), layout="coupled"), marks=pytest.mark.slow
+        ),
+        pytest.param(Case(ranks=8, slots=2, policy=Static(), layout="coupled"), marks=pytest.mark.slow),
+        pytest.param(Case(ranks=3, slots=4, policy=MinMax(), sequences=6), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -19,6 +19,8 @@ from swift.record import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():

@@ -11,8 +11,12 @@ from swift.pipeline import lone_step, put_batch
 from swift.topology import Topology
 from swift.train import Experiment
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-@pytest.mark.parametrize("policy", [Symi(), Static(), pytest.param(MinMax(), marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize(
+    "policy", [Symi(), *(pytest.param(other, marks=pytest.mark.slow) for other in (Static(), MinMax()))]
+)
 def test_bytes_of_an_iteration(policy):
     ranks, slots = 4, 2
     experiment = Experiment(

@@ -21,6 +21,8 @@ from swift.record import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
 
 
@@ -36,6 +38,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def experiment(corpus):
+    """The number of steps is part of the program: tests that leave it alone share what is compiled."""
     return Experiment(
         model=TINY,
         experts=ExpertConfig(num_classes=4, slots_per_rank=2),
@@ -49,6 +52,13 @@ def experiment(corpus):
         checkpoint_every=20,
         target_loss=4.0,
     )
+
+
+@pytest.fixture(scope="module")
+def wild(experiment):
+    """Its first update spoils the parameters."""
+    optimizer = replace(experiment.optimizer, peak_learning_rate=1e30, clip_norm=None, warmup_steps=0)
+    return replace(experiment, optimizer=optimizer)
 
 
 def run(experiment, run_dir, **options):
@@ -81,7 +91,7 @@ def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, polic
 
 
 def test_fifty_placements_are_one_program(experiment):
-    program = replace(experiment, num_steps=60).program()
+    program = experiment.program()
     state, step, loader = program.init(jax.random.key(0)), lone_step(program), experiment.loader("train")
     placements = []
     for _ in range(50):
@@ -115,9 +125,8 @@ def test_bfloat16_learns_too(experiment, tmp_path):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.master)} == {"float32"}
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experiment, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experiment, wild, tmp_path):
     run(experiment, tmp_path / "run", stop_at=20)
-    wild = replace(experiment, optimizer=replace(experiment.optimizer, peak_learning_rate=1e30, clip_norm=None))
     with pytest.raises(
         RunError, match=r"at iteration 2\d: stopped; the checkpoint of iteration 20 is kept; .*--resume"
     ):
@@ -127,17 +136,15 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experi
     assert run(experiment, tmp_path / "run", resume=True)["final_loss"] < 4
 
 
-def test_parameters_that_give_no_finite_loss_are_not_saved(experiment, tmp_path):
+def test_parameters_that_give_no_finite_loss_are_not_saved(wild, tmp_path):
     """The loss of an iteration is finite before the update that spoils it; its checkpoint would be the last one."""
-    wild = replace(experiment.optimizer, peak_learning_rate=1e30, clip_norm=None, warmup_steps=0)
-    wild = replace(experiment, optimizer=wild, checkpoint_every=1, num_checkpoints_kept=1)
     with pytest.raises(RunError, match=r"loss_after = nan at iteration 1: stopped; there is no checkpoint yet"):
-        run(wild, tmp_path / "run")
+        run(replace(wild, checkpoint_every=1, num_checkpoints_kept=1), tmp_path / "run")
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_record_of_a_step(experiment, tmp_path):
-    run(replace(experiment, num_steps=5, checkpoint_every=0), tmp_path / "run")
+    run(replace(experiment, checkpoint_every=0), tmp_path / "run")
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     for record in map(json.loads, text.splitlines()):
         assert record["tokens"] == 8 * 16
@@ -151,13 +158,13 @@ def test_record_of_a_step(experiment, tmp_path):
 
 
 def test_a_finished_run_has_nothing_to_resume(experiment, tmp_path):
-    run(replace(experiment, num_steps=20), tmp_path / "run")
-    with pytest.raises(SettingError, match="has nothing left to do: it is at iteration 20"):
-        run(replace(experiment, num_steps=20), tmp_path / "run", resume=True)
+    run(experiment, tmp_path / "run")
+    with pytest.raises(SettingError, match="has nothing left to do: it is at iteration 40"):
+        run(experiment, tmp_path / "run", resume=True)
 
 
 def test_profiler_trace_on_demand(experiment, tmp_path):
-    run(replace(experiment, num_steps=4, checkpoint_every=0, eval_every=0), tmp_path / "run", profile=(2, 3))
+    run(replace(experiment, checkpoint_every=0, eval_every=0), tmp_path / "run", stop_at=4, profile=(2, 3))
     (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     assert trace.read_bytes().count(b"dot") > 10  # the traced iterations ran within the trace
 

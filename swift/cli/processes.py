@@ -1,0 +1,56 @@
+"""What ``swift launch`` starts: a member of the run, the keeper of its checkpoints, the preparer of its programs."""
+
+import argparse
+import os
+import sys
+import traceback
+
+import jax
+
+from swift.cli.configuration import load_experiment
+from swift.errors import SettingError
+from swift.launch.keeper import run as run_keeper
+from swift.launch.member import Crew, Part
+from swift.launch.preparer import prepare
+from swift.launch.scratch import Scratch
+from swift.mesh.epochs import Process
+from swift.train import Experiment
+
+
+def member(options: argparse.Namespace) -> None:
+    """A process of a run."""
+    experiment, scratch = _told(options)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", _num_devices(experiment, options.by_rank))
+    jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
+    jax.config.update("jax_enable_compilation_cache", False)  # the run has a store of its own
+    process = Process((options.pipeline, options.stage), options.rank)
+    part = Part(experiment, process, options.by_rank, scratch, options.keeps_all)
+    try:
+        Crew(part, sys.stdin).run()
+    except SettingError:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # in peace it might wait for peers in XLA
+
+
+def keeper(options: argparse.Namespace) -> None:
+    """The process that writes and reads checkpoints."""
+    experiment, scratch = _told(options)
+    run_keeper(experiment, options.run_dir, scratch.snapshots, options.by_rank, sys.stdin)
+
+
+def preparer(options: argparse.Namespace) -> None:
+    """The process that compiles what may be needed next."""
+    experiment, scratch = _told(options)
+    prepare(experiment, scratch.programs, _num_devices(experiment, options.by_rank))
+
+
+def _told(options: argparse.Namespace) -> tuple[Experiment, Scratch]:
+    scratch = Scratch(options.scratch, options.memory)
+    return load_experiment(scratch.config), scratch
+
+
+def _num_devices(experiment: Experiment, by_rank: bool) -> int:
+    return 1 if by_rank else experiment.topology.num_expert_ranks

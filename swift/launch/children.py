@@ -1,0 +1,140 @@
+"""The processes that a supervisor starts: their pipes, their logs, and their ends."""
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self
+
+_STOP_S = 10.0
+
+
+class Heard(NamedTuple):
+    """A line that a child has said."""
+
+    who: Hashable
+    line: str
+    time: float
+
+
+class Death(NamedTuple):
+    """A child that has been waited for."""
+
+    who: Hashable
+    why: str
+    time: float
+
+
+@dataclass(frozen=True)
+class _Child:
+    popen: subprocess.Popen[str]
+    reader: threading.Thread
+
+
+class Children:
+    """Children by any name that is never used twice; a context manager, which leaves none behind.
+
+    Args:
+        environment: of all.
+    """
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._environment = dict(environment)
+        self._children: dict[Hashable, _Child] = {}
+        self._heard: SimpleQueue[Heard] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for who in list(self._children):
+            self.kill(who)
+        self.wait_for(self._children)
+
+    def __contains__(self, who: Hashable) -> bool:
+        return who in self._children
+
+    def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
+        """Starts a child whose standard error is added to a log."""
+        assert who not in self._children, f"{who} is there already"
+        with log.open("ab") as errors:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which tells them
+            )
+        reader = threading.Thread(target=self._read, args=(who, popen), daemon=True)
+        self._children[who] = _Child(popen, reader)
+        reader.start()
+
+    def say(self, who: Hashable, line: str) -> None:
+        """Says a line to a child, if it still is there."""
+        child = self._children.get(who)
+        if child is not None:
+            with suppress(BrokenPipeError, ValueError):  # its death is on its way
+                assert child.popen.stdin is not None
+                child.popen.stdin.write(line)
+                child.popen.stdin.flush()
+
+    def kill(self, who: Hashable) -> None:
+        """Ends a child by force, if it still is there; its death follows."""
+        self.signal(who, signal.SIGKILL)
+
+    def signal(self, who: Hashable, number: signal.Signals) -> None:
+        """Sends a signal to a child, if it still is there."""
+        child = self._children.get(who)
+        if child is not None:
+            child.popen.send_signal(number)
+
+    def heard(self, timeout_s: float) -> list[Heard]:
+        """What was said since the last time; waits where nothing was."""
+        lines: list[Heard] = []
+        with suppress(Empty):
+            lines.append(self._heard.get(timeout=timeout_s))
+            while True:
+                lines.append(self._heard.get_nowait())
+        return lines
+
+    def deaths(self) -> list[Death]:
+        """Who has died since the last time."""
+        dead = [who for who, child in self._children.items() if child.popen.poll() is not None]
+        return [Death(who, self._bury(who), time.monotonic()) for who in dead]
+
+    def wait_for(self, whom: Collection[Hashable]) -> None:
+        """Waits for the ends of children that have been told to end; by force, where they do not."""
+        deadline = time.monotonic() + _STOP_S
+        for who in list(whom):
+            child = self._children[who]
+            try:
+                child.popen.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.popen.kill()
+                child.popen.wait()
+            self._bury(who)
+
+    def _bury(self, who: Hashable) -> str:
+        child = self._children.pop(who)
+        assert child.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            child.popen.stdin.close()
+        child.reader.join(timeout=1.0)  # so that all it has said is heard before its death
+        code = child.popen.returncode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _read(self, who: Hashable, popen: subprocess.Popen[str]) -> None:
+        assert popen.stdout is not None
+        with popen.stdout:
+            for line in popen.stdout:
+                self._heard.put(Heard(who, line, time.monotonic()))

@@ -1,0 +1,116 @@
+"""States of a process on the host, as files in shared memory: they outlive its devices, and the process itself.
+
+An epoch ends with all that is on its devices (see ``swift.mesh.distributed``). What a process needs of it for the next
+one is here, and whoever takes the place of a process that was killed finds it again.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from swift.errors import RunError
+from swift.mesh.epochs import Process, Stamp
+
+_PREFIX, _ALIGNMENT = "state-", 64
+
+
+class Keep:
+    """The states that one process has kept.
+
+    Args:
+        directory: of all processes of a run on this machine, best in shared memory; is made.
+        process: whose.
+    """
+
+    def __init__(self, directory: Path, process: Process):
+        (pipeline, stage), rank = process
+        self._directory = directory / f"{pipeline}-{stage}-{rank}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def stamps(self) -> frozenset[Stamp]:
+        """Of all states that are here."""
+        found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
+        return frozenset(Stamp(int(epoch), int(step)) for epoch, step in found)
+
+    def save(self, stamp: Stamp, tree: Any) -> None:
+        """Keeps a tree of arrays, which replaces one with the same stamp."""
+        arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
+        head = {"arrays": [_shape(array) for array in arrays], "digest": _digest(arrays)}
+        path = self._path(stamp)
+        temporary = path.with_name(f".{path.name}.tmp")  # in a directory that has one writer
+        try:
+            with temporary.open("wb") as file:
+                file.write(json.dumps(head).encode() + b"\n")
+                for array in arrays:
+                    file.seek(_aligned(file.tell()))
+                    file.write(_bytes(array).data)
+                file.truncate()
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
+        """A state; its arrays are views of the file, which may be removed meanwhile.
+
+        Args:
+            stamp: one of ``stamps``.
+            like: a tree of what has shapes and types.
+            is_own: this very process has saved it, and need not check it.
+
+        Raises:
+            RunError: it is damaged, or another model's.
+        """
+        path, leaves, parts = self._path(stamp), jax.tree.leaves(like), []
+        damaged = RunError(f"{path}: is damaged, it is not as it was saved")
+        with path.open("rb") as file:
+            try:
+                head, offset = json.loads(file.readline()), file.tell()
+                shapes, digest = head["arrays"], head["digest"]
+            except (ValueError, TypeError, KeyError):
+                raise damaged from None
+        if shapes != [_shape(leaf) for leaf in leaves]:
+            raise RunError(f"{path}: holds the state of another model")
+        whole = np.memmap(path, np.uint8, "r")
+        for leaf in leaves:
+            begin = _aligned(offset)
+            offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+            parts.append(whole[begin:offset])
+        if len(whole) != offset or not (is_own or _digest(parts) == digest):
+            raise damaged
+        arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+    def forget(self, but: frozenset[Stamp] = frozenset()) -> None:
+        """Removes all states but some."""
+        for stamp in self.stamps() - but:
+            self._path(stamp).unlink(missing_ok=True)
+
+    def _path(self, stamp: Stamp) -> Path:
+        return self._directory / f"{_PREFIX}{stamp.epoch}-{stamp.step}"
+
+
+def _shape(leaf: Any) -> list[Any]:
+    return [str(leaf.dtype), list(leaf.shape)]
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(_bytes(array).data)
+    return digest.hexdigest()
+
+
+def _aligned(offset: int) -> int:
+    """So that devices may use the arrays where they are."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,66 @@
+"""What happens in a run of processes, told to its directory and to people."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from swift.launch.display import Display
+from swift.launch.journal import Journal, Note
+from swift.mesh.epochs import Command, Event, Process
+from swift.mesh.membership import Membership
+from swift.record import RunDirectory
+
+
+class Reporter:
+    """The one writer of a run's record while processes run.
+
+    Args:
+        journal: makes sense of what happens.
+        display: what people see.
+        directory: of the run, open.
+        written: the last iteration of which it has the metrics.
+    """
+
+    def __init__(self, journal: Journal, display: Display, directory: RunDirectory, written: int):
+        self._journal, self._display, self._directory, self.written = journal, display, directory, written
+
+    def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
+        """Something was told to the membership."""
+        self._write(self._journal.on(event, before, after, commands))
+
+    def harmed(self, process: Process, how: str, when: float) -> None:
+        """A process is harmed on purpose at this time."""
+        if how == "kill":
+            self._write(self._journal.chaos(process, when))
+        else:
+            self.note(how, self.written, f"process {process} is made to {how}", process=str(process))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """An iteration is done, for the first time, or again; only the first is written."""
+        self._journal.record(record["step"])
+        if record["step"] > self.written:
+            self.written = record["step"]
+            self._directory.log_step(record)
+            self._display.record(record)
+
+    def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
+        """Something else has happened."""
+        self._write([Note(event, step, fields, text)])
+
+    def tell(self, text: str) -> None:
+        """For people only."""
+        self._display.note(text, time.monotonic())
+
+    def show(self, membership: Membership) -> None:
+        """Who does what now."""
+        self._display.update(membership, time.monotonic())
+
+    def goodput(self) -> dict[str, Any]:
+        """Where the time went so far."""
+        return self._journal.goodput(time.monotonic())
+
+    def _write(self, notes: Sequence[Note]) -> None:
+        for note in notes:
+            self._directory.log_event(note.event, note.step, **note.fields)
+            if note.text is not None:
+                self._display.note(note.text, time.monotonic())

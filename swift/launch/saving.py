@@ -1,0 +1,86 @@
+"""Checkpoints of a run of processes: whose parts are there, what the keeper is asked for, and what has come of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swift.checkpoint import checkpoint_steps
+from swift.launch.children import Children
+from swift.launch.keeper_wire import Answer, Command, Load, Save, command_line, read_answer
+from swift.launch.wire import Snapshot
+from swift.mesh.epochs import Process, Stamp
+
+KEEPER = "keeper"
+"""The name of the keeper among the children."""
+_MAX_LIVES = 3
+
+
+class Saving:
+    """Asks the keeper, a process of its own, one thing after the other; who dies is started again and asked again.
+
+    Args:
+        children: among which the keeper is.
+        command: that starts it.
+        log: for what it prints.
+        directory: of the run's checkpoints.
+        processes: all of the run.
+    """
+
+    def __init__(
+        self, children: Children, command: Sequence[str], log: Path, directory: Path, processes: Sequence[Process]
+    ):
+        self._children, self._command, self._log, self._directory = children, command, log, directory
+        self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
+        self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
+        self._asked: list[Command] = []
+        self._num_lives = 0
+
+    @property
+    def newest(self) -> int | None:
+        """The iteration of the newest checkpoint."""
+        return max(checkpoint_steps(self._directory), default=None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was asked for that has not been answered."""
+        return bool(self._asked)
+
+    def start(self) -> None:
+        """Starts the keeper, unless it is there."""
+        if KEEPER not in self._children:
+            self._num_lives += 1
+            self._children.start(KEEPER, self._command, self._log)
+            for command in self._asked:
+                self._children.say(KEEPER, command_line(command))
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Notes that a member has its part of a state; once every stage has one, the state is saved."""
+        (_, stage), rank = process = snapshot.member.process
+        parts = self._parts.setdefault(snapshot.stamp, {})
+        parts[stage, rank] = process
+        if len(parts) == self._num_parts:
+            self._ask(Save(snapshot.stamp, tuple(sorted(parts.values()))))
+            self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
+
+    def load(self, step: int, epoch: int) -> None:
+        """Asks for the parts of a checkpoint."""
+        self._ask(Load(step, epoch))
+
+    def hear(self, line: str) -> Answer:
+        """What the keeper has answered."""
+        if self._asked:
+            del self._asked[0]
+        return read_answer(line)
+
+    def died(self) -> bool:
+        """The keeper has died. Whether it was started again."""
+        if self._num_lives >= _MAX_LIVES:
+            return False
+        self.start()
+        return True
+
+    def _ask(self, command: Command) -> None:
+        self._asked.append(command)
+        if KEEPER in self._children:
+            self._children.say(KEEPER, command_line(command))
+        else:
+            self.start()

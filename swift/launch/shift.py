@@ -1,0 +1,169 @@
+"""The iterations of one epoch, as one of its members runs them."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from swift.data import Loader
+from swift.launch.keep import Keep
+from swift.launch.orders import Orders, Voice
+from swift.launch.wire import Done, Leave, Order, Record, Snapshot
+from swift.mesh.epochs import Process, Stamp, Took
+from swift.mesh.sharing import fetch_parts
+from swift.pipeline import Steps, TrainState
+from swift.train import Experiment
+from swift.train.metrics import step_record
+from swift.train.recovery import window_length
+
+_NUM_SNAPSHOTS = 3
+"""One that is made, one that is saved, one that waits."""
+
+
+@dataclass
+class Shift:
+    """A member's work in an epoch.
+
+    Attributes:
+        experiment: what is run.
+        process: which this is.
+        order: of the epoch.
+        steps: its programs.
+        fault_free: planned time of an iteration without failures.
+        train, validation: the data.
+        states: on the devices, by stamp; the newest two, in case that a peer does not finish the last iteration.
+        records: of the iterations that may not be written yet.
+        snapshots: where states to be saved go.
+        after_window: called when its state is there.
+        watched: around what may wait for a peer for ever.
+        voice, orders: to and from the supervisor.
+    """
+
+    experiment: Experiment
+    process: Process
+    order: Order
+    steps: Steps
+    fault_free: float
+    train: Loader
+    validation: Loader
+    states: dict[Stamp, TrainState]
+    records: dict[int, dict[str, Any]]
+    snapshots: Keep
+    after_window: Callable[[], None]
+    watched: Callable[[], AbstractContextManager[None]]
+    voice: Voice
+    orders: Orders
+    _is_recorder: bool = False
+    _saved: int = 0
+
+    @property
+    def number(self) -> int:
+        """Of the epoch."""
+        return self.order.form.number
+
+    def run(self, leave: Leave) -> None:
+        """Runs until an order comes, or to the end."""
+        (stamp,) = self.states
+        done, experiment = stamp.step, self.experiment
+        # Two, so that the line of an iteration is not lost with who was to tell it; the supervisor takes one of each.
+        members = leave.go.holders or self.order.form.members
+        self._is_recorder = self.process in [member.process for member in members[:2]]
+        self.voice.epoch, self.voice.finished = self.number, done
+        if leave.written < done:
+            self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
+        while not self._is_over(done):
+            begun = time.perf_counter()
+            periods = (experiment.eval_every, experiment.checkpoint_every)
+            count = window_length(experiment.window, done, experiment.num_steps, periods)
+            self.voice.entered = done + count
+            self.voice.tell_progress()
+            while self.orders.hangs:
+                time.sleep(1.0)
+            done = self._window(done, count, begun)
+            if self.voice.finished == stamp.step:
+                took_s = round(time.perf_counter() - begun, 4)
+                self.voice.say(Took, number=self.number, part="first_step", seconds=took_s)
+            self.voice.finished = done
+            self.voice.tell_progress()
+        halt = self.orders.halt
+        if halt is not None and self._saved < done:
+            self._snapshot()
+        if halt is not None or done == experiment.num_steps:
+            self.voice.say(Done, number=self.number)
+
+    def _window(self, done: int, count: int, begun: float) -> int:
+        """Some iterations as one program; leaves two states, that before and its own."""
+        steps, before = self.steps, max(self.states)
+        batches = [self.train.batch(step) for step in range(done, done + count)]
+        with self.watched():
+            outcome = steps.start(self.states[before], batches, steps.put(batches))()
+            jax.block_until_ready(outcome.state)
+        done += count
+        for old in self.states.keys() - {before}:
+            del self.states[old]
+        self.states[Stamp(self.number, done)] = outcome.state
+        step_s = (time.perf_counter() - begun) / count
+        records = [
+            step_record(step, metrics, step_s, steps.program.live.num_rows) | self._plan_record(outcome.was_discarded)
+            for step, metrics in enumerate(outcome.metrics, done - count + 1)
+        ]
+        for old_step in [step for step in self.records if step < before.step]:
+            del self.records[old_step]
+        self.records.update({record["step"]: record for record in records})
+        self.after_window()
+        self._finish(records)
+        return done
+
+    def _plan_record(self, was_discarded: bool) -> dict[str, Any]:
+        """What the plan says of an iteration; nothing for a lone worker."""
+        if self.steps.program.is_lone:
+            return {}
+        plan = self.steps.plan
+        ratio = plan.period / self.fault_free
+        return {"bubble_share": plan.bubble_share, "period_ratio": ratio, "was_discarded": was_discarded}
+
+    def _finish(self, records: list[dict[str, Any]]) -> None:
+        """Evaluates and keeps what is due after an iteration, and tells what the iterations were."""
+        done = max(self.states).step
+        if self._is_due(done, self.experiment.eval_every):
+            loss = self._evaluate(min(self.experiment.num_eval_batches, self.validation.num_batches_per_epoch))
+            for record in records[-1:]:
+                record["validation_loss"] = loss
+        if self._is_recorder:
+            for record in records:
+                self.voice.say(Record, record=record)
+        if self._is_due(done, self.experiment.checkpoint_every):
+            self._snapshot()
+
+    def _snapshot(self) -> None:
+        """Keeps the state to be saved; one worker of each stage does."""
+        newest = max(self.states)
+        loss = self._evaluate(1)  # what is recorded is of the parameters before the update
+        live, stamp = self.steps.program.live, Stamp(self.number, newest.step)
+        if self.process.worker in [live.workers[row] for row in live.first_rows]:
+            self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
+            self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-_NUM_SNAPSHOTS:]))
+            self.voice.say(Snapshot, stamp=stamp, loss=loss)
+        self._saved = newest.step
+
+    def _evaluate(self, num_batches: int) -> float:
+        loss, tokens, state = 0.0, 0, self.states[max(self.states)]
+        for index in range(num_batches):
+            with self.watched():
+                sums = self.steps.evaluate(state, self.validation.batch(index))
+            loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
+        return loss / max(tokens, 1)
+
+    def _is_due(self, done: int, every: int) -> bool:
+        return bool(every) and (done % every == 0 or done == self.experiment.num_steps)
+
+    def _is_over(self, done: int) -> bool:
+        newest, halt = self.orders.newest, self.orders.halt
+        assert newest is not None
+        if done >= self.experiment.num_steps or (halt is not None and done >= halt.after):
+            return True
+        after = newest.form.after
+        return newest.form.number > self.number and (after is None or done >= after)

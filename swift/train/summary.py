@@ -1,0 +1,38 @@
+"""What a run comes to, in one object."""
+
+from typing import Any
+
+import jax
+
+from swift.record import RunDirectory, measure, read_run
+from swift.train.experiment import Experiment
+
+
+def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
+    """The summary of a run, which is written where the run has come to its end.
+
+    It is computed from the record, so that a resumed run and an unbroken one say the same.
+
+    Args:
+        experiment: what was run.
+        directory: its run directory.
+        device: the kind of its devices.
+        **more: what else belongs there; JSON.
+    """
+    run = read_run(directory.path)
+    facts = {
+        "name": directory.path.name,
+        "placement": experiment.placement.name,
+        "layout": experiment.optimizer.layout,
+        "ranks": experiment.ranks,
+        "pipelines": experiment.topology.num_pipelines,
+        "stages": experiment.topology.num_stages,
+        "device": device,
+        "jax_version": jax.__version__,
+        "num_steps": experiment.num_steps,
+        "target_loss": experiment.target_loss,
+    }
+    summary = facts | measure(run, experiment.target_loss) | more
+    if run.metrics[-1]["step"] == experiment.num_steps:
+        directory.write_summary(summary)
+    return summary

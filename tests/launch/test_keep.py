@@ -1,0 +1,57 @@
+"""States on the host come back bit for bit, in this process and in the next; what is damaged is not taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swift.errors import RunError
+from swift.launch.keep import Keep
+from swift.mesh.epochs import Process, Stamp
+
+WHO = Process((1, 0))
+STATE = {
+    "weights": [np.arange(15, dtype=np.float32).reshape(3, 5), np.full((7,), -0.0)],
+    "slots": np.asarray(jnp.arange(6, dtype=jnp.bfloat16)),
+    "step": np.int32(3).reshape(()),
+    "none": np.zeros((0, 4)),
+}
+
+
+def shapes(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def test_a_state_comes_back_bit_for_bit_and_stays_when_it_is_forgotten(tmp_path):
+    Keep(tmp_path, WHO).save(Stamp(2, 7), STATE)
+    keep = Keep(tmp_path, WHO)  # of the next life
+    keep.save(Stamp(2, 8), STATE)
+    assert keep.stamps() == {Stamp(2, 7), Stamp(2, 8)}
+    assert Keep(tmp_path, Process((1, 0), rank=1)).stamps() == frozenset()
+    back = keep.load(Stamp(2, 7), shapes(STATE))
+    keep.forget(but=frozenset({Stamp(2, 8)}))
+    assert keep.stamps() == {Stamp(2, 8)}
+    assert jax.tree.structure(back) == jax.tree.structure(STATE)
+    for mine, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(STATE), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.shape == theirs.shape
+        assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "head"])
+def test_what_is_damaged_is_not_taken(tmp_path, damage):
+    keep = Keep(tmp_path, WHO)
+    keep.save(Stamp(1, 4), STATE)
+    (file,) = tmp_path.glob("*/state-1-4")
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1
+    file.write_bytes({"flip": whole, "truncate": whole[:-9], "head": b"{}" + whole}[damage])
+    with pytest.raises(RunError, match="damaged"):
+        keep.load(Stamp(1, 4), shapes(STATE))
+
+
+def test_a_state_of_another_model_is_not_taken(tmp_path):
+    keep = Keep(tmp_path, WHO)
+    keep.save(Stamp(1, 4), STATE)
+    with pytest.raises(RunError, match="another model"):
+        keep.load(Stamp(1, 4), shapes(STATE | {"none": np.zeros((4, 0))}))

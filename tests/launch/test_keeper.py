@@ -1,0 +1,137 @@
+"""Checkpoints of a run of processes are those of `swift train`, bit for bit."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_path, load_checkpoint, load_metadata, save_checkpoint
+from swift.cli.configuration import config_text
+from swift.launch.keeper import Keeper
+from swift.launch.keeper_wire import (
+    Failed,
+    Load,
+    Loaded,
+    Save,
+    Saved,
+    answer_line,
+    command_line,
+    read_answer,
+    read_command,
+)
+from swift.mesh.epochs import Process, Stamp, processes_of
+from swift.mesh.sharing import fetch_parts
+from swift.record import read_run
+from swift.topology import Topology
+from swift.train import TrainOptions, train
+from swift.train.start import begin
+
+
+def bits(tree):
+    return [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, jax.tree.leaves(tree))]
+
+
+def load(keeper, directory, step):
+    path = checkpoint_path(directory, step)
+    return load_checkpoint(path, keeper.program.abstract(), keeper.experiment.identity())[0]
+
+
+def is_parts(tree):
+    return isinstance(tree, list)
+
+
+def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, trained, ranks):
+    path = elsewhere.save(Stamp(3, 4), ranks[::-1])
+    assert path == checkpoint_path(elsewhere.checkpoints, 4)
+    ours, theirs = path, checkpoint_path(trained / "checkpoints", 4)
+    assert load_metadata(ours, "") == load_metadata(theirs, "")
+    manifests = [json.loads((path / "manifest.json").read_text().partition("\n")[2]) for path in (ours, theirs)]
+    assert manifests[0]["arrays"] == manifests[1]["arrays"]
+    states = [load(keeper, path.parent, 4) for path in (ours, theirs)]
+    assert len(bits(states[0])) > 10
+    assert bits(states[0]) == bits(states[1])
+
+
+def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept):
+    experiment = keeper.experiment
+    state, _ = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), 4)
+    for rank, process in enumerate(ranks):
+        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
+        assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
+
+
+def test_train_goes_on_from_it_as_if_nothing_had_been(elsewhere, trained, tmp_path, ranks):
+    elsewhere.save(Stamp(3, 4), ranks)
+    run_dir, unlike = tmp_path / "elsewhere", shutil.ignore_patterns("checkpoints", "summary.json")
+    shutil.copytree(trained, run_dir, ignore=unlike, dirs_exist_ok=True)
+    options = TrainOptions(run_dir, config_text(elsewhere.experiment), resume=True, prepare="none")
+    train(elsewhere.experiment, options)
+    again, whole = ([record["loss"] for record in read_run(path).metrics] for path in (run_dir, trained))
+    assert [event["step"] for event in read_run(run_dir).events if event["event"] == "resume"] == [4]
+    assert len(set(whole)) == 6
+    assert again == whole
+    states = [load(elsewhere, path / "checkpoints", 6) for path in (run_dir, trained)]
+    assert bits(states[0]) == bits(states[1])
+
+
+@pytest.fixture
+def x64():
+    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def drawn(keeper, step):
+    """A state after so many iterations of which no two numbers are alike, where a checkpoint has it."""
+    random = np.random.default_rng(0)
+
+    def draw(leaf):
+        return np.asarray(random.permutation(leaf.size).reshape(leaf.shape), leaf.dtype)
+
+    state = jax.tree.map(draw, keeper.program.abstract())
+    state = replace(state, step=np.full_like(state.step, step))
+    return keeper.program.live.put(state, replace(keeper.program.specs, slots={}))
+
+
+@pytest.mark.usefixtures("x64")
+def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kept, tmp_path):
+    setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
+    keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=False)
+    extra, identity = {"loader": setup.loader("train").state()}, setup.identity()
+    save_checkpoint(keeper.checkpoints, 2, drawn(keeper, 2), identity=identity, extra=extra, num_kept=1)
+    stamp = keeper.load(epoch=1)
+
+    program = setup.program()
+    state, _ = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), 2)
+    whole = fetch_parts(replace(state, slots={}))
+    assert program.live.workers == tuple(process.worker for process in processes_of(setup.topology))
+    for row, process in enumerate(processes_of(setup.topology)):
+        mine = jax.tree.map(lambda parts, row=row: parts[2 * row : 2 * row + 2], whole, is_leaf=is_parts)
+        assert bits(kept(keeper, process, stamp)) == bits(mine)
+
+    again = replace(keeper, checkpoints=tmp_path / "elsewhere")
+    again.save(stamp, [Process((1, 1)), Process((0, 0))])
+    state = load(again, again.checkpoints, 2)
+    assert bits(state) == bits(drawn(keeper, 2))
+    assert "float64" in {leaf.dtype.name for leaf in jax.tree.leaves(state)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Saved(4, 0.5, "step-00000004"), Loaded(Stamp(2, 4)), Failed("save", 4, "no space"), Failed("load", None, "no")],
+)
+def test_answers_come_as_they_were_said(answer):
+    assert read_answer(answer_line(answer)) == answer
+    assert type(read_answer(answer_line(answer))) is type(answer)
+
+
+@pytest.mark.parametrize(
+    "command", [Save(Stamp(2, 4), (Process((0, 0), 1), Process((1, 1)))), Load(4, 2), Load(None, 2)]
+)
+def test_commands_come_as_they_were_said(command):
+    assert read_command(command_line(command)) == command
+    assert type(read_command(command_line(command))) is type(command)

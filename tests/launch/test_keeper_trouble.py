@@ -1,0 +1,222 @@
+"""What goes wrong with a checkpoint is told in a line, costs no other checkpoint, and does not end the keeper."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_path, checkpoint_steps
+from swift.cli.configuration import config_text
+from swift.launch.keep import Keep
+from swift.launch.keeper_wire import Failed, Load, Loaded, Save, Saved, command_line, read_answer
+from swift.mesh.epochs import Process, Stamp
+
+RANKS = (Process((0, 0), 0), Process((0, 0), 1))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def part_of(keeper, process, stamp):
+    (pipeline, stage), rank = process
+    return keeper.keeps / f"{pipeline}-{stage}-{rank}" / f"state-{stamp.epoch}-{stamp.step}"
+
+
+def served(keeper, *commands):
+    answers = io.StringIO()
+    keeper.serve(io.StringIO("".join(map(command_line, commands))), answers)
+    return [read_answer(line) for line in answers.getvalue().splitlines()]
+
+
+def damage_part(keeper, _):
+    flip(part_of(keeper, RANKS[1], Stamp(3, 4)))
+
+
+def cut_part(keeper, _):
+    part = part_of(keeper, RANKS[1], Stamp(3, 4))
+    part.write_bytes(part.read_bytes()[:-9])
+
+
+def empty_part(keeper, _):
+    part_of(keeper, RANKS[1], Stamp(3, 4)).write_bytes(b"")
+
+
+def lose_part(keeper, _):
+    part_of(keeper, RANKS[1], Stamp(3, 4)).unlink()
+
+
+def mislabel_parts(keeper, kept):
+    for process in RANKS:
+        Keep(keeper.keeps, process).save(Stamp(3, 4), kept(keeper, process, Stamp(3, 2)))
+
+
+def spoil_weights(keeper, kept):
+    state = kept(keeper, RANKS[1], Stamp(3, 4))
+    spoilt = jax.tree.map(np.copy, state.master)
+    jax.tree.leaves(spoilt)[-1].flat[-1] = np.nan
+    Keep(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
+
+
+def block_directory(keeper, _):
+    keeper.checkpoints.parent.mkdir()
+    keeper.checkpoints.write_text("a file")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (damage_part, "is damaged"),
+        (cut_part, "is damaged"),
+        (empty_part, "JSONDecodeError|is damaged"),
+        (lose_part, "No such file"),
+        (mislabel_parts, r"the parts are of the state after iteration \[2\], not 4"),
+        (spoil_weights, "the weights are not finite after iteration 4"),
+        (block_directory, "File exists"),
+    ],
+)
+def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kept, spoil, why):
+    keeper.load(epoch=3, step=2)
+    spoil(elsewhere, kept)
+    (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
+    assert answer[:2] == ("save", 4)
+    assert re.search(why, answer.why)
+    assert "\n" not in answer.why
+    assert checkpoint_steps(elsewhere.checkpoints) == []
+    if elsewhere.checkpoints.is_file():
+        elsewhere.checkpoints.unlink()
+    bad, good = served(elsewhere, Save(Stamp(3, 4), RANKS[:1]), Save(Stamp(3, 2), RANKS))
+    assert (type(bad), type(good)) == (Failed, Saved)
+    assert checkpoint_steps(elsewhere.checkpoints) == [2]
+
+
+def test_holders_that_are_no_whole_worker_are_refused(keeper):
+    (answer,) = served(keeper, Save(Stamp(3, 4), (RANKS[0], RANKS[0])))
+    assert answer.why.startswith("AssertionError: holders are")
+
+
+def test_an_error_of_any_kind_is_one_line_and_not_the_end(keeper, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("Error opening driver:\n  no luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("swift.launch.keeper.save_checkpoint", fail)
+        (answer,) = served(keeper, Save(Stamp(3, 4), RANKS))
+    assert answer == Failed("save", 4, "ValueError: Error opening driver: no luck")
+    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+
+
+def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(keeper):
+    newest = checkpoint_path(keeper.checkpoints, 4)
+    flip(max((newest / "state").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size))
+    bad, good = served(keeper, Load(None, 7), Load(2, 7))
+    assert bad[:2] == ("load", 4)
+    assert bad.why.startswith(f"checkpoint = '{newest}': is damaged: its file state/")
+    assert good == Loaded(Stamp(7, 2))
+    assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4), Stamp(7, 2)} for process in RANKS)
+    assert checkpoint_steps(keeper.checkpoints) == [2]
+    assert (newest.parent / "step-00000004.aside").is_dir()
+
+
+def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
+    other_data = replace(keeper, experiment=replace(keeper.experiment, seed=1))
+    (answer,) = served(other_data, Load(4, 7))
+    assert "the saved data state" in answer.why
+    (answer,) = served(elsewhere, Load(None, 7))
+    assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint")
+    assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
+
+
+def test_what_was_broken_off_does_not_stay(keeper):
+    half = checkpoint_path(keeper.checkpoints, 3)
+    for left in (half, half.with_name(f"{half.name}.orbax-checkpoint-tmp")):
+        left.mkdir()
+        (left / "half").write_text("much")
+    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+PROCESS = """
+import resource, sys
+from pathlib import Path
+from swift.cli.configuration import load_experiment
+from swift.launch import keeper
+config, run_dir, keeps, most_bytes = sys.argv[1:]
+load = keeper.load_checkpoint
+keeper.load_checkpoint = lambda *arguments: (print("noise"), load(*arguments))[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
+keeper.run(load_experiment(Path(config)), Path(run_dir), Path(keeps), True, sys.stdin)
+"""
+
+
+def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
+    (tmp_path / "config.gin").write_text(config_text(keeper.experiment))
+    own = [tmp_path / "config.gin", keeper.checkpoints.parent, keeper.keeps, most_bytes]
+    lines = "".join(map(command_line, commands))
+    command = [sys.executable, "-c", PROCESS, *map(str, own)]
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100)
+
+
+def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp_path):
+    """Its input ends at once, long before the last checkpoint is saved."""
+    shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
+    commands = Load(None, 5), Save(Stamp(5, 2), RANKS), Save(Stamp(3, 4), RANKS)
+    done = as_process(keeper, tmp_path, *commands)
+    assert done.returncode == 0, done.stderr
+    loaded, *saved = map(read_answer, done.stdout.splitlines())
+    assert loaded == Loaded(Stamp(5, 2))
+    assert [(type(one), one.step, one.path) for one in saved] == [(Saved, n, f"step-{n:08}") for n in (2, 4)]
+    assert checkpoint_steps(keeper.checkpoints) == [2, 4]
+    assert "noise" in done.stderr
+
+
+def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
+    double = replace(keeper, experiment=replace(keeper.experiment, compute_dtype="float64"))
+    done = as_process(double, tmp_path, Load(None, 5))
+    assert done.returncode == 0, done.stderr
+    assert "its Experiment.compute_dtype is 'float32', here 'float64'" in read_answer(done.stdout).why
+
+
+def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
+    """Neither another checkpoint nor one of the same iteration."""
+    shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
+    before = files(keeper)
+    again = Stamp(4, 2)
+    for process in RANKS:
+        shutil.copy(part_of(keeper, process, keeper.load(9)), part_of(keeper, process, again))
+    done = as_process(keeper, tmp_path, Save(Stamp(3, 4), RANKS), Save(again, RANKS), most_bytes=10_000)
+    assert done.returncode == 0, done.stderr
+    answers = list(map(read_answer, done.stdout.splitlines()))
+    assert [answer[:2] for answer in answers] == [("save", 4), ("save", 2)]
+    assert all("too large" in answer.why for answer in answers)
+    assert files(keeper) == before
+
+
+def test_a_save_again_takes_the_place_of_the_first(keeper):
+    before = files(keeper)
+    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert files(keeper) != before  # Orbax names its files anew
+    assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_path):
+    """As the process leaves it that is killed while it saves an iteration for the second time."""
+    path, before = checkpoint_path(keeper.checkpoints, 4), files(keeper)
+    path.rename(path.with_suffix(".earlier"))
+    path.with_suffix(".orbax-checkpoint-tmp").mkdir()
+    done = as_process(keeper, tmp_path, Load(None, 5))
+    assert read_answer(done.stdout) == Loaded(Stamp(5, 4)), done.stderr
+    assert files(keeper) == before
+
+
+def files(keeper):
+    directory = keeper.checkpoints
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
