@@ -4,6 +4,7 @@ Between two epochs its part of the state is in shared memory: after the last two
 finished the last. Everything on devices ends with the epoch; programs come from the run's store.
 """
 
+import gc
 import os
 import sys
 import threading
@@ -80,10 +81,12 @@ class Crew:
         self._part, self._experiment = part, part.experiment
         self._data = part.experiment.loader("train"), part.experiment.loader("validation")
         self._store, self._kept = ProgramStore(part.scratch.programs), part.states()
-        # Nothing of this backend is kept: an epoch has its own.
-        settings = self._experiment.plan_settings(self._experiment.program(storage_mesh(self._experiment.topology)))
-        self._configurator = Configurator(settings)
+        # No array of this backend is kept: an epoch has its own.
+        self._program = self._experiment.program(storage_mesh(self._experiment.topology))
+        self._configurator = Configurator(self._experiment.plan_settings(self._program))
         clear_backends()
+        gc.collect()
+        gc.freeze()  # what is here now stays: who leaves an epoch need not look through it for what it leaves behind
         self._num_devices = 1 if part.by_rank else self._experiment.topology.num_expert_ranks
         self._link: Link | None = None
         self._states: dict[Stamp, TrainState] = {}  # on the devices
@@ -184,11 +187,9 @@ class Crew:
             live = LiveMesh(
                 experiment.topology, places, Mesh(self._link.grid(experiment.topology.num_expert_ranks), AXES)
             )
-            program = experiment.program(live)
+            program = self._program.at(live)
             steps = Steps(program, configuration, experiment.sequences_per_microbatch, self._store, keep_state=True)
             steps.compiled(steps.main)
-            if experiment.eval_every or experiment.checkpoint_every:
-                steps.compiled("evaluate")
         return steps
 
     def _take_up(self, steps: Steps, leave: Leave) -> None:

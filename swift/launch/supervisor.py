@@ -300,6 +300,8 @@ class Supervisor:
             member = self._membership.seats[trouble.process].member
             if member in self._children:
                 self._harm(trouble.kind, member)
+        if self._is_recovering():
+            return  # the cores are for those who go on; to start a process takes seconds of them
         for process in self._membership.processes:
             is_there = self._membership.seats[process].member in self._children
             is_spent = self._restarts[process] > self._terms.max_restarts
@@ -307,6 +309,15 @@ class Supervisor:
             is_kept_down = not self._membership.lost and self._terms.chaos.keeps_down(process, newest)
             if not is_there and not is_spent and not is_kept_down:
                 self._start(process)
+
+    def _is_recovering(self) -> bool:
+        """Whether an epoch is being formed, or has not ended an iteration yet."""
+        epoch = self._membership.epoch
+        if epoch is None:
+            return False
+        return not epoch.is_live or any(
+            self._membership.seats[process].finished == 0 for process, _ in epoch.form.members
+        )
 
     def _harm(self, how: str, member: Member) -> None:
         self._reporter.harmed(member.process, how, time.monotonic())

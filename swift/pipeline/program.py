@@ -54,6 +54,7 @@ class Program:
         compute_dtype: type of slots and activations.
         num_microbatches: of an iteration, of all pipelines together.
         remat: whether a stage keeps only its input for the backward pass and computes the rest again.
+        row_shapes: of a worker's state, ``[row, ...]``; found by tracing unless another program knows them.
     """
 
     gpt: GPT
@@ -67,15 +68,18 @@ class Program:
     compute_dtype: DTypeLike
     num_microbatches: int
     remat: bool = False
+    row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
     specs: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
-        moments = self._shapes.moments
+        if self.row_shapes is None:
+            object.__setattr__(self, "row_shapes", self._find_row_shapes())
+        moments = self.row_shapes.moments
         # One leading dim is a counter of the worker; arrays as large as the master weights are ranked like them.
         specs = TrainState(
             step=SHARED,
             master=RANKED,
-            moments=jax.tree.map(lambda leaf: SHARED if leaf.ndim == 1 else RANKED, moments),
+            moments=jax.tree.map(lambda leaf: SHARED if leaf.ndim == 0 else RANKED, moments),
             slots=RANKED,
             placement=SHARED,
             policy=SHARED,
@@ -85,8 +89,7 @@ class Program:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of the state of a worker."""
-        leaves = jax.tree.leaves(self.abstract(with_slots=True))
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // self.live.num_rows
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.row_shapes))
 
     @property
     def is_lone(self) -> bool:
@@ -135,10 +138,9 @@ class Program:
     def ends_bytes(self) -> int:
         """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
         ends = {jax.tree_util.DictKey(name) for name in ENDS}
-        state = self._shapes
+        state = self.row_shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
-        all_rows = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
-        shared = all_rows // self.live.num_rows
+        shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
         copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
@@ -165,14 +167,14 @@ class Program:
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
         """Shapes, types and shardings of a state; without its slots it is what a checkpoint holds."""
-        state, shardings = self._shapes, self.live.shardings(self.specs)
-        if with_slots:
-            state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
+        shardings, state, num_rows = self.live.shardings(self.specs), self.row_shapes, self.live.num_rows
+        if not with_slots:
+            shardings, state = replace(shardings, slots={}), replace(state, slots={})
         return jax.tree.map(
             lambda sharding, sub: jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), sub
+                lambda leaf: jax.ShapeDtypeStruct((num_rows, *leaf.shape), leaf.dtype, sharding=sharding), sub
             ),
-            shardings if with_slots else replace(shardings, slots={}),
+            shardings,
             state,
         )
 
@@ -201,9 +203,10 @@ class Program:
     def _layout_shardings(self) -> TrainState:
         return self.live.shardings(replace(self.specs, slots={}))
 
-    @cached_property
-    def _shapes(self) -> TrainState:
-        return jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
+    def _find_row_shapes(self) -> TrainState:
+        state = jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
+        state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
 
     def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
         def by_stage(name: str, classes: jax.Array) -> jax.Array:
