@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-all lint bench clean
+.PHONY: help install demo chaos test test-all lint bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -16,9 +16,15 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install  ## train a small MoE GPT with moving and with static experts; and in a pipeline that loses a worker
-	$(BIN)/python -m swift compare experiments/demo.gin experiments/demo_static.gin
-	$(BIN)/python -m swift compare experiments/recycle/2x2x2.gin experiments/recycle/2x2x2_fail.gin
+DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+demo: install  ## train a small MoE GPT with moving and with static experts; and in pipelines, a process of which is killed
+	$(BIN)/python -m swift compare experiments/demo.gin experiments/demo_static.gin --run-dir $(DEMO)
+	$(BIN)/python -m swift train experiments/recycle/2x2x2.gin --run-dir $(DEMO)/whole
+	$(BIN)/python -m swift launch --processes 4 experiments/recycle/2x2x2.gin --run-dir $(DEMO)/killed \
+		--chaos 'step 20: kill 0:1' 'step 21: restart 0:1' --against $(DEMO)/whole
+
+chaos: install  ## kill 40 of 6 real processes, one after the other, each of which comes back
+	$(BIN)/python benchmarks/bench_recovery.py
 
 test: install  ## the quick tests (at most 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

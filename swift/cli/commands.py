@@ -141,12 +141,18 @@ def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterat
         whole = replace(experiment, failures=())
         others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
         if others:
-            distance_T = np.abs(scalars(run, "loss") - scalars(others[0], "loss"))
-            fewest = min(record["live_workers"] for record in run.metrics)
-            yield (
-                f"{run.name}: with {fewest} of {len(experiment.topology.workers)} workers at the least, its loss is at "
-                f"most {distance_T.max():.1e} from that of {others[0].name}, and {distance_T[-1]:.1e} in the end"
-            )
+            yield distance_line(run, others[0], len(experiment.topology.workers))
+
+
+def distance_line(run: Run, other: Run, num_workers: int) -> str:
+    """How far the losses of a run that has lost workers are from those of one that has not, over the steps of both."""
+    num_steps = min(len(run.metrics), len(other.metrics))
+    distance_T = np.abs(scalars(run, "loss")[:num_steps] - scalars(other, "loss")[:num_steps])
+    fewest = min(record["live_workers"] for record in run.metrics)
+    return (
+        f"{run.name}: with {fewest} of {num_workers} workers at the least, its loss is at most {distance_T.max():.1e} "
+        f"from that of {other.name}, and {distance_T[-1]:.1e} in the end"
+    )
 
 
 def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:

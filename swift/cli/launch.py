@@ -2,15 +2,17 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from swift.cli.commands import new_run_dir, show_run
+from swift.cli.commands import distance_line, new_run_dir, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.errors import SettingError, check_count
 from swift.launch.chaos import parse_chaos
@@ -22,7 +24,7 @@ from swift.launch.saving import Saving
 from swift.launch.scratch import Scratch
 from swift.launch.supervisor import Supervisor, Terms
 from swift.mesh.distributed import check_support
-from swift.mesh.epochs import Deadlines, processes_of
+from swift.mesh.epochs import Deadlines, Process, processes_of
 from swift.record import read_run
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology
@@ -41,48 +43,82 @@ def launch(options: argparse.Namespace) -> None:
     check_count("--restarts", options.restarts, least=0)
     deadlines = _deadlines(options.deadline)
     chaos = parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps)
+    against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
     if options.resume and options.run_dir is None:
         raise SettingError("--run-dir", "(not set)", "--resume needs the directory of the run to go on with")
-    run_dir = options.run_dir or new_run_dir(options.config.stem)
-    run = TrainOptions(run_dir, config_text(experiment), options.resume)
+    run = TrainOptions(options.run_dir or new_run_dir(options.config.stem), config_text(experiment), options.resume)
     done = steps_done(run)
     check_range(experiment, run, done, experiment.num_steps)
     experiment.loader("train")  # so that a mistake in the data is told once, and here
-    with Scratch.of(run.config_text) as scratch, open_run(run, done) as directory, Interrupt() as interrupt:
-        logs = run_dir / "logs"
-        logs.mkdir(exist_ok=True)
-        own = [str(scratch.path), str(scratch.memory)]
-
-        def command(name: str, *more: str) -> list[str]:
-            return [sys.executable, "-m", "swift", name, *own, *(["--by-rank"] * by_rank), *more]
-
-        keeps_all = ["--keeps-all"] if options.recovery == "restart" else []
+    with Scratch.of(run.config_text) as scratch:
+        commands = _Commands(scratch, by_rank, keeps_all=options.recovery == "restart")
+        logs = run.run_dir / "logs"
         terms = Terms(
-            processes,
-            lambda process: command("member", *keeps_all, *map(str, (*process.worker, process.rank))),
-            logs,
-            deadlines,
-            options.recovery,
-            max_restarts=options.restarts,
-            chaos=chaos,
-            resumed=options.resume,
+            processes, commands.member, logs, deadlines, options.recovery, options.restarts, chaos, options.resume
         )
-        begun = time.monotonic()
-        with Children(os.environ) as children, Display(run_dir.name, experiment.num_steps, begun) as display:
-            reporter = Reporter(Journal(begun), display, directory, done)
-            checkpoints = directory.checkpoints_path
-            saving = Saving(children, command("keeper", str(run_dir)), logs / "keeper.log", checkpoints, processes)
-            ahead = command("preparer") if options.prepare == "next" else None
-            with Supervisor(terms, children, saving, ahead, reporter) as supervisor:
-                supervisor.run(lambda: interrupt.requested)
-            if interrupt.requested:
-                raise KeyboardInterrupt
-            directory.log_event("finish", experiment.num_steps)
-            goodput = reporter.goodput()
-            summary = summarize(experiment, directory, "cpu", goodput=goodput)
-            Console(stderr=True).print(goodput_table(goodput))
-    show_run(read_run(run_dir), summary, options.format)
+        preparer = commands.preparer() if options.prepare == "next" else None
+        summary = _supervise(experiment, run, done, terms, commands.keeper(run.run_dir), preparer)
+    ended = read_run(run.run_dir)
+    show_run(ended, summary, options.format)
+    if against is not None:
+        line = distance_line(ended, against, len(experiment.topology.workers))
+        print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+
+
+@dataclass(frozen=True)
+class _Commands:
+    """How the processes of a run are started."""
+
+    scratch: Scratch
+    by_rank: bool
+    keeps_all: bool
+
+    def member(self, process: Process) -> list[str]:
+        flags = ["--keeps-all"] * self.keeps_all
+        return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
+
+    def keeper(self, run_dir: Path) -> list[str]:
+        return self._command("keeper", str(run_dir))
+
+    def preparer(self) -> list[str]:
+        return self._command("preparer")
+
+    def _command(self, name: str, *more: str) -> list[str]:
+        own = [str(self.scratch.path), str(self.scratch.memory), *["--by-rank"] * self.by_rank]
+        return [sys.executable, "-m", "swift", name, *own, *more]
+
+
+def _supervise(
+    experiment: Experiment,
+    run: TrainOptions,
+    done: int,
+    terms: Terms,
+    keeper: Sequence[str],
+    preparer: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Runs to the end and returns the summary."""
+    name, begun = run.run_dir.name, time.monotonic()
+    with (
+        open_run(run, done) as directory,
+        Interrupt(signal.SIGTERM) as interrupt,
+        Children(os.environ) as children,
+        Display(name, experiment.num_steps, begun) as display,
+    ):
+        terms.logs.mkdir(exist_ok=True)
+        reporter = Reporter(Journal(begun), display, directory, done)
+        saving = Saving(children, keeper, terms.logs / "keeper.log", directory.checkpoints_path, terms.processes)
+        with Supervisor(terms, children, saving, preparer, reporter) as supervisor:
+            supervisor.run(lambda: interrupt.requested)
+        if interrupt.requested:
+            how = "no checkpoint was saved" if saving.newest is None else f"--resume goes on from {saving.newest}"
+            reporter.note("interrupt", reporter.written, f"interrupted after iteration {reporter.written}; {how}")
+            raise KeyboardInterrupt
+        directory.log_event("finish", experiment.num_steps)
+        goodput = reporter.goodput()
+        summary = summarize(experiment, directory, "cpu", goodput=goodput)
+    Console(stderr=True).print(goodput_table(goodput))
+    return summary
 
 
 def _deadlines(texts: Sequence[str]) -> Deadlines:

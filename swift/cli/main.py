@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=SECONDS",
         help="how long to wait for a process: start, forming (of an epoch), heartbeat, progress (of an iteration)",
     )
+    launch.add_argument(
+        "--against", type=Path, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
+    )
     _add_prepare(launch)
     launch.add_argument(
         "--chaos",

@@ -7,23 +7,27 @@ from typing import Any, Self
 
 
 class Interrupt:
-    """While it is entered, Ctrl-C is only noted, for the loop to stop where it is safe; a second one kills."""
+    """While it is entered, Ctrl-C is only noted, for the loop to stop where it is safe; a second one kills.
 
-    def __init__(self) -> None:
+    Args:
+        *also: signals that are taken like it.
+    """
+
+    def __init__(self, *also: signal.Signals) -> None:
         self.requested = False
-        self._previous: Any = None
+        self._signals, self._previous = (signal.SIGINT, *also), dict[signal.Signals, Any]()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows no other to set handlers
-            self._previous = signal.signal(signal.SIGINT, self._note)
+            self._previous = {number: signal.signal(number, self._note) for number in self._signals}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, number: int, _: Any) -> None:
         self.requested = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
