@@ -15,6 +15,7 @@ from swift.mesh.epochs import (
     Beat,
     Command,
     Died,
+    Enter,
     Event,
     Form,
     GiveUp,
@@ -193,6 +194,8 @@ class Journal:
         match command:
             case Form():
                 return [self._form(command, time)]
+            case Enter():
+                return []
             case Go():
                 return [self._go(command, time, after)]
             case Kill(member, why):

@@ -24,14 +24,15 @@ class Keep:
     """The states that one process has kept.
 
     Args:
-        directory: of all processes of a run on this machine, best in shared memory; is made.
+        directory: of all processes of a run on this machine, best in shared memory; it has to be there, lest one that
+            was removed with the run comes back.
         process: whose.
     """
 
     def __init__(self, directory: Path, process: Process):
         (pipeline, stage), rank = process
         self._directory = directory / f"{pipeline}-{stage}-{rank}"
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(exist_ok=True)
 
     def stamps(self) -> frozenset[Stamp]:
         """Of all states that are here."""
@@ -91,6 +92,8 @@ class Keep:
         """Removes all states but some."""
         for stamp in self.stamps() - but:
             self._path(stamp).unlink(missing_ok=True)
+        for half in self._directory.glob(f".{_PREFIX}*"):  # of a life that ended in the midst of it
+            half.unlink(missing_ok=True)
 
     def _path(self, stamp: Stamp) -> Path:
         return self._directory / f"{_PREFIX}{stamp.epoch}-{stamp.step}"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import jax
 from jax.extend.backend import clear_backends
@@ -23,23 +23,23 @@ from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
 from swift.launch.scratch import Scratch
 from swift.launch.shift import Shift
-from swift.launch.wire import Leave, Left, Order
+from swift.launch.wire import Leave, Order
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
 from swift.mesh.distributed import Link, is_called_off
-from swift.mesh.epochs import Formed, Process, Ready, Stamp, Took
+from swift.mesh.epochs import Formed, Left, Process, Ready, Stamp, Took
 from swift.mesh.sharing import fetch_parts, part_shapes, place_parts
-from swift.pipeline import Configurator, Steps, TrainState
+from swift.pipeline import Configuration, Configurator, Steps, TrainState
 from swift.pipeline.joining import compiled_init, compiled_share, compiled_slots
 from swift.pipeline.program_store import ProgramStore
 from swift.train import Experiment
 
 _GRACE_S = 5.0
 """How long whoever cannot go on waits for a newer epoch before it asks for one: somebody's death is found out first."""
-_STUCK_S = 5.0
-"""How long a collective may take to see that it was aborted."""
+_STUCK_S, _STUCK_FACTOR = 5.0, 3.0
+"""How long a program may take to see that it was aborted: so long, or so many times as long as it usually takes."""
 _LINK_S = 10
-_STUCK = 71
-"""Exit code of a process that could not be brought out of an epoch."""
+_GONE, _STUCK = 70, 71
+"""Exit codes of a process whose supervisor is gone, and of one that could not be brought out of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Part:
     by_rank: bool
     scratch: Scratch
     keeps_all: bool = False
+
+    def gone(self) -> NoReturn:
+        """Ends the process, whose supervisor is gone; whoever does so removes what all shared."""
+        self.scratch.remove()
+        os._exit(_GONE)
 
     def states(self) -> Keep:
         """Where whole states are, between two epochs."""
@@ -94,8 +99,8 @@ class Crew:
         self._own: set[Stamp] = set()  # kept by this life of the process
         self._records: dict[int, dict[str, Any]] = {}  # of the iterations whose states may be held
         self._limit_s: float | None = None  # for what the main thread is in, where it cannot be reached
-        self._voice = Voice()
-        self._orders = Orders(commands, self._leaving, part.scratch.remove)
+        self._voice = Voice(part.gone)
+        self._orders = Orders(commands, self._leaving, part.gone)
 
     def run(self) -> None:
         """Forms and runs epochs until the supervisor ends the process."""
@@ -122,10 +127,12 @@ class Crew:
         self._voice.epoch = self._voice.entered = self._voice.finished = 0
         with self._timed(number, "leave"):
             self._leave()
+            present = {member.process.worker for member in order.form.members}
+            configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
         self._voice.say(Left, number=number)
         if not self._orders.may_enter(number):
             return
-        steps = self._form(order)
+        steps = self._form(order, configuration)
         self._voice.say(Formed, number=number, held=self._kept.stamps())
         leave = self._orders.wait_for_go(number)
         if leave is not None:
@@ -147,7 +154,7 @@ class Crew:
             self._records,
             part.snapshots(),
             self._keep_states if part.keeps_all else lambda: None,
-            lambda: self._watched(_STUCK_S),
+            lambda usual_s: self._watched(max(_STUCK_S, _STUCK_FACTOR * usual_s)),
             self._voice,
             self._orders,
         )
@@ -171,13 +178,10 @@ class Crew:
                 self._own &= self._states.keys()
                 self._kept.forget(but=frozenset(self._states))
 
-    def _form(self, order: Order) -> Steps:
+    def _form(self, order: Order, configuration: Configuration) -> Steps:
         """Into the epoch, up to where it can run."""
-        experiment, number = self._experiment, order.form.number
-        present = {member.process.worker for member in order.form.members}
+        experiment, number, places = self._experiment, order.form.number, configuration.places
         with self._timed(number, "link"):
-            configuration = self._configurator.configure(frozenset(experiment.topology.workers) - present)
-            places = configuration.places
             row = [place.worker for place in places].index(self._part.process.worker)
             per_worker = experiment.topology.num_expert_ranks // self._num_devices
             with self._watched(_LINK_S + _STUCK_S):
@@ -200,8 +204,10 @@ class Crew:
             state = compiled_init(program, self._store, self._experiment.seed)()
         elif leave.is_restored:
             specs, shapes = replace(program.specs, slots={}), program.abstract()
-            parts = self._part.snapshots().load(stamp, part_shapes(specs, shapes, self._num_devices))
+            snapshots = self._part.snapshots()
+            parts = snapshots.load(stamp, part_shapes(specs, shapes, self._num_devices))
             state = compiled_slots(program, self._store)(place_parts(parts, live, specs, shapes))
+            snapshots.forget()
         else:
             shapes = program.abstract(with_slots=True)
             there = {member.process for member in go.holders}

@@ -3,16 +3,15 @@
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from swift.launch.output import take_output
-from swift.launch.wire import Command, Enter, Halt, Hang, Leave, News, Order, Stop, news_line, read_order
-from swift.mesh.epochs import Beat
+from swift.launch.wire import Command, Halt, Hang, Leave, News, Order, Stop, news_line, read_order
+from swift.mesh.epochs import Beat, Enter
 
 _BEAT_S, _ABORT_S = 0.5, 0.05
-_GONE = 70
-"""Exit code of a process whose supervisor is gone."""
 
 
 class Orders:
@@ -22,11 +21,11 @@ class Orders:
         source: where commands come from, a line each.
         leaving: called when an epoch has to be left at once, also in the midst of a collective; returns what to call,
             again and again, until the main thread has taken the order.
-        orphaned: called before the process ends for want of a supervisor.
+        gone: called when there is no supervisor any more; does not return.
     """
 
-    def __init__(self, source: TextIO, leaving: Callable[[], Callable[[], None]], orphaned: Callable[[], None]):
-        self._source, self._leaving, self._orphaned = source, leaving, orphaned
+    def __init__(self, source: TextIO, leaving: Callable[[], Callable[[], None]], gone: Callable[[], NoReturn]):
+        self._source, self._leaving, self._gone = source, leaving, gone
         self._changed = threading.Condition()
         self._order: Order | None = None
         self._said: Enter | Leave | None = None
@@ -75,9 +74,10 @@ class Orders:
         try:
             for line in self._source:
                 self._hear(read_order(line))
-        finally:  # other threads may be in XLA, which does not end in peace
-            self._orphaned()
-            os._exit(_GONE)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # other threads may be in XLA, which does not end in peace
+        self._gone()
 
     def _hear(self, order: Command) -> None:
         if isinstance(order, Stop):
@@ -108,19 +108,26 @@ class Voice:
     """Speaks to the supervisor, and beats: the epoch, the iteration entered and the one finished are set from outside.
 
     It takes over standard output: whatever else is printed goes to standard error.
+
+    Args:
+        gone: called when there is nobody to speak to; does not return.
     """
 
-    def __init__(self) -> None:
-        self._out = take_output()
+    def __init__(self, gone: Callable[[], NoReturn]):
+        self._out, self._gone = take_output(), gone
         self._lock = threading.Lock()
         self.epoch = self.entered = self.finished = 0
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def say(self, kind: type[News], **said: Any) -> None:
         """Says something, see ``swift.launch.wire``."""
-        with self._lock:
-            self._out.write(news_line(kind, **said))
-            self._out.flush()
+        line = news_line(kind, **said)
+        try:
+            with self._lock:
+                self._out.write(line)
+                self._out.flush()
+        except BrokenPipeError:
+            self._gone()
 
     def tell_progress(self) -> None:
         """Beats now."""
@@ -129,7 +136,4 @@ class Voice:
     def _beat(self) -> None:
         while True:
             time.sleep(_BEAT_S)
-            try:
-                self.tell_progress()
-            except BrokenPipeError:
-                os._exit(_GONE)
+            self.tell_progress()

@@ -49,8 +49,7 @@ class Saving:
         if KEEPER not in self._children:
             self._num_lives += 1
             self._children.start(KEEPER, self._command, self._log)
-            for command in self._asked:
-                self._children.say(KEEPER, command_line(command))
+            self._say_next()
 
     def add(self, snapshot: Snapshot) -> None:
         """Notes that a member has its part of a state; once every stage has one, the state is saved."""
@@ -61,14 +60,15 @@ class Saving:
             self._ask(Save(snapshot.stamp, tuple(sorted(parts.values()))))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
-    def load(self, step: int, epoch: int) -> None:
-        """Asks for the parts of a checkpoint."""
+    def load(self, step: int | None, epoch: int) -> None:
+        """Asks for the parts of a checkpoint; the newest there is then, unless told."""
         self._ask(Load(step, epoch))
 
     def hear(self, line: str) -> Answer:
-        """What the keeper has answered."""
-        if self._asked:
-            del self._asked[0]
+        """What the keeper has answered, to what it was asked first."""
+        self._num_lives = 1
+        del self._asked[0]
+        self._say_next()
         return read_answer(line)
 
     def died(self) -> bool:
@@ -79,8 +79,16 @@ class Saving:
         return True
 
     def _ask(self, command: Command) -> None:
+        """Saves that wait are dropped for a newer one: their parts may be gone by the time that they are due."""
+        if isinstance(command, Save):
+            self._asked = [old for nth, old in enumerate(self._asked) if nth == 0 or isinstance(old, Load)]
         self._asked.append(command)
-        if KEEPER in self._children:
-            self._children.say(KEEPER, command_line(command))
-        else:
+        if KEEPER not in self._children:
             self.start()
+        elif len(self._asked) == 1:
+            self._say_next()
+
+    def _say_next(self) -> None:
+        """One at a time, so that the pipe never fills up."""
+        if self._asked:
+            self._children.say(KEEPER, command_line(self._asked[0]))

@@ -35,6 +35,8 @@ class Scratch:
         scratch = cls(Path(tempfile.mkdtemp(prefix=prefix)), Path(tempfile.mkdtemp(prefix=prefix, dir=memory)))
         try:
             replace_file(scratch.config, config.encode())
+            for directory in (scratch.programs, scratch.states, scratch.snapshots):
+                directory.mkdir()
             yield scratch
         finally:
             scratch.remove()

@@ -38,7 +38,7 @@ class Shift:
         records: of the iterations that may not be written yet.
         snapshots: where states to be saved go.
         after_window: called when its state is there.
-        watched: around what may wait for a peer for ever.
+        watched: around what may wait for a peer for ever; told how many seconds it usually takes.
         voice, orders: to and from the supervisor.
     """
 
@@ -53,11 +53,12 @@ class Shift:
     records: dict[int, dict[str, Any]]
     snapshots: Keep
     after_window: Callable[[], None]
-    watched: Callable[[], AbstractContextManager[None]]
+    watched: Callable[[float], AbstractContextManager[None]]
     voice: Voice
     orders: Orders
     _is_recorder: bool = False
     _saved: int = 0
+    _usual_s: float = 0.0
 
     @property
     def number(self) -> int:
@@ -74,14 +75,16 @@ class Shift:
         self.voice.epoch, self.voice.finished = self.number, done
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
+        elif self._is_due(done, experiment.checkpoint_every) and not leave.is_restored:
+            self._snapshot()  # its parts may have been lost with who had them
         while not self._is_over(done):
             begun = time.perf_counter()
             periods = (experiment.eval_every, experiment.checkpoint_every)
             count = window_length(experiment.window, done, experiment.num_steps, periods)
-            self.voice.entered = done + count
-            self.voice.tell_progress()
             while self.orders.hangs:
                 time.sleep(1.0)
+            self.voice.entered = done + count
+            self.voice.tell_progress()
             done = self._window(done, count, begun)
             if self.voice.finished == stamp.step:
                 took_s = round(time.perf_counter() - begun, 4)
@@ -98,9 +101,11 @@ class Shift:
         """Some iterations as one program; leaves two states, that before and its own."""
         steps, before = self.steps, max(self.states)
         batches = [self.train.batch(step) for step in range(done, done + count)]
-        with self.watched():
+        steps.compiled("single" if count == 1 else steps.main)  # which cannot be called off
+        with self.watched(self._usual_s):
             outcome = steps.start(self.states[before], batches, steps.put(batches))()
             jax.block_until_ready(outcome.state)
+        self._usual_s = max(self._usual_s, time.perf_counter() - begun)
         done += count
         for old in self.states.keys() - {before}:
             del self.states[old]
@@ -113,8 +118,8 @@ class Shift:
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
         self.records.update({record["step"]: record for record in records})
-        self.after_window()
         self._finish(records)
+        self.after_window()  # last: who finds this state again need not tell the iteration
         return done
 
     def _plan_record(self, was_discarded: bool) -> dict[str, Any]:
@@ -151,8 +156,9 @@ class Shift:
 
     def _evaluate(self, num_batches: int) -> float:
         loss, tokens, state = 0.0, 0, self.states[max(self.states)]
+        self.steps.compiled("evaluate")
         for index in range(num_batches):
-            with self.watched():
+            with self.watched(self._usual_s):
                 sums = self.steps.evaluate(state, self.validation.batch(index))
             loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
         return loss / max(tokens, 1)

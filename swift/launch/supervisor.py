@@ -24,11 +24,9 @@ from swift.launch.saving import KEEPER, Saving
 from swift.launch.wire import Command as WireCommand
 from swift.launch.wire import (
     Done,
-    Enter,
     Halt,
     Hang,
     Leave,
-    Left,
     News,
     Order,
     Record,
@@ -42,6 +40,7 @@ from swift.mesh.epochs import (
     Command,
     Deadlines,
     Died,
+    Enter,
     Event,
     Form,
     GiveUp,
@@ -53,6 +52,7 @@ from swift.mesh.epochs import (
     Stamp,
     Started,
     Tick,
+    lost_stages,
 )
 from swift.mesh.membership import Membership
 
@@ -60,7 +60,9 @@ Recovery = Literal["live", "restart"]
 RECOVERIES: tuple[str, ...] = ("live", "restart")
 
 _PREPARER = "preparer"
-_PAUSE_S = 0.02
+_PAUSE_S, _ASLEEP_S = 0.02, 1.0
+_MARGIN = 2
+"""Iterations that members may begin before they hear that they are to stop."""
 _HALT_S, _SAVE_S = 8.0, 120.0
 _SHOWN_LINES = 20
 
@@ -113,12 +115,12 @@ class Supervisor:
         self._prepare = prepare
         self._membership = Membership.of(terms.processes, terms.deadlines, time.monotonic())
         self._services: list[Service] = []
-        self._left: set[Member] = set()
         self._done: set[Member] = set()
         self._restoring: Go | None = None
         self._restarts: Counter[Process] = Counter()
         self._killed: set[Member] = set()  # on purpose
-        self._has_run = terms.resumed
+        self._base = 0  # the iteration after which the newest epoch goes on
+        self._turned = self._deaf_until = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -140,26 +142,39 @@ class Supervisor:
             self._start(process)
         while not self._is_done() and not is_called_off():
             self._turn()
-        if is_called_off():
-            self._halt()
         deadline = time.monotonic() + (_HALT_S if is_called_off() else _SAVE_S)
+        if is_called_off():
+            self._halt(deadline)
         while self._saving.is_busy and time.monotonic() < deadline:
             self._turn()
+        if self._saving.is_busy and not is_called_off():
+            raise RunError(f"the last checkpoint was not saved in {_SAVE_S:g} s: stopped; {self._remedy()}")
 
     def _turn(self) -> None:
         """Hears what has happened, decides, and does it."""
-        for who, line, when in self._children.heard(_PAUSE_S):
+        deaths = self._children.deaths()
+        for who, line, when in self._children.heard(0.0 if deaths else _PAUSE_S):
             if isinstance(who, Member):
                 self._hear(read_news(line, who, when))
             elif who == KEEPER:
                 self._hear_keeper(line)
             else:
                 self._hear_preparer(line)
-        for death in self._children.deaths():
+        for death in deaths:
             self._mourn(death)
-        self._feed(Tick(time.monotonic()))
+        self._decide(time.monotonic())
         self._make_trouble()
         self._reporter.show(self._membership)
+
+    def _decide(self, now: float) -> None:
+        """Lets the membership decide, unless the supervisor itself has just been asleep: it has not heard enough."""
+        if now - self._turned > _ASLEEP_S:
+            self._deaf_until = now + self._terms.deadlines.heartbeat
+        self._turned = now
+        if self._restoring is not None or self._is_done():
+            self._membership = self._membership.excused(now)  # who waits for a checkpoint is not late
+        if now >= self._deaf_until:
+            self._feed(Tick(now))
 
     def _is_done(self) -> bool:
         epoch = self._membership.epoch
@@ -167,15 +182,11 @@ class Supervisor:
 
     def _hear(self, news: News) -> None:
         match news:
-            case Left(member, number):
-                self._note_left(member, number)
             case Record(record):
+                self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
                 self._reporter.record(record)
-                if not math.isfinite(record["loss"]):
-                    raise RunError(f"loss = {record['loss']} at iteration {record['step']}: stopped; {self._remedy()}")
             case Snapshot(_, stamp, loss):
-                if not math.isfinite(loss):
-                    raise RunError(f"loss_after = {loss} at iteration {stamp.step}: stopped; {self._remedy()}")
+                self._check_finite(stamp.step, loss_after=loss)
                 self._saving.add(news)
             case Done(member, number):
                 if number == self._membership.went:
@@ -194,7 +205,9 @@ class Supervisor:
                 text = f"the checkpoint of iteration {step} was not saved: {why}"
                 self._reporter.note("checkpoint_failed", step or 0, text, error=why)
             case Failed(_, step, why):
-                raise RunError(f"the checkpoint of iteration {step} cannot be read: {why}")
+                if self._restoring is not None:
+                    which = "there is no checkpoint" if step is None else f"that of iteration {step} cannot be read"
+                    raise RunError(f"the state is lost, and {which}: stopped; {why}")
 
     def _hear_preparer(self, line: str) -> None:
         said = read_said(line)
@@ -205,9 +218,11 @@ class Supervisor:
             self._reporter.note("prepared", self._reporter.written, None, failed=failed, seconds=said.seconds)
 
     def _feed(self, event: Event) -> None:
-        before = self._membership
-        self._membership, commands = before.on(event)
-        self._reporter.on(event, before, self._membership, commands)
+        self._apply(*self._membership.on(event), event)
+
+    def _apply(self, after: Membership, commands: Sequence[Command], event: Event) -> None:
+        before, self._membership = self._membership, after
+        self._reporter.on(event, before, after, commands)
         for command in commands:
             self._carry_out(command)
 
@@ -215,8 +230,10 @@ class Supervisor:
         match command:
             case Form(_, members, _):
                 self._services.append(Service(len(members)))
-                self._left, self._done, self._restoring = set(), set(), None
+                self._done, self._restoring = set(), None
                 self._say(members, Order(command, self._services[-1].address))
+            case Enter(_, members):
+                self._say(members, command)
             case Go():
                 # A process whose service ends while it is linked to it is aborted; by now all have left those before.
                 while len(self._services) > 1:
@@ -229,28 +246,22 @@ class Supervisor:
             case GiveUp(process, why):
                 last = self._log(process).read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
                 self._reporter.tell("\n".join([f"the last lines of {self._log(process)}:", *last]))
-                raise RunError(f"process {process} {why}: stopped")
-
-    def _note_left(self, member: Member, number: int) -> None:
-        epoch = self._membership.epoch
-        if epoch is None or number != epoch.form.number:
-            return
-        self._left.add(member)
-        if self._left == set(epoch.form.members):
-            self._say(epoch.form.members, Enter(number))
+                raise RunError(f"process {process} {why}: stopped; {self._remedy()}")
 
     def _go(self, go: Go) -> None:
         """Lets the members run, from the newest state there is: theirs, or that of a checkpoint."""
         saved = self._saving.newest
-        if saved is not None and self._has_run and (go.stamp is None or go.stamp.step < saved):
-            self._restoring = go
-            self._saving.load(saved, go.number)
-        elif go.stamp is None and self._has_run:
+        is_lost = go.stamp is None and (self._reporter.written > 0 or self._terms.resumed)
+        if is_lost and saved is None and not self._saving.is_busy:
             raise RunError(
                 "nobody is left who has the state of some stage, and there is no checkpoint: stopped; "
                 "start again in another --run-dir"
             )
+        if is_lost or (go.stamp is not None and saved is not None and go.stamp.step < saved):
+            self._restoring = go
+            self._saving.load(None, go.number)  # of those that are there when what is being saved is saved
         else:
+            self._base = 0 if go.stamp is None else go.stamp.step
             self._let_run(Leave(go, self._reporter.written))
 
     def _restored(self, stamp: Stamp) -> None:
@@ -258,12 +269,13 @@ class Supervisor:
         if go is not None and go.number == stamp.epoch:
             text = f"all go on from the checkpoint of iteration {stamp.step}"
             self._reporter.note("restore", stamp.step, text, epoch=stamp.epoch)
+            self._base = stamp.step
             self._let_run(Leave(Go(go.number, stamp), self._reporter.written, is_restored=True))
 
     def _let_run(self, leave: Leave) -> None:
         epoch = self._membership.epoch
         assert epoch is not None
-        self._restoring, self._has_run = None, True
+        self._restoring = None
         self._say(epoch.form.members, leave)
         self._saving.start()
         if self._prepare is not None:
@@ -283,10 +295,12 @@ class Supervisor:
             if not self._saving.died():
                 raise RunError("the keeper of checkpoints dies again and again: stopped; see its log")
         elif isinstance(death.who, Member):
-            self._restarts[death.who.process] += death.who not in self._killed
+            process = death.who.process
+            is_spared = self._membership.seats[process].spared
+            self._restarts[process] += death.who not in self._killed
             self._feed(Died(death.who, death.time, death.why))
-            if self._terms.recovery == "restart":
-                self._kill_all([seat.member for seat in self._membership.seats.values() if seat.is_present])
+            if self._terms.recovery == "restart" and not is_spared and self._membership.epoch is not None:
+                self._apply(*self._membership.restarted(f"{process} died"), Tick(death.time))
 
     def _kill_all(self, members: Sequence[Member]) -> None:
         for member in members:
@@ -295,29 +309,34 @@ class Supervisor:
 
     def _make_trouble(self) -> None:
         """Does what chaos asks for, and starts again whoever is dead and may come back."""
-        newest = max((seat.finished for seat in self._membership.seats.values()), default=0)
+        seats = self._membership.seats
+        newest = max((seat.finished for seat in seats.values()), default=0)
         for trouble in self._terms.chaos.harm(newest):
-            member = self._membership.seats[trouble.process].member
+            member = seats[trouble.process].member
             if member in self._children:
                 self._harm(trouble.kind, member)
-        if self._is_recovering():
+        dead = [process for process in seats if seats[process].member not in self._children]
+        if not dead or self._is_recovering():
             return  # the cores are for those who go on; to start a process takes seconds of them
-        for process in self._membership.processes:
-            is_there = self._membership.seats[process].member in self._children
-            is_spent = self._restarts[process] > self._terms.max_restarts
-            # Where a stage has nobody no iteration ends any more, and no later one would bring anybody back.
-            is_kept_down = not self._membership.lost and self._terms.chaos.keeps_down(process, newest)
-            if not is_there and not is_spent and not is_kept_down:
+        spent = {process for process in dead if self._restarts[process] > self._terms.max_restarts}
+        lost = lost_stages(self._membership.processes, [process for process in seats if process not in spent])
+        if lost:
+            stages = ", ".join(map(str, lost))
+            raise RunError(f"stage {stages} has nobody left that may be started again: stopped; {self._remedy()}")
+        down = {process for process in dead if self._terms.chaos.keeps_down(process, newest)}
+        # Where a stage has nobody no iteration ends any more, and no later one would bring anybody back.
+        needed = lost_stages(self._membership.processes, [process for process in seats if process not in down | spent])
+        for process in dead:
+            if process not in spent and (process not in down or process.worker[1] in needed):
                 self._start(process)
 
     def _is_recovering(self) -> bool:
-        """Whether an epoch is being formed, or has not ended an iteration yet."""
+        """Whether members form an epoch, or have not ended an iteration of it yet."""
         epoch = self._membership.epoch
-        if epoch is None:
+        if epoch is None or self._restoring is not None:
             return False
-        return not epoch.is_live or any(
-            self._membership.seats[process].finished == 0 for process, _ in epoch.form.members
-        )
+        ended = [self._membership.seats[process].finished > self._base for process, _ in epoch.form.members]
+        return not epoch.is_live or not all(ended)
 
     def _harm(self, how: str, member: Member) -> None:
         self._reporter.harmed(member.process, how, time.monotonic())
@@ -327,20 +346,30 @@ class Supervisor:
         else:
             self._children.signal(member, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
-    def _halt(self) -> None:
-        """Lets all members end the same iteration and keep their state for a checkpoint."""
+    def _halt(self, deadline: float) -> None:
+        """Lets all members end the same iteration and keep their state for a checkpoint; waits until they run."""
+        while self._is_recovering() and time.monotonic() < deadline:
+            self._turn()
         epoch = self._membership.epoch
-        if epoch is None or not epoch.is_live or self._restoring is not None:
+        if epoch is None or self._is_recovering() or self._restoring is not None:
             return
-        after = max(self._membership.seats[process].entered for process, _ in epoch.form.members) + 1
+        after = max(self._membership.seats[process].entered for process, _ in epoch.form.members) + _MARGIN
         self._say(epoch.form.members, Halt(after))
-        deadline = time.monotonic() + _HALT_S
         while not self._is_done() and time.monotonic() < deadline:
             self._turn()
 
+    def _check_finite(self, step: int, **measured: float) -> None:
+        if all(map(math.isfinite, measured.values())):
+            return
+        self._reporter.note("not_finite", step, None, **measured)
+        values = ", ".join(f"{name} = {value}" for name, value in measured.items())
+        raise RunError(f"{values} at iteration {step}: stopped; {self._remedy()}")
+
     def _remedy(self) -> str:
         saved = self._saving.newest
-        return "there is no checkpoint" if saved is None else f"--resume goes on from iteration {saved}"
+        if saved is None:
+            return "there is no checkpoint; start again in another --run-dir"
+        return f"go on from the checkpoint of iteration {saved} with --resume"
 
     def _say(self, members: Sequence[Member], order: WireCommand) -> None:
         for member in members:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from swift.errors import RunError
-from swift.mesh.epochs import Beat, Form, Formed, Go, Member, Message, Process, Ready, Stamp, Took
+from swift.mesh.epochs import Beat, Enter, Form, Formed, Go, Left, Member, Message, Process, Ready, Stamp, Took
 
 
 class Order(NamedTuple):
@@ -21,12 +21,6 @@ class Order(NamedTuple):
 
     form: Form
     address: str
-
-
-class Enter(NamedTuple):
-    """All members have left the epoch before: form this one now, so that nobody waits long for another."""
-
-    number: int
 
 
 class Leave(NamedTuple):
@@ -57,13 +51,6 @@ class Stop(NamedTuple):
     """To a member: end."""
 
 
-class Left(NamedTuple):
-    """A member has left the epoch before; what it has of its state is kept."""
-
-    member: Member
-    number: int
-
-
 class Record(NamedTuple):
     """What an iteration came to, see ``metrics.jsonl``."""
 
@@ -92,7 +79,7 @@ class Done(NamedTuple):
 
 
 Command = Order | Enter | Leave | Halt | Hang | Stop
-News = Message | Left | Record | Snapshot | Done
+News = Message | Record | Snapshot | Done
 
 
 def order_line(order: Command) -> str:
@@ -117,7 +104,7 @@ def read_order(line: str) -> Command:
             go = Go(said["number"], _stamp(said["stamp"]), _members(said["holders"]))
             return Leave(go, said["written"], said["is_restored"])
         case "enter":
-            return Enter(said["number"])
+            return Enter(said["number"], _members(said["members"]))
         case "halt":
             return Halt(said["after"])
         case "hang":
@@ -141,7 +128,7 @@ def read_news(line: str, member: Member, time: float) -> News:
         case "ready":
             return Ready(member, time, said["number"])
         case "left":
-            return Left(member, said["number"])
+            return Left(member, said["number"], time)
         case "formed":
             return Formed(member, said["number"], frozenset(Stamp(*pair) for pair in said["held"]), time)
         case "beat":

@@ -50,7 +50,7 @@ class Deadlines:
 
     Attributes:
         start: from the start of a process until it is ready; also for the others when a run begins.
-        forming: until all members of an epoch have met.
+        forming: until all members of an epoch have left the one before, and until all have met.
         heartbeat: between two signs of life.
         progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
         max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
@@ -89,6 +89,14 @@ class Died(NamedTuple):
     member: Member
     time: float
     why: str
+
+
+class Left(NamedTuple):
+    """A member has left the epoch before ``number``, and what it has of its state is kept."""
+
+    member: Member
+    number: int
+    time: float
 
 
 class Stamp(NamedTuple):
@@ -164,13 +172,13 @@ class Tick(NamedTuple):
     time: float
 
 
-Message = Ready | Formed | Beat | Took
+Message = Ready | Left | Formed | Beat | Took
 """What processes say themselves; the rest the supervisor sees."""
 Event = Started | Died | Message | Tick
 
 
 class Form(NamedTuple):
-    """To all members: leave the epoch that you are in, form this one and answer ``Formed``.
+    """To all members: leave the epoch that you are in for this one, and answer ``Left``.
 
     Attributes:
         number: of the epoch, larger than any before.
@@ -181,6 +189,15 @@ class Form(NamedTuple):
     number: int
     members: tuple[Member, ...]
     after: int | None = None
+
+
+class Enter(NamedTuple):
+    """To all members, of which each has left: form the epoch now, so that nobody waits long for another, and answer
+    ``Formed``.
+    """
+
+    number: int
+    members: tuple[Member, ...]
 
 
 class Go(NamedTuple):
@@ -223,7 +240,7 @@ class GiveUp(NamedTuple):
     why: str
 
 
-Command = Form | Go | Kill | RestartAll | StageLost | GiveUp
+Command = Form | Enter | Go | Kill | RestartAll | StageLost | GiveUp
 
 
 class State(StrEnum):
@@ -245,6 +262,7 @@ class Seat:
         state: what that does.
         seen: when it was started or last heard of.
         doomed: whether it is being killed.
+        spared: whether that is not its own fault.
         lived: the newest epoch that it was live in; 0: none.
         quick_deaths: how many incarnations in a row, up to the last that died, were never live.
         entered: the newest iteration that it has begun in the newest live epoch; 0: none yet.
@@ -255,6 +273,7 @@ class Seat:
     state: State = State.DEAD
     seen: float = 0.0
     doomed: bool = False
+    spared: bool = False
     lived: int = 0
     quick_deaths: int = 0
     entered: int = 0
@@ -274,21 +293,28 @@ class Epoch:
         form: the command that began it.
         since: when something last went on: it began, or went; a member met the others; an iteration was finished, by
             members that run.
-        linked: the members that have met all the others.
-        held: what the members that have formed have answered.
+        left: the members that have left the one before.
+        linked: those that have met all the others.
+        held: what those that have formed have answered.
         is_live: whether it has gone.
     """
 
     form: Form
     since: float
+    left: frozenset[Member] = frozenset()
     linked: frozenset[Member] = frozenset()
     held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
     is_live: bool = False
 
     @property
     def missing(self) -> tuple[Member, ...]:
-        """The members that have not answered yet."""
+        """The members that have not formed yet."""
         return tuple(member for member in self.form.members if member not in self.held)
+
+    @property
+    def staying(self) -> tuple[Member, ...]:
+        """The members that have not left the epoch before."""
+        return tuple(member for member in self.form.members if member not in self.left)
 
 
 def whole_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:

@@ -16,6 +16,7 @@ from swift.mesh.epochs import (
     Command,
     Deadlines,
     Died,
+    Enter,
     Epoch,
     Event,
     Form,
@@ -23,6 +24,7 @@ from swift.mesh.epochs import (
     GiveUp,
     Go,
     Kill,
+    Left,
     Member,
     Message,
     Process,
@@ -56,6 +58,7 @@ class Membership:
         number: the newest epoch that was ever formed.
         went: the newest that was ever live.
         lost: the stages that have been told to be lost since the last epoch.
+        retried: the newest epoch that was formed since nobody in the one before got on; 0: none.
     """
 
     processes: tuple[Process, ...]
@@ -66,6 +69,7 @@ class Membership:
     number: int = 0
     went: int = 0
     lost: tuple[int, ...] = ()
+    retried: int = 0
 
     @classmethod
     def of(cls, processes: Sequence[Process], deadlines: Deadlines, time: float) -> "Membership":
@@ -91,6 +95,15 @@ class Membership:
             case _:
                 return self._heard(event)
 
+    def excused(self, time: float) -> "Membership":
+        """The members of the epoch wait for something that is not theirs to do: it is not held against them."""
+        return self if self.epoch is None else replace(self, epoch=replace(self.epoch, since=time))
+
+    def restarted(self, why: str) -> tuple["Membership", Commands]:
+        """All that live are ended and started again."""
+        everybody = [seat.member for seat in self.seats.values() if seat.state is not State.DEAD]
+        return self._doomed(everybody, spared=True), (RestartAll(why),)
+
     def present(self) -> tuple[Member, ...]:
         """The members that a new epoch would have: of the workers all of whose processes are ready."""
         ready = [process for process, seat in self.seats.items() if seat.is_present]
@@ -112,8 +125,9 @@ class Membership:
         seat = self.seats[member.process]
         if member != seat.member or seat.state is State.DEAD:
             return self, ()
-        quick_deaths = 0 if seat.lived else seat.quick_deaths + 1
-        dead = self._seated(replace(seat, state=State.DEAD, doomed=False, quick_deaths=quick_deaths))
+        # Who is ended with all others is not to blame.
+        quick_deaths = 0 if seat.lived else seat.quick_deaths + (not seat.spared)
+        dead = self._seated(replace(seat, state=State.DEAD, doomed=False, spared=False, quick_deaths=quick_deaths))
         if quick_deaths < self.deadlines.max_quick_deaths:
             return dead, ()
         return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {why}"),)
@@ -129,6 +143,8 @@ class Membership:
             case Ready(number=number):
                 is_news = seat.state is State.STARTING or self._is_under_way(number)
                 return self._seated(replace(seat, state=State.WAITING) if is_news else seat), ()
+            case Left():
+                return self._seated(seat)._left(message)
             case Formed(_, number, held, time):
                 return self._seated(seat)._formed(member, number, held, time), ()
             case Beat():
@@ -143,6 +159,14 @@ class Membership:
             return False
         return number == epoch.form.number or (epoch.form.after is not None and number == self.went)
 
+    def _left(self, left: Left) -> tuple["Membership", Commands]:
+        epoch = self.epoch
+        if epoch is None or left.number != epoch.form.number or left.member not in epoch.staying:
+            return self, ()
+        epoch = replace(epoch, since=left.time, left=epoch.left | {left.member})
+        enter = () if epoch.staying else (Enter(epoch.form.number, epoch.form.members),)
+        return replace(self, epoch=epoch), enter
+
     def _took(self, took: Took) -> "Membership":
         epoch = self.epoch
         if took.part != "link" or epoch is None or took.number != epoch.form.number or epoch.is_live:
@@ -153,8 +177,7 @@ class Membership:
         epoch = self.epoch
         if epoch is None or number != epoch.form.number or member not in epoch.missing:
             return self
-        since = epoch.since if epoch.form.after is None else time
-        return replace(self, epoch=replace(epoch, since=since, held={**epoch.held, member: held}))
+        return replace(self, epoch=replace(epoch, since=time, held={**epoch.held, member: held}))
 
     def _progressed(self, seat: Seat, beat: Beat) -> "Membership":
         """An epoch under way leaves members to run in the one before only where it waits for an iteration."""
@@ -183,9 +206,12 @@ class Membership:
         """Who joins waits until all run, so that even those who join one by one leave an epoch time for something."""
         entered = [seat.entered for seat in self._seats_in(epoch)]
         if time - epoch.since > self.deadlines.progress:
-            everybody = [seat.member for seat in self.seats.values() if seat.state is not State.DEAD]
+            # Who hangs does not leave, and is found by that; who does not hang keeps its state.
+            if self.retried != epoch.form.number:
+                again, commands = self._form(time)
+                return replace(again, retried=again.number), commands
             why = f"nobody finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            return self._doomed(everybody), (RestartAll(why),)
+            return self.restarted(why)
         if min(entered) > 0 and set(self.present()) - set(epoch.form.members):
             return self._form(time, after=max(entered) + 1)
         return self, ()
@@ -194,7 +220,7 @@ class Membership:
         """Members that do not come to the iteration which they were given, or not with the others, have to abort."""
         if not epoch.missing:
             return self._go(epoch, time)
-        has_come = any(self.seats[member.process].lived == self.went for member in epoch.held)
+        has_come = any(self.seats[member.process].lived == self.went for member in epoch.left)
         patience = self.deadlines.forming if has_come else self.deadlines.progress
         if self._is_winding_down(epoch) and time - epoch.since > patience:
             return self._form(time)
@@ -249,11 +275,12 @@ class Membership:
 
     def _is_winding_down(self, epoch: Epoch) -> bool:
         """Whether members still run the epoch before, up to an iteration that they were given."""
-        running = (self.seats[process].lived == self.went for process, _ in epoch.missing)
+        running = (self.seats[process].lived == self.went for process, _ in epoch.staying)
         return epoch.form.after is not None and any(running)
 
-    def _doomed(self, members: Collection[Member]) -> "Membership":
-        return self._seated(*(replace(self.seats[member.process], doomed=True) for member in members))
+    def _doomed(self, members: Collection[Member], *, spared: bool = False) -> "Membership":
+        seats = [self.seats[member.process] for member in members]
+        return self._seated(*(replace(seat, doomed=True, spared=spared) for seat in seats))
 
     def _overdue(self, time: float) -> Iterator[Kill]:
         """Who has to be killed. An epoch that somebody has left, or will, is not held against its members any more."""
@@ -272,7 +299,7 @@ class Membership:
                 if seat.entered < newest:
                     yield Kill(seat.member, f"is still in iteration {seat.entered}, others are in {newest}")
         elif not epoch.is_live and not self._is_winding_down(epoch):
-            for member in epoch.missing:
+            for member in epoch.staying or epoch.missing:
                 limit = limits.progress if member in epoch.linked else limits.forming
                 if waited > limit:
                     yield Kill(member, f"did not form epoch {epoch.form.number} in {limit:g} s")

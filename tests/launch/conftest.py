@@ -58,6 +58,7 @@ def ranks():
 def keeper(two_ranks, trained, tmp_path):
     """Of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
+    (tmp_path / "keeps").mkdir()
     keeper = Keeper(two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=True)
     assert keeper.load(epoch=3) == Stamp(3, 4)
     return keeper

@@ -131,7 +131,7 @@ def whole(config, *options):
     """The losses of the same run without failures, in one process."""
     run_dir = config.parent / "whole"
     command = [*SWIFT, "train", str(config), "--run-dir", str(run_dir), *map(str, options)]
-    subprocess.run(command, check=True, capture_output=True, timeout=500)
+    subprocess.run(command, check=True, capture_output=True, timeout=500, env=environment(config))
     return losses(run_dir)
 
 

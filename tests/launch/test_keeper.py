@@ -100,6 +100,7 @@ def drawn(keeper, step):
 @pytest.mark.usefixtures("x64")
 def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kept, tmp_path):
     setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
+    (tmp_path / "keeps").mkdir()
     keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=False)
     extra, identity = {"loader": setup.loader("train").state()}, setup.identity()
     save_checkpoint(keeper.checkpoints, 2, drawn(keeper, 2), identity=identity, extra=extra, num_kept=1)

@@ -6,11 +6,9 @@ from swift.errors import RunError, SettingError
 from swift.launch.chaos import parse_chaos
 from swift.launch.wire import (
     Done,
-    Enter,
     Halt,
     Hang,
     Leave,
-    Left,
     Order,
     Record,
     Snapshot,
@@ -20,7 +18,7 @@ from swift.launch.wire import (
     read_news,
     read_order,
 )
-from swift.mesh.epochs import Beat, Form, Formed, Go, Member, Process, Ready, Stamp, Took, processes_of
+from swift.mesh.epochs import Beat, Enter, Form, Formed, Go, Left, Member, Process, Ready, Stamp, Took, processes_of
 from swift.topology import Topology
 
 MEMBER = Member(Process((1, 2)), 3)
@@ -32,7 +30,7 @@ OTHER = Member(Process((0, 0), rank=1), 0)
     [
         Order(Form(4, (MEMBER, OTHER), after=None), "127.0.0.1:7"),
         Order(Form(5, (OTHER,), after=17), "127.0.0.1:7"),
-        Enter(4),
+        Enter(4, (MEMBER, OTHER)),
         Leave(Go(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
         Leave(Go(1, None, ())),
         Halt(9),
@@ -48,7 +46,7 @@ def test_a_command_comes_through(order):
     "news",
     [
         Ready(MEMBER, 2.5, 7),
-        Left(MEMBER, 4),
+        Left(MEMBER, 4, 2.5),
         Formed(MEMBER, 4, frozenset({Stamp(3, 7), Stamp(3, 8)}), 2.5),
         Formed(MEMBER, 4, frozenset(), 2.5),
         Beat(MEMBER, 4, 9, 8, 2.5),

@@ -9,11 +9,13 @@ from swift.mesh.epochs import (
     Beat,
     Deadlines,
     Died,
+    Enter,
     Form,
     Formed,
     GiveUp,
     Go,
     Kill,
+    Left,
     Member,
     Ready,
     RestartAll,
@@ -61,8 +63,13 @@ class Script:
     def formed(self, held_by, of=None):
         """They hold states after these iterations, of the epoch that ran last unless told."""
         epoch = self.membership.went if of is None else of
+        self.left(*held_by)
         for process, held in held_by.items():
             self.tell(Formed, process, self.membership.number, frozenset(Stamp(epoch, step) for step in held), 0)
+
+    def left(self, *processes):
+        """The commands that came of it."""
+        return [command for process in processes for command in self.tell(Left, process, self.membership.number, 0)]
 
     def beat(self, entered_by):
         """Everybody has ended the iteration before that which it is in."""
@@ -279,12 +286,38 @@ def test_a_stuck_process_whose_heart_beats_is_found_by_its_progress(live):
     assert live.tick() == [Form(2, live.now(A, B, C))]
 
 
-def test_all_are_restarted_where_all_are_stuck_and_may_find_their_state_again(live):
+def stuck(script):
+    """All have begun an iteration that nobody ends: an epoch of the same members is to show who hangs."""
     for _ in range(4):
-        live.beat(dict.fromkeys([A, B, C, D], 5))
+        script.beat(dict.fromkeys([A, B, C, D], 5))
+        assert script.tick(1.5) == []
+    script.alive()
+    assert script.tick(0.5) == [Form(2, script.now(A, B, C, D))]
+
+
+def test_who_hangs_with_all_others_is_found_since_it_does_not_leave(live):
+    stuck(live)
+    live.left(A, B, C)
+    for _ in range(3):
+        live.alive()
+        assert live.tick(1.2) == []
+    live.alive()
+    assert [kill.member for kill in live.tick(1.2)] == list(live.now(D))
+    live.die(D)
+    assert live.tick() == [Form(3, live.now(A, B, C))]
+    live.formed({A: {4, 5}, B: {4, 5}, C: {4, 5}})
+    assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C))]
+
+
+def test_all_are_restarted_where_a_new_epoch_does_not_help_and_may_find_their_state_again(live):
+    stuck(live)
+    live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
+    assert live.tick() == [Go(2, Stamp(1, 5), live.now(A, B, C, D))]
+    for _ in range(4):
+        live.beat(dict.fromkeys([A, B, C, D], 6))
         assert live.tick(1.5) == []
     live.alive()
-    assert live.tick(0.5) == [RestartAll("nobody finished an iteration for 6 s, and all are in 5")]
+    assert live.tick(0.5) == [RestartAll("nobody finished an iteration for 6 s, and all are in 6")]
     live.die(A, B, C)
     assert live.tick() == []
     live.die(D)
@@ -293,9 +326,32 @@ def test_all_are_restarted_where_all_are_stuck_and_may_find_their_state_again(li
     live.ready(A, B)
     assert live.tick() == [], "the others are still starting"
     live.ready(C, D)
-    assert live.tick() == [Form(2, live.now(A, B, C, D))]
-    live.formed({process: {4, 5} for process in (A, B, C, D)})
-    assert live.tick() == [Go(2, Stamp(1, 5), live.now(A, B, C, D))]
+    assert live.tick() == [Form(3, live.now(A, B, C, D))]
+    live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
+    assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C, D))]
+
+
+def test_all_enter_once_the_last_has_left(live):
+    live.die(D)
+    live.tick()
+    assert live.left(A, C) == []
+    assert live.left(A) == [], "once more"
+    assert live.left(B) == [Enter(2, live.now(A, B, C))]
+
+
+def test_members_that_wait_for_something_else_are_excused(live):
+    for _ in range(9):
+        live.alive()
+        live.membership = live.membership.excused(live.time)
+        assert live.tick(1.5) == []
+
+
+def test_who_is_ended_with_all_others_is_not_given_up(live):
+    for _ in range(4):
+        live.membership, commands = live.membership.restarted("because")
+        assert commands == (RestartAll("because"),)
+        assert live.die(A, B, C, D) == []
+        live.start(A, B, C, D)
 
 
 def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):

@@ -12,16 +12,19 @@ from swift.mesh.epochs import (
     Beat,
     Deadlines,
     Died,
+    Enter,
     Form,
     Formed,
     Go,
     Kill,
+    Left,
     Member,
     Ready,
     RestartAll,
     Stamp,
     Started,
     Tick,
+    Took,
     agreed_stamp,
     processes_of,
 )
@@ -84,7 +87,7 @@ class World:
         processes = processes_of(topology, by_rank=by_rank)
         self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0)
         self.everybody, self.newest = [], {}
-        self.forms, self.goes, self.answers, self.begun, self.state_of = {}, {}, {}, {}, {}
+        self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
         for process in processes:
             self.start(process)
 
@@ -100,6 +103,9 @@ class World:
                 case Form():
                     self.check_form(command)
                     self.send(command.members, command)
+                case Enter(number, members):
+                    assert set(members) == self.have_left[number], "some enter while others have not left"
+                    self.send(members, command)
                 case Go(number):
                     self.check_go(command)
                     self.send(self.forms[number].members, command)
@@ -162,6 +168,10 @@ class World:
                     one.leaving = form
                 else:
                     self.leave(one, form)
+            case Enter(number):
+                if number == one.number:
+                    one.outbox.append(Took(one.member, number, "link", 0.1, 0))
+                    one.outbox.append(Formed(one.member, number, frozenset(one.states), 0))
             case Go(number, stamp):
                 assert number == one.number
                 if stamp is None:
@@ -175,7 +185,8 @@ class World:
     def leave(self, one, form):
         one.runs, one.leaving, one.number, one.kept = False, None, form.number, dict(one.states)
         self.answers[form.number][one.member] = frozenset(one.states)
-        one.outbox.append(Formed(one.member, form.number, frozenset(one.states), 0))
+        self.have_left[form.number].add(one.member)
+        one.outbox.append(Left(one.member, form.number, 0))
 
     def stumble(self, one):
         if one.can_act and one.runs:
@@ -203,7 +214,7 @@ class World:
         before = self.forms.setdefault(form.number, form)
         assert before.members == form.members, "an epoch has two sets of members"
         assert before is form, "an epoch is formed twice"
-        self.answers[form.number], self.begun[form.number] = {}, {}
+        self.answers[form.number], self.begun[form.number], self.have_left[form.number] = {}, {}, set()
         World.num_epochs += 1
         left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
         assert not left_out, "who may still run is left out"
