@@ -27,11 +27,15 @@ def go_on(process, config, *others):
     assert scratch(process.pid) == []
 
 
+def newest_checkpoint(config):
+    return max(checkpoint_steps(config.parent / "run" / "checkpoints"), default=None)
+
+
 @pytest.mark.parametrize(
     ("harm", "deadlines", "why", "within_s"),
     [
         ("freeze", ["heartbeat=2"], "was not heard for 2 s", 4),
-        ("hang", ["progress=40", "forming=8"], "did not form epoch 2 in 8 s", 10),  # after 40 s without an iteration
+        ("hang", ["progress=40"], "is still in iteration 2", 42),
     ],
 )
 def test_who_is_frozen_or_stuck_is_found_and_replaced(tmp_path, harm, deadlines, why, within_s):
@@ -41,7 +45,8 @@ def test_who_is_frozen_or_stuck_is_found_and_replaced(tmp_path, harm, deadlines,
     assert code == 0, said
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config), rtol=1e-8)
     events = read_run(tmp_path / "run").events
-    assert [event["why"] for event in events if event["event"] == "kill"] == [why]
+    (kill,) = [event for event in events if event["event"] == "kill"]
+    assert why in kill["why"]
     (death,) = [event for event in events if event["event"] == "death"]
     assert death["process"] == "1:0"
     assert death["detection_s"] < within_s
@@ -140,14 +145,16 @@ def test_a_kill_while_a_checkpoint_is_made(tmp_path, who):
     with launched(config) as process:
         wait_for(process, "running with 2 processes")
         for _ in range(3):
-            time.sleep(1.5)
+            before = newest_checkpoint(config)
+            while newest_checkpoint(config) == before:
+                time.sleep(0.1)
+                assert process.poll() is None
             victims = [pid for pid, kind in left_behind(config).items() if kind == who]
             os.kill(victims[0], signal.SIGKILL)
             if who == "member":
                 wait_for(process, "with 2 processes")
         go_on(process, config, "--set", "Experiment.checkpoint_every=0")
-    newest = checkpoint_steps(tmp_path / "run" / "checkpoints")[-1]
-    assert newest == len(losses(tmp_path / "run"))
+    assert newest_checkpoint(config) == len(losses(tmp_path / "run"))
 
 
 def test_who_dies_at_once_again_and_again_is_given_up_with_the_end_of_its_log(tmp_path, monkeypatch):
