@@ -55,6 +55,7 @@ from swift.mesh.epochs import (
     lost_stages,
 )
 from swift.mesh.membership import Membership
+from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
 RECOVERIES: tuple[str, ...] = ("live", "restart")
@@ -119,6 +120,7 @@ class Supervisor:
         self._restoring: Go | None = None
         self._restarts: Counter[Process] = Counter()
         self._killed: set[Member] = set()  # on purpose
+        self._wish: frozenset[Worker] | None = None  # who is down, where the preparer has not been told
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
 
@@ -164,6 +166,7 @@ class Supervisor:
             self._mourn(death)
         self._decide(time.monotonic())
         self._make_trouble()
+        self._look_ahead()
         self._reporter.show(self._membership)
 
     def _decide(self, now: float) -> None:
@@ -278,12 +281,17 @@ class Supervisor:
         self._restoring = None
         self._say(epoch.form.members, leave)
         self._saving.start()
-        if self._prepare is not None:
-            if _PREPARER not in self._children:
-                self._children.start(_PREPARER, self._prepare, self._terms.logs / "preparer.log")
-            there = {member.process.worker for member in epoch.form.members}
-            failed = {process.worker for process in self._terms.processes} - there
-            self._children.say(_PREPARER, wish_line(frozenset(failed)))
+        there = {member.process.worker for member in epoch.form.members}
+        self._wish = frozenset(process.worker for process in self._terms.processes if process.worker not in there)
+
+    def _look_ahead(self) -> None:
+        """Has what may be needed next prepared, once the members have what they need now: their cores come first."""
+        if self._prepare is None or self._wish is None or self._membership.epoch is None or self._is_recovering():
+            return
+        if _PREPARER not in self._children:
+            self._children.start(_PREPARER, self._prepare, self._terms.logs / "preparer.log")
+        self._children.say(_PREPARER, wish_line(self._wish))
+        self._wish = None
 
     def _start(self, process: Process) -> None:
         member = Member(process, self._membership.seats[process].member.incarnation + 1)

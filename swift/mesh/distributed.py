@@ -32,7 +32,7 @@ from swift.errors import RunError
 
 _NO_HEARTBEAT_S = 86_400
 """Heartbeats are the supervisor's, which also sees whether there is progress."""
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK, _NUM_PORTS = "127.0.0.1", 3
 
 
 def check_support() -> None:
@@ -65,14 +65,27 @@ class Service:
 
     Attributes:
         address: where processes find it; on the loopback device only.
+
+    Raises:
+        RunError: no port could be had.
     """
 
     def __init__(self, num_processes: int):
+        errors = []
+        for _ in range(_NUM_PORTS):  # somebody else may take the port between the two
+            with socket.socket() as probe:
+                probe.bind((_LOOPBACK, 0))
+                self.address = f"{_LOOPBACK}:{probe.getsockname()[1]}"
+            try:
+                self._service = self._made(num_processes)
+                return
+            except RuntimeError as error:
+                errors.append(f"{self.address}: {error}")
+        raise RunError(f"no coordination service could be started: {'; '.join(errors)}")
+
+    def _made(self, num_processes: int) -> Any:
         _, makers = _internals()
-        with socket.socket() as probe:
-            probe.bind((_LOOPBACK, 0))
-            self.address = f"{_LOOPBACK}:{probe.getsockname()[1]}"
-        self._service: Any = makers.get_distributed_runtime_service(
+        return makers.get_distributed_runtime_service(
             self.address, num_processes, heartbeat_timeout=_NO_HEARTBEAT_S, shutdown_timeout=1, recoverable=True
         )
 

@@ -112,3 +112,24 @@ def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):
     monkeypatch.delattr("jax._src.distributed.global_state")
     with pytest.raises(RunError, match=f"jax {jax.__version__} does not have"):
         check_support()
+
+
+def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
+    made, real = [], Service._made
+
+    def taken(service, num_processes):
+        made.append(service.address)
+        if len(made) < 3:
+            raise RuntimeError("in use")
+        return real(service, num_processes)
+
+    monkeypatch.setattr(Service, "_made", taken)
+    Service(1).close()
+    assert len(set(made)) == 3
+
+    def never(*_):
+        raise RuntimeError("in use")
+
+    monkeypatch.setattr(Service, "_made", never)
+    with pytest.raises(RunError, match=r"no coordination service could be started.*in use"):
+        Service(1)
