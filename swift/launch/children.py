@@ -137,4 +137,5 @@ class Children:
         assert popen.stdout is not None
         with popen.stdout:
             for line in popen.stdout:
-                self._heard.put(Heard(who, line, time.monotonic()))
+                if line.endswith("\n"):  # else it was killed in the midst of saying it
+                    self._heard.put(Heard(who, line, time.monotonic()))

@@ -73,7 +73,8 @@ class Orders:
     def _listen(self) -> None:
         try:
             for line in self._source:
-                self._hear(read_order(line))
+                if line.endswith("\n"):  # else the supervisor died in the midst of saying it
+                    self._hear(read_order(line))
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # other threads may be in XLA, which does not end in peace

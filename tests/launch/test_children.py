@@ -1,0 +1,58 @@
+"""Children are heard line by line, their ends are told once, and none outlives its block."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from swift.launch.children import Children
+
+
+@pytest.fixture
+def children():
+    with Children(os.environ) as children:
+        yield children
+
+
+def start(children, who, code, log):
+    children.start(who, [sys.executable, "-c", code], log)
+
+
+def until_dead(children):
+    deadline, dead = time.monotonic() + 30, []
+    while not dead and time.monotonic() < deadline:
+        dead = children.deaths()
+        time.sleep(0.02)
+    return dead
+
+
+def test_all_that_a_child_has_said_is_heard_but_not_what_it_died_in_the_midst_of(children, tmp_path):
+    code = "import sys; print('one'); print('two'); print('no', file=sys.stderr); sys.stdout.write('thr'); sys.exit(3)"
+    start(children, "a", code, tmp_path / "log")
+    assert [(dead.who, dead.why) for dead in until_dead(children)] == [("a", "exit code 3")]
+    assert [(heard.who, heard.line) for heard in children.heard(0.0)] == [("a", "one\n"), ("a", "two\n")]
+    assert (tmp_path / "log").read_text() == "no\n"
+    assert children.deaths() == []
+    assert "a" not in children
+
+
+def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children, tmp_path):
+    start(children, "a", "print(input(), flush=True); input()", tmp_path / "log")
+    children.say("a", "hello\n")
+    assert [heard.line for heard in children.heard(30.0)] == ["hello\n"]
+    children.kill("a")
+    time.sleep(0.2)
+    children.say("a", "are you there?\n")
+    assert [dead.why for dead in until_dead(children)] == ["signal 9"]
+    children.say("a", "and now?\n")
+
+
+def test_none_is_left_not_even_one_that_is_stopped(tmp_path):
+    with Children(os.environ) as children:
+        start(children, "a", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "log")
+        (heard,) = children.heard(30.0)
+        children.signal("a", signal.SIGSTOP)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(heard.line), 0)
