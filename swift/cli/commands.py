@@ -32,9 +32,7 @@ _MAX_CACHE_BYTES = 4 * 2**30
 def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
-    if options.resume and options.run_dir is None:
-        raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to go on with")
-    run_dir = options.run_dir or new_run_dir(options.config.stem)
+    run_dir = run_dir_of(options)
     _prepare([experiment])
     summary = run_training(
         experiment,
@@ -70,7 +68,7 @@ def compare(options: argparse.Namespace) -> None:
     _prepare(experiments)
     for experiment in experiments:
         experiment.program()  # so that a mistake in the last is told before the first has run
-    top = options.run_dir or new_run_dir(names[0])
+    top = options.run_dir or _new_run_dir(names[0])
     run_dirs = [top / name for name in names]
     for run_dir in run_dirs:
         if run_dir.exists():
@@ -173,7 +171,14 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
         jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
 
 
-def new_run_dir(name: str) -> Path:
+def run_dir_of(options: argparse.Namespace) -> Path:
+    """Where a run goes, or goes on; raises SettingError where it is to go on and nobody has said where."""
+    if options.resume and options.run_dir is None:
+        raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to go on with")
+    return options.run_dir or _new_run_dir(options.config.stem)
+
+
+def _new_run_dir(name: str) -> Path:
     """Where a run goes that was not told where."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from swift.cli.commands import distance_line, new_run_dir, show_run
+from swift.cli.commands import distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.errors import SettingError, check_count
 from swift.launch.chaos import parse_chaos
@@ -45,9 +45,7 @@ def launch(options: argparse.Namespace) -> None:
     chaos = parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps)
     against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
-    if options.resume and options.run_dir is None:
-        raise SettingError("--run-dir", "(not set)", "--resume needs the directory of the run to go on with")
-    run = TrainOptions(options.run_dir or new_run_dir(options.config.stem), config_text(experiment), options.resume)
+    run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
     done = steps_done(run)
     check_range(experiment, run, done, experiment.num_steps)
     experiment.loader("train")  # so that a mistake in the data is told once, and here

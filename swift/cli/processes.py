@@ -5,14 +5,13 @@ import os
 import sys
 import traceback
 
-import jax
-
 from swift.cli.configuration import load_experiment
 from swift.errors import SettingError
 from swift.launch.keeper import run as run_keeper
 from swift.launch.member import Crew, Part
 from swift.launch.preparer import prepare
 from swift.launch.scratch import Scratch
+from swift.launch.surroundings import settle_jax
 from swift.mesh.epochs import Process
 from swift.train import Experiment
 
@@ -20,10 +19,7 @@ from swift.train import Experiment
 def member(options: argparse.Namespace) -> None:
     """A process of a run."""
     experiment, scratch = _told(options)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", _num_devices(experiment, options.by_rank))
-    jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
-    jax.config.update("jax_enable_compilation_cache", False)  # the run has a store of its own
+    settle_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
     part = Part(experiment, process, options.by_rank, scratch, options.keeps_all)
     try:

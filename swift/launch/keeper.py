@@ -26,8 +26,8 @@ from swift.data import Loader
 from swift.errors import RunError, SettingError
 from swift.launch.keep import Keep
 from swift.launch.keeper_wire import Answer, Command, Failed, Load, Loaded, Save, Saved, answer_line, read_command
-from swift.launch.output import take_output
 from swift.launch.parts import cut_parts, join_parts
+from swift.launch.surroundings import settle_jax, take_output
 from swift.mesh import storage_mesh
 from swift.mesh.epochs import Process, Stamp, processes_of
 from swift.mesh.sharing import part_shapes
@@ -196,9 +196,7 @@ def run(experiment: Experiment, run_dir: Path, keeps: Path, by_rank: bool, comma
         commands: where commands come from.
     """
     answers = take_output()
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
-    jax.config.update("jax_enable_compilation_cache", False)  # nothing is compiled
+    settle_jax(experiment, num_devices=1)
     keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank)
     _settle(keeper.checkpoints)
     keeper.program.abstract()  # traces the model: better now than when somebody waits

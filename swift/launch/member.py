@@ -26,7 +26,7 @@ from swift.launch.shift import Shift
 from swift.launch.wire import Leave, Order
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
 from swift.mesh.distributed import Link, is_called_off
-from swift.mesh.epochs import Formed, Left, Process, Ready, Stamp, Took
+from swift.mesh.epochs import Formed, Left, Process, Ready, Stamp, Took, processes_of, whole_workers
 from swift.mesh.sharing import fetch_parts, part_shapes, place_parts
 from swift.pipeline import Configuration, Configurator, Steps, TrainState
 from swift.pipeline.joining import compiled_init, compiled_share, compiled_slots
@@ -216,7 +216,7 @@ class Crew:
                 like = part_shapes(program.specs, shapes, self._num_devices)
                 parts = self._kept.load(stamp, like, is_own=stamp in self._own)
             state = place_parts(parts, live, program.specs, shapes)
-            whole = {worker for worker, _ in there} if not self._part.by_rank else self._whole(there)
+            whole = whole_workers(processes_of(live.topology, by_rank=self._part.by_rank), there)
             has_R = [worker in whole for worker in live.workers]
             if not all(has_R):
                 share = compiled_share(program, self._store, has_R)
@@ -227,10 +227,6 @@ class Crew:
         self._states[stamp] = jax.block_until_ready(state)
         self._own &= {stamp}
         self._kept.forget(but=frozenset({stamp}))
-
-    def _whole(self, there: set[Process]) -> set[tuple[int, int]]:
-        ranks = range(self._experiment.topology.num_expert_ranks)
-        return {worker for worker, _ in there if all(Process(worker, rank) in there for rank in ranks)}
 
     @contextmanager
     def _watched(self, limit_s: float) -> Iterator[None]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
-from swift.launch.output import take_output
+from swift.launch.surroundings import take_output
 from swift.launch.wire import Command, Halt, Hang, Leave, News, Order, Stop, news_line, read_order
 from swift.mesh.epochs import Beat, Enter
 

@@ -20,8 +20,8 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.errors import RunError
-from swift.launch.output import take_output
 from swift.launch.preparer_wire import Prepared, Trouble, read_wish, said_line
+from swift.launch.surroundings import settle_jax, take_output
 from swift.mesh import AXES, LiveMesh, storage_mesh
 from swift.mesh.rehearsal import Rehearsal
 from swift.pipeline import Configuration, Configurator, Steps, neighbours
@@ -77,7 +77,8 @@ class Preparer:
     def __init__(self, experiment: Experiment, programs: Path):
         self._experiment, self._store = experiment, ProgramStore(programs)
         topology = experiment.topology
-        self._configurator = Configurator(experiment.plan_settings(experiment.program(storage_mesh(topology))))
+        self._program = experiment.program(storage_mesh(topology))
+        self._configurator = Configurator(experiment.plan_settings(self._program))
         self._processes_per_worker = topology.num_expert_ranks // jax.local_device_count()
         clear_backends()
 
@@ -111,7 +112,7 @@ class Preparer:
         """Just as a process of the run does when it forms an epoch."""
         experiment, topology = self._experiment, self._experiment.topology
         live = LiveMesh(topology, configuration.places, Mesh(rehearsal.grid(topology.num_expert_ranks), AXES))
-        program = experiment.program(live)
+        program = self._program.at(live)
         steps = Steps(program, configuration, experiment.sequences_per_microbatch, self._store, keep_state=True)
         for kind in kinds:
             steps.compiled(kind)
@@ -127,10 +128,7 @@ def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> N
         programs: the directory of the run's programs.
         num_local_devices: of each process of the run: all expert ranks of a worker, or one.
     """
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", num_local_devices)
-    jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
-    jax.config.update("jax_enable_compilation_cache", False)  # the run has a store of its own
+    settle_jax(experiment, num_local_devices)
     output = take_output()
     wishes = SimpleQueue[Failed]()
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)

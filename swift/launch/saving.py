@@ -60,9 +60,9 @@ class Saving:
             self._ask(Save(snapshot.stamp, tuple(sorted(parts.values()))))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
-    def load(self, step: int | None, epoch: int) -> None:
-        """Asks for the parts of a checkpoint; the newest there is then, unless told."""
-        self._ask(Load(step, epoch))
+    def load(self, epoch: int) -> None:
+        """Asks for the parts of the newest checkpoint that is there when what was asked before is done."""
+        self._ask(Load(None, epoch))
 
     def hear(self, line: str) -> Answer:
         """What the keeper has answered, to what it was asked first."""

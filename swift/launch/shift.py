@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from swift.data import Loader
+from swift.data import Batch, Loader
 from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
 from swift.launch.wire import Done, Leave, Order, Record, Snapshot
 from swift.mesh.epochs import Process, Stamp, Took
 from swift.mesh.sharing import fetch_parts
-from swift.pipeline import Steps, TrainState
+from swift.pipeline import Steps, Sums, TrainState
 from swift.train import Experiment
-from swift.train.metrics import step_record
-from swift.train.recovery import window_length
+from swift.train.metrics import mean_loss, step_record
+from swift.train.recovery import is_due, window_length
 
 _NUM_SNAPSHOTS = 3
 """One that is made, one that is saved, one that waits."""
@@ -134,7 +134,7 @@ class Shift:
         """Evaluates and keeps what is due after an iteration, and tells what the iterations were."""
         done = max(self.states).step
         if self._is_due(done, self.experiment.eval_every):
-            loss = self._evaluate(min(self.experiment.num_eval_batches, self.validation.num_batches_per_epoch))
+            loss = self._evaluate(self.experiment.num_eval_batches)
             for record in records[-1:]:
                 record["validation_loss"] = loss
         if self._is_recorder:
@@ -155,16 +155,17 @@ class Shift:
         self._saved = newest.step
 
     def _evaluate(self, num_batches: int) -> float:
-        loss, tokens, state = 0.0, 0, self.states[max(self.states)]
-        self.steps.compiled("evaluate")
-        for index in range(num_batches):
+        state = self.states[max(self.states)]
+        self.steps.compiled("evaluate")  # which cannot be called off
+
+        def evaluate(batch: Batch) -> Sums:
             with self.watched(self._usual_s):
-                sums = self.steps.evaluate(state, self.validation.batch(index))
-            loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
-        return loss / max(tokens, 1)
+                return self.steps.evaluate(state, batch)
+
+        return mean_loss(evaluate, self.validation, num_batches)
 
     def _is_due(self, done: int, every: int) -> bool:
-        return bool(every) and (done % every == 0 or done == self.experiment.num_steps)
+        return is_due(done, every, self.experiment.num_steps)
 
     def _is_over(self, done: int) -> bool:
         newest, halt = self.orders.newest, self.orders.halt

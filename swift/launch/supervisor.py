@@ -256,13 +256,10 @@ class Supervisor:
         saved = self._saving.newest
         is_lost = go.stamp is None and (self._reporter.written > 0 or self._terms.resumed)
         if is_lost and saved is None and not self._saving.is_busy:
-            raise RunError(
-                "nobody is left who has the state of some stage, and there is no checkpoint: stopped; "
-                "start again in another --run-dir"
-            )
+            raise RunError(f"nobody is left who has the state of some stage: stopped; {self._remedy()}")
         if is_lost or (go.stamp is not None and saved is not None and go.stamp.step < saved):
             self._restoring = go
-            self._saving.load(None, go.number)  # of those that are there when what is being saved is saved
+            self._saving.load(go.number)
         else:
             self._base = 0 if go.stamp is None else go.stamp.step
             self._let_run(Leave(go, self._reporter.written))
@@ -380,8 +377,9 @@ class Supervisor:
         return f"go on from the checkpoint of iteration {saved} with --resume"
 
     def _say(self, members: Sequence[Member], order: WireCommand) -> None:
+        line = order_line(order)
         for member in members:
-            self._children.say(member, order_line(order))
+            self._children.say(member, line)
 
     def _stop(self) -> None:
         members = [seat.member for seat in self._membership.seats.values() if seat.member in self._children]

@@ -42,15 +42,13 @@ def check_support() -> None:
 
 def _internals() -> tuple[Any, Any]:
     """The state that JAX keeps of its group, and the module that makes services and clients."""
-    try:
+    with suppress(ImportError):
         from jax._src import distributed
         from jax._src.lib import _jax
 
         is_there = hasattr(_jax, "get_distributed_runtime_service") and hasattr(_jax, "get_distributed_runtime_client")
         if is_there and hasattr(distributed, "global_state"):
             return distributed.global_state, _jax
-    except ImportError:
-        pass
     raise RunError(
         f"jax {jax.__version__} does not have what groups of processes are made of here; "
         "use a version that pyproject.toml names"

@@ -1,9 +1,12 @@
 """What a step's arrays say in numbers: the record of ``metrics.jsonl``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
+from swift.data import Batch, Loader
+from swift.pipeline import Sums
 
 
 def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, live_workers: int) -> dict[str, Any]:
@@ -35,3 +38,18 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, liv
         "replicas": replicas_LE.tolist(),
         "dropped": dropped_LE.tolist(),
     }
+
+
+def mean_loss(evaluate: Callable[[Batch], Sums], validation: Loader, num_batches: int) -> float:
+    """The loss of the first batches of a split, nats per token.
+
+    Args:
+        evaluate: the sums of one batch.
+        validation: the split.
+        num_batches: how many at most; a pass over the split has no more.
+    """
+    loss, tokens = 0.0, 0
+    for index in range(min(num_batches, validation.num_batches_per_epoch)):
+        sums = evaluate(validation.batch(index))
+        loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
+    return loss / max(tokens, 1)

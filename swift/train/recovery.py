@@ -31,6 +31,15 @@ def window_length(
     return 1 if is_cut else window
 
 
+def is_due(done: int, every: int, num_steps: int) -> bool:
+    """Whether what is due every so many iterations, and after the last one, is due now; 0: never.
+
+    >>> [done for done in range(1, 8) if is_due(done, 3, 7)], is_due(7, 0, 7)
+    ([3, 6, 7], False)
+    """
+    return bool(every) and (done % every == 0 or done == num_steps)
+
+
 def lost_stages(
     topology: Topology, places: Collection[Place], before: frozenset[Worker], failed: frozenset[Worker]
 ) -> list[int]:

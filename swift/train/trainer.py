@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,9 +20,9 @@ from swift.topology import Worker
 from swift.train.experiment import Experiment
 from swift.train.failures import FailureSource
 from swift.train.interrupt import Interrupt
-from swift.train.metrics import step_record
+from swift.train.metrics import mean_loss, step_record
 from swift.train.progress import Progress
-from swift.train.recovery import check_failures, lost_stages
+from swift.train.recovery import check_failures, is_due, lost_stages
 from swift.train.start import TrainOptions, begin, check_range, next_length, open_run, steps_done
 from swift.train.summary import summarize
 
@@ -192,8 +193,7 @@ class _Run:
         for record in records:
             self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
             if record["step"] == done and self._is_due(done, self.experiment.eval_every):
-                num_batches = min(self.experiment.num_eval_batches, validation.num_batches_per_epoch)
-                record["validation_loss"] = self._evaluate(state, validation, num_batches)
+                record["validation_loss"] = self._evaluate(state, validation, self.experiment.num_eval_batches)
             self.directory.log_step(record)
             self.progress.update(record)
         if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
@@ -202,14 +202,10 @@ class _Run:
             self._save(state, position, done)
 
     def _is_due(self, done: int, every: int) -> bool:
-        return bool(every) and (done % every == 0 or done == self.experiment.num_steps)
+        return is_due(done, every, self.experiment.num_steps)
 
     def _evaluate(self, state: TrainState, validation: Loader, num_batches: int) -> float:
-        loss, tokens = 0.0, 0
-        for index in range(num_batches):
-            sums = self.engine.evaluate(state, validation.batch(index))
-            loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
-        return loss / max(tokens, 1)
+        return mean_loss(partial(self.engine.evaluate, state), validation, num_batches)
 
     def _save(self, state: TrainState, position: dict[str, Any], done: int) -> None:
         started, program = time.perf_counter(), self.engine.program
