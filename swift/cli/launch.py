@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,21 @@ from rich.console import Console
 
 from swift.cli.commands import distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
+from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.errors import SettingError, check_count
 from swift.launch.chaos import parse_chaos
 from swift.launch.children import Children
 from swift.launch.display import Display, goodput_table
 from swift.launch.journal import Journal
+from swift.launch.node import serve
 from swift.launch.reporter import Reporter
-from swift.launch.saving import Saving
+from swift.launch.saving import KEEPER, Saving
 from swift.launch.scratch import Scratch
-from swift.launch.supervisor import Supervisor, Terms
+from swift.launch.supervisor import Supervisor
+from swift.launch.terms import Terms
 from swift.mesh.distributed import check_support
-from swift.mesh.epochs import Deadlines, Process, processes_of
-from swift.record import read_run
+from swift.mesh.epochs import Deadlines, Member, Process, processes_of
+from swift.record import RunDirectory, read_run
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment
@@ -41,22 +45,33 @@ def launch(options: argparse.Namespace) -> None:
     processes = processes_of(experiment.topology, by_rank=by_rank)
     _check(experiment)
     check_count("--restarts", options.restarts, least=0)
-    deadlines = _deadlines(options.deadline)
+    deadlines, nodes = _deadlines(options.deadline), nodes_of(options, os.environ)
     chaos = parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps)
     against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
+    if nodes.own > 0:
+        with Interrupt(signal.SIGTERM) as interrupt:
+            serve(options.run_dir, nodes.own, deadlines.start, os.environ, lambda: interrupt.requested)
+        return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
     done = steps_done(run)
     check_range(experiment, run, done, experiment.num_steps)
     experiment.loader("train")  # so that a mistake in the data is told once, and here
-    with Scratch.of(run.config_text) as scratch:
-        commands = _Commands(scratch, by_rank, keeps_all=options.recovery == "restart")
-        logs = run.run_dir / "logs"
+    shared = run.run_dir if nodes.count > 1 else None
+    with (
+        Entrance.of(nodes) as entrance,
+        open_run(run, done) as directory,
+        Scratch.of(run.config_text, shared) as scratch,
+    ):
+        commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
+        logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
         terms = Terms(
-            processes, commands.member, logs, deadlines, options.recovery, options.restarts, chaos, options.resume
+            processes, commands.member, logs, deadlines, options.recovery, restarts, chaos, resume, nodes.host
         )
         preparer = commands.preparer() if options.prepare == "next" else None
-        summary = _supervise(experiment, run, done, terms, commands.keeper(run.run_dir), preparer)
+        keeper = commands.keeper(directory.path)
+        children = entrance.children(directory.path, scratch.path, commands.node, deadlines)
+        summary = _supervise(experiment, directory, done, terms, children, keeper, preparer)
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
     if against is not None:
@@ -66,46 +81,55 @@ def launch(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Commands:
-    """How the processes of a run are started."""
+    """How the processes of a run are started, and where."""
 
     scratch: Scratch
+    processes: Sequence[Process]
+    nodes: Nodes
     by_rank: bool
     keeps_all: bool
 
+    def node(self, who: Hashable) -> int:
+        """Of a process, or of one of its lives; others are on the first."""
+        process = who.process if isinstance(who, Member) else who
+        if process not in self.processes:
+            return 0
+        return self.nodes.place(self.processes.index(process), len(self.processes))
+
     def member(self, process: Process) -> list[str]:
         flags = ["--keeps-all"] * self.keeps_all
-        return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
+        return self._command("member", self.node(process), *flags, *map(str, (*process.worker, process.rank)))
 
     def keeper(self, run_dir: Path) -> list[str]:
-        return self._command("keeper", str(run_dir))
+        return self._command("keeper", 0, str(run_dir))
 
     def preparer(self) -> list[str]:
-        return self._command("preparer")
+        return self._command("preparer", 0)
 
-    def _command(self, name: str, *more: str) -> list[str]:
-        own = [str(self.scratch.path), str(self.scratch.memory), *["--by-rank"] * self.by_rank]
+    def _command(self, name: str, node: int, *more: str) -> list[str]:
+        own = [str(self.scratch.path), str(node), *["--by-rank"] * self.by_rank]
         return [sys.executable, "-m", "swift", name, *own, *more]
 
 
 def _supervise(
     experiment: Experiment,
-    run: TrainOptions,
+    directory: RunDirectory,
     done: int,
     terms: Terms,
+    family: AbstractContextManager[Children],
     keeper: Sequence[str],
     preparer: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary."""
-    name, begun = run.run_dir.name, time.monotonic()
+    begun = time.monotonic()
     with (
-        open_run(run, done) as directory,
         Interrupt(signal.SIGTERM) as interrupt,
-        Children(os.environ) as children,
-        Display(name, experiment.num_steps, begun) as display,
+        Display(directory.path.name, experiment.num_steps, begun) as display,
+        family as children,
     ):
         terms.logs.mkdir(exist_ok=True)
         reporter = Reporter(Journal(begun), display, directory, done)
-        saving = Saving(children, keeper, terms.logs / "keeper.log", directory.checkpoints_path, terms.processes)
+        saving = Saving(children, keeper, terms.log(KEEPER), directory.checkpoints_path, terms.processes)
         with Supervisor(terms, children, saving, preparer, reporter) as supervisor:
             supervisor.run(lambda: interrupt.requested)
         if interrupt.requested:

@@ -79,6 +79,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     launch.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
     launch.add_argument(
+        "--nodes",
+        type=int,
+        help="machines that share the processes; each runs the same command (default: as many as srun has tasks, or 1)",
+    )
+    launch.add_argument(
+        "--node", type=int, help="which of them this is, from 0 (default: what srun or an indexed Kubernetes job says)"
+    )
+    launch.add_argument(
+        "--listen",
+        metavar="HOST[:PORT]",
+        help="where node 0 is found by the others (default: the address of its own name, any port)",
+    )
+    launch.add_argument(
+        "--insecure-network",
+        action="store_true",
+        help="the network between the nodes is trusted: what processes say there is not encrypted",
+    )
+    launch.add_argument(
         "--recovery",
         choices=["live", "restart"],
         default="live",
@@ -115,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     for kind in _HIDDEN:
         hidden = commands.add_parser(kind)
         hidden.add_argument("scratch", type=Path)
-        hidden.add_argument("memory", type=Path)
+        hidden.add_argument("node", type=int)
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
             hidden.add_argument("--keeps-all", action="store_true")

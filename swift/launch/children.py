@@ -1,4 +1,7 @@
-"""The processes that a supervisor starts: their pipes, their logs, and their ends."""
+"""The processes that a supervisor starts: what it does with them, and how with those of its own node.
+
+Those of other nodes are ``swift.launch.fleet``'s.
+"""
 
 import signal
 import subprocess
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 _STOP_S = 10.0
 
@@ -31,23 +34,52 @@ class Death(NamedTuple):
     time: float
 
 
+class Children(Protocol):
+    """Children by any name that is never used twice."""
+
+    def __contains__(self, who: object) -> bool:
+        """Whether it was started and its death has not been told yet."""
+
+    def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
+        """Starts a child whose standard error is added to a log."""
+
+    def say(self, who: Hashable, line: str) -> None:
+        """Says a line to a child, if it still is there."""
+
+    def signal(self, who: Hashable, number: signal.Signals) -> None:
+        """Sends a signal to a child, if it still is there; its death follows, where that is deadly."""
+
+    def heard(self, timeout_s: float) -> list[Heard]:
+        """What was said since the last time; waits where nothing was."""
+
+    def deaths(self) -> list[Death]:
+        """Who has died since the last time; all that it has said can be heard by then."""
+
+    def wait_for(self, whom: Collection[Hashable]) -> None:
+        """Waits for the ends of children that have been told to end; by force, where they do not."""
+
+    def away_s(self, who: Hashable) -> float:
+        """For how long there has been no node on which a child could be started; 0: there is one."""
+
+
 @dataclass(frozen=True)
 class _Child:
     popen: subprocess.Popen[str]
     reader: threading.Thread
 
 
-class Children:
-    """Children by any name that is never used twice; a context manager, which leaves none behind.
+class OwnChildren:
+    """Children on this node; a context manager, which leaves none behind.
 
     Args:
         environment: of all.
+        heard: where to put what they say.
     """
 
-    def __init__(self, environment: Mapping[str, str]):
+    def __init__(self, environment: Mapping[str, str], heard: SimpleQueue[Heard] | None = None):
         self._environment = dict(environment)
         self._children: dict[Hashable, _Child] = {}
-        self._heard: SimpleQueue[Heard] = SimpleQueue()
+        self._heard: SimpleQueue[Heard] = SimpleQueue() if heard is None else heard
 
     def __enter__(self) -> Self:
         return self
@@ -56,14 +88,18 @@ class Children:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for who in list(self._children):
-            self.kill(who)
-        self.wait_for(self._children)
+            self.signal(who, signal.SIGKILL)
+        self.wait_for(list(self._children))
 
-    def __contains__(self, who: Hashable) -> bool:
+    def __contains__(self, who: object) -> bool:
         return who in self._children
 
+    def away_s(self, who: Hashable) -> float:  # noqa: ARG002
+        """See ``Children``: this node is here."""
+        return 0.0
+
     def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
-        """Starts a child whose standard error is added to a log."""
+        """See ``Children``."""
         assert who not in self._children, f"{who} is there already"
         with log.open("ab") as errors:
             popen = subprocess.Popen(
@@ -80,7 +116,7 @@ class Children:
         reader.start()
 
     def say(self, who: Hashable, line: str) -> None:
-        """Says a line to a child, if it still is there."""
+        """See ``Children``."""
         child = self._children.get(who)
         if child is not None:
             with suppress(BrokenPipeError, ValueError):  # its death is on its way
@@ -88,18 +124,14 @@ class Children:
                 child.popen.stdin.write(line)
                 child.popen.stdin.flush()
 
-    def kill(self, who: Hashable) -> None:
-        """Ends a child by force, if it still is there; its death follows."""
-        self.signal(who, signal.SIGKILL)
-
     def signal(self, who: Hashable, number: signal.Signals) -> None:
-        """Sends a signal to a child, if it still is there."""
+        """See ``Children``."""
         child = self._children.get(who)
         if child is not None:
             child.popen.send_signal(number)
 
     def heard(self, timeout_s: float) -> list[Heard]:
-        """What was said since the last time; waits where nothing was."""
+        """See ``Children``."""
         lines: list[Heard] = []
         with suppress(Empty):
             lines.append(self._heard.get(timeout=timeout_s))
@@ -108,14 +140,14 @@ class Children:
         return lines
 
     def deaths(self) -> list[Death]:
-        """Who has died since the last time."""
+        """See ``Children``."""
         dead = [who for who, child in self._children.items() if child.popen.poll() is not None]
         return [Death(who, self._bury(who), time.monotonic()) for who in dead]
 
     def wait_for(self, whom: Collection[Hashable]) -> None:
-        """Waits for the ends of children that have been told to end; by force, where they do not."""
+        """See ``Children``."""
         deadline = time.monotonic() + _STOP_S
-        for who in list(whom):
+        for who in whom:
             child = self._children[who]
             try:
                 child.popen.wait(max(0.1, deadline - time.monotonic()))

@@ -105,6 +105,7 @@ class Keeper:
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step)
         _check_writable(self.checkpoints)
+        _settle(self.checkpoints)  # Orbax's threads may have written on after the last save had failed
         path = checkpoint_path(self.checkpoints, stamp.step)
         if is_complete(path):  # of iterations that were run again; Orbax would remove it first
             path.rename(path.with_suffix(_EARLIER))

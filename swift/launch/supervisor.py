@@ -4,23 +4,23 @@ All decisions are ``swift.mesh.membership``'s. Here is what it decides upon, and
 pipes, and the coordination service of every epoch. It is no part of any epoch itself, so that any process may die.
 """
 
+import json
 import math
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from swift.errors import RunError
-from swift.launch.chaos import Chaos
 from swift.launch.children import Children, Death
+from swift.launch.fleet import NODES
 from swift.launch.keeper_wire import Failed, Loaded, Saved
 from swift.launch.preparer_wire import Trouble, read_said, wish_line
 from swift.launch.reporter import Reporter
+from swift.launch.roster import Roster
 from swift.launch.saving import KEEPER, Saving
+from swift.launch.terms import Terms
 from swift.launch.wire import Command as WireCommand
 from swift.launch.wire import (
     Done,
@@ -38,7 +38,6 @@ from swift.launch.wire import (
 from swift.mesh.distributed import Service
 from swift.mesh.epochs import (
     Command,
-    Deadlines,
     Died,
     Enter,
     Event,
@@ -52,13 +51,9 @@ from swift.mesh.epochs import (
     Stamp,
     Started,
     Tick,
-    lost_stages,
 )
 from swift.mesh.membership import Membership
 from swift.topology import Worker
-
-Recovery = Literal["live", "restart"]
-RECOVERIES: tuple[str, ...] = ("live", "restart")
 
 _PREPARER = "preparer"
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
@@ -66,31 +61,6 @@ _MARGIN = 2
 """Iterations that members may begin before they hear that they are to stop."""
 _HALT_S, _SAVE_S = 8.0, 120.0
 _SHOWN_LINES = 20
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How a run of processes goes.
-
-    Attributes:
-        processes: all that the run has.
-        command: that starts one of them.
-        logs: each process has a log there, of all its lives.
-        deadlines: how long to wait for what.
-        recovery: ``live``: survivors stay in their processes; ``restart``: they are started again, too.
-        max_restarts: how often a process is started again that was not killed on purpose.
-        chaos: what is done to processes on purpose.
-        resumed: the run goes on from its newest checkpoint.
-    """
-
-    processes: Sequence[Process]
-    command: Callable[[Process], Sequence[str]]
-    logs: Path
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    recovery: Recovery = "live"
-    max_restarts: int = 10
-    chaos: Chaos = field(default_factory=Chaos)
-    resumed: bool = False
 
 
 class Supervisor:
@@ -118,8 +88,7 @@ class Supervisor:
         self._services: list[Service] = []
         self._done: set[Member] = set()
         self._restoring: Go | None = None
-        self._restarts: Counter[Process] = Counter()
-        self._killed: set[Member] = set()  # on purpose
+        self._roster = Roster(terms, children)
         self._wish: frozenset[Worker] | None = None  # who is down, where the preparer has not been told
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
@@ -140,8 +109,12 @@ class Supervisor:
         Raises:
             RunError: a process dies again and again, the state is lost, or the loss is not finite any more.
         """
+        away = [process for process in self._membership.processes if self._children.away_s(process)]
+        if away:
+            self._reporter.tell(f"waits for the nodes of {', '.join(map(str, away))}")
         for process in self._membership.processes:
-            self._start(process)
+            if process not in away:
+                self._start(process)
         while not self._is_done() and not is_called_off():
             self._turn()
         deadline = time.monotonic() + (_HALT_S if is_called_off() else _SAVE_S)
@@ -160,6 +133,8 @@ class Supervisor:
                 self._hear(read_news(line, who, when))
             elif who == KEEPER:
                 self._hear_keeper(line)
+            elif who == NODES:
+                self._hear_of_node(**json.loads(line))
             else:
                 self._hear_preparer(line)
         for death in deaths:
@@ -220,6 +195,10 @@ class Supervisor:
             failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(said.failed)]
             self._reporter.note("prepared", self._reporter.written, None, failed=failed, seconds=said.seconds)
 
+    def _hear_of_node(self, node: int, is_there: bool) -> None:
+        text = f"node {node} {'is there' if is_there else 'is gone'}"
+        self._reporter.note("node", self._reporter.written, text, node=node, is_there=is_there)
+
     def _feed(self, event: Event) -> None:
         self._apply(*self._membership.on(event), event)
 
@@ -232,7 +211,7 @@ class Supervisor:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Form(_, members, _):
-                self._services.append(Service(len(members)))
+                self._services.append(Service(len(members), self._terms.host))
                 self._done, self._restoring = set(), None
                 self._say(members, Order(command, self._services[-1].address))
             case Enter(_, members):
@@ -243,12 +222,13 @@ class Supervisor:
                     self._services.pop(0).close()
                 self._go(command)
             case Kill(member, _):
-                self._children.kill(member)
+                self._children.signal(member, signal.SIGKILL)
             case RestartAll():
                 self._kill_all([seat.member for seat in self._membership.seats.values()])
             case GiveUp(process, why):
-                last = self._log(process).read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-                self._reporter.tell("\n".join([f"the last lines of {self._log(process)}:", *last]))
+                log = self._terms.log(str(process))
+                last = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+                self._reporter.tell("\n".join([f"the last lines of {log}:", *last]))
                 raise RunError(f"process {process} {why}: stopped; {self._remedy()}")
 
     def _go(self, go: Go) -> None:
@@ -286,13 +266,13 @@ class Supervisor:
         if self._prepare is None or self._wish is None or self._membership.epoch is None or self._is_recovering():
             return
         if _PREPARER not in self._children:
-            self._children.start(_PREPARER, self._prepare, self._terms.logs / "preparer.log")
+            self._children.start(_PREPARER, self._prepare, self._terms.log(_PREPARER))
         self._children.say(_PREPARER, wish_line(self._wish))
         self._wish = None
 
     def _start(self, process: Process) -> None:
         member = Member(process, self._membership.seats[process].member.incarnation + 1)
-        self._children.start(member, self._terms.command(process), self._log(process))
+        self._children.start(member, self._terms.command(process), self._terms.log(str(process)))
         self._feed(Started(member, time.monotonic()))
 
     def _mourn(self, death: Death) -> None:
@@ -302,15 +282,15 @@ class Supervisor:
         elif isinstance(death.who, Member):
             process = death.who.process
             is_spared = self._membership.seats[process].spared
-            self._restarts[process] += death.who not in self._killed
+            self._roster.mourn(death.who)
             self._feed(Died(death.who, death.time, death.why))
             if self._terms.recovery == "restart" and not is_spared and self._membership.epoch is not None:
                 self._apply(*self._membership.restarted(f"{process} died"), Tick(death.time))
 
     def _kill_all(self, members: Sequence[Member]) -> None:
         for member in members:
-            self._killed.add(member)
-            self._children.kill(member)
+            self._roster.excuse(member)
+            self._children.signal(member, signal.SIGKILL)
 
     def _make_trouble(self) -> None:
         """Does what chaos asks for, and starts again whoever is dead and may come back."""
@@ -320,20 +300,14 @@ class Supervisor:
             member = seats[trouble.process].member
             if member in self._children:
                 self._harm(trouble.kind, member)
-        dead = [process for process in seats if seats[process].member not in self._children]
-        if not dead or self._is_recovering():
+        if not self._roster.dead(self._membership) or self._is_recovering():
             return  # the cores are for those who go on; to start a process takes seconds of them
-        spent = {process for process in dead if self._restarts[process] > self._terms.max_restarts}
-        lost = lost_stages(self._membership.processes, [process for process in seats if process not in spent])
+        lost = self._roster.given_up(self._membership)
         if lost:
             stages = ", ".join(map(str, lost))
             raise RunError(f"stage {stages} has nobody left that may be started again: stopped; {self._remedy()}")
-        down = {process for process in dead if self._terms.chaos.keeps_down(process, newest)}
-        # Where a stage has nobody no iteration ends any more, and no later one would bring anybody back.
-        needed = lost_stages(self._membership.processes, [process for process in seats if process not in down | spent])
-        for process in dead:
-            if process not in spent and (process not in down or process.worker[1] in needed):
-                self._start(process)
+        for process in self._roster.due(self._membership, newest):
+            self._start(process)
 
     def _is_recovering(self) -> bool:
         """Whether members form an epoch, or have not ended an iteration of it yet."""
@@ -345,7 +319,7 @@ class Supervisor:
 
     def _harm(self, how: str, member: Member) -> None:
         self._reporter.harmed(member.process, how, time.monotonic())
-        self._killed.add(member)
+        self._roster.excuse(member)
         if how == "hang":
             self._say([member], Hang())
         else:
@@ -385,6 +359,3 @@ class Supervisor:
         members = [seat.member for seat in self._membership.seats.values() if seat.member in self._children]
         self._say(members, Stop())
         self._children.wait_for(members)
-
-    def _log(self, process: Process) -> Path:
-        return self._terms.logs / f"{str(process).replace(':', '-').replace(' ', '-')}.log"

@@ -32,7 +32,9 @@ from swift.errors import RunError
 
 _NO_HEARTBEAT_S = 86_400
 """Heartbeats are the supervisor's, which also sees whether there is progress."""
-_LOOPBACK, _NUM_PORTS = "127.0.0.1", 3
+LOOPBACK = "127.0.0.1"
+_NUM_PORTS = 3
+_Address = tuple[str, int]
 
 
 def check_support() -> None:
@@ -60,20 +62,21 @@ class Service:
 
     Args:
         num_processes: of the epoch.
+        host: the address of this machine to listen at.
 
     Attributes:
-        address: where processes find it; on the loopback device only.
+        address: where processes find it.
 
     Raises:
         RunError: no port could be had.
     """
 
-    def __init__(self, num_processes: int):
+    def __init__(self, num_processes: int, host: str = LOOPBACK):
         errors = []
         for _ in range(_NUM_PORTS):  # somebody else may take the port between the two
             with socket.socket() as probe:
-                probe.bind((_LOOPBACK, 0))
-                self.address = f"{_LOOPBACK}:{probe.getsockname()[1]}"
+                probe.bind((host, 0))
+                self.address = f"{host}:{probe.getsockname()[1]}"
             try:
                 self._service = self._made(num_processes)
                 return
@@ -113,7 +116,7 @@ class Link:
         jax.config.update("jax_enable_recoverability", True)
         self._state, makers = _internals()
         assert self._state.client is None, "this process is in another epoch"
-        self._lock, self._ports = threading.Lock(), set[int]()
+        self._lock, self._addresses = threading.Lock(), set[_Address]()
         self._client: Any = makers.get_distributed_runtime_client(
             address,
             index,
@@ -134,14 +137,13 @@ class Link:
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = address, index, num_processes
         state.client = self._client
-        before = _ports_listened_on()
+        before = _listening_at()
         jax.devices()  # makes the backend, which listens for its peers
-        mine = sorted(_ports_listened_on() - before)
-        self._client.key_value_set(f"swift/ports/{index}", json.dumps(mine))
-        keys = [f"swift/ports/{other}" for other in range(num_processes)]
-        self._ports = {
-            port for key in keys for port in json.loads(self._client.blocking_key_value_get(key, 1000 * timeout_s))
-        }
+        mine = sorted(_listening_at() - before)
+        self._client.key_value_set(f"swift/addresses/{index}", json.dumps(mine))
+        keys = [f"swift/addresses/{other}" for other in range(num_processes)]
+        told = [json.loads(self._client.blocking_key_value_get(key, 1000 * timeout_s)) for key in keys]
+        self._addresses = {(host, port) for addresses in told for host, port in addresses}
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """The devices of the epoch ``[rows, num_ranks]``, in the order of the processes."""
@@ -157,7 +159,7 @@ class Link:
         # send fail first, gloo (of jax 0.10 and 0.12) would queue what it has already given up, and wait for ever.
         with self._lock:
             for own, peer, connection in _connections() if self._client is not None else ():
-                if {own, peer} & self._ports:
+                if {own, peer} & self._addresses:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RD)
 
@@ -180,17 +182,17 @@ def is_called_off(error: BaseException) -> bool:
     return is_broken or isinstance(error, LinkError)
 
 
-def _ports_listened_on() -> set[int]:
+def _listening_at() -> set[_Address]:
     """Where this process waits for connections."""
-    return {found.getsockname()[1] for found in _sockets() if _listens(found)}
+    return {found.getsockname()[:2] for found in _sockets() if _listens(found)}
 
 
-def _connections() -> Iterator[tuple[int, int, socket.socket]]:
-    """The TCP connections of this process: its own port, the other side's, and the connection."""
+def _connections() -> Iterator[tuple[_Address, _Address, socket.socket]]:
+    """The TCP connections of this process: its own address, the other side's, and the connection."""
     for found in _sockets():
         with suppress(OSError):
             if not _listens(found):
-                yield found.getsockname()[1], found.getpeername()[1], found
+                yield found.getsockname()[:2], found.getpeername()[:2], found
 
 
 def _listens(found: socket.socket) -> bool:

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from swift.launch.children import Children
+from swift.launch.children import OwnChildren
 
 
 @pytest.fixture
 def children():
-    with Children(os.environ) as children:
+    with OwnChildren(os.environ) as children:
         yield children
 
 
@@ -42,7 +42,7 @@ def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children,
     start(children, "a", "print(input(), flush=True); input()", tmp_path / "log")
     children.say("a", "hello\n")
     assert [heard.line for heard in children.heard(30.0)] == ["hello\n"]
-    children.kill("a")
+    children.signal("a", signal.SIGKILL)
     time.sleep(0.2)
     children.say("a", "are you there?\n")
     assert [dead.why for dead in until_dead(children)] == ["signal 9"]
@@ -50,7 +50,7 @@ def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children,
 
 
 def test_none_is_left_not_even_one_that_is_stopped(tmp_path):
-    with Children(os.environ) as children:
+    with OwnChildren(os.environ) as children:
         start(children, "a", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "log")
         (heard,) = children.heard(30.0)
         children.signal("a", signal.SIGSTOP)

@@ -1,0 +1,224 @@
+"""The children of a run on several nodes, as its first node has them: its own, and those that other nodes start for it.
+
+A node that is silent for too long is taken for lost, with all its children: their deaths are told. It ends them itself
+once it finds itself alone, before it comes back (``swift.launch.node``). So no child has two lives at a time.
+"""
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from swift.launch.children import Death, Heard, OwnChildren
+from swift.launch.meeting import Wire
+from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
+
+NODES = "nodes"
+"""Who says, among what is heard, that a node has come or gone: JSON of ``node`` and ``is_there``."""
+_PULSE_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
+_STOP_S, _KILL_S = 10.0, 2.0
+
+
+@dataclass(eq=False)
+class _Node:
+    """A node that is there."""
+
+    number: int
+    wire: Wire
+    seen: float
+    children: set[Hashable] = field(default_factory=set)
+
+
+class Fleet:
+    """Children on the first node and on others; a context manager, which ends them all.
+
+    Args:
+        environment: of the children on this node.
+        node_of: where a child has its place; 0 is this node.
+        num_nodes: of the run, with this one.
+        listener: on which the others call.
+        key: that they have to know, see ``Meeting``.
+        silence_s: after which a node is lost.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        node_of: Callable[[Hashable], int],
+        num_nodes: int,
+        listener: socket.socket,
+        key: str,
+        silence_s: float,
+    ):
+        self._heard: SimpleQueue[Heard] = SimpleQueue()
+        self._own = OwnChildren(environment, self._heard)
+        self._node_of, self._listener, self._key, self._silence_s = node_of, listener, key, silence_s
+        self._lock = threading.Lock()
+        self._nodes: dict[int, _Node] = {}
+        self._away = dict.fromkeys(range(1, num_nodes), time.monotonic())
+        self._deaths: list[Death] = []
+        self._names: dict[str, Hashable] = {}
+        self._looked, self._is_closed = time.monotonic(), False
+        self._listener.settimeout(_PULSE_S)
+        self._thread = threading.Thread(target=self._listen, name="nodes", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        self._thread.join()
+        self._listener.close()
+        for node in self._there():
+            node.wire.send(message_line(End()))
+        self._own.__exit__(kind, error, traceback)
+
+    def __contains__(self, who: object) -> bool:
+        return who in self._own or any(who in node.children for node in self._there())
+
+    def away_s(self, who: Hashable) -> float:
+        """See ``Children``."""
+        since = self._away.get(self._node_of(who))
+        return 0.0 if since is None else time.monotonic() - since
+
+    def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``; where the node is gone meanwhile the child's death is told."""
+        number = self._node_of(who)
+        if number == 0:
+            self._own.start(who, command, log)
+            return
+        name = repr(who)
+        with self._lock:
+            node, self._names[name] = self._nodes.get(number), who
+            if node is None:
+                self._deaths.append(Death(who, f"node {number} is gone", time.monotonic()))
+            else:
+                node.children.add(who)
+                node.wire.send(message_line(Start(name, list(command), str(log.absolute()))))
+
+    def say(self, who: Hashable, line: str) -> None:
+        """See ``Children``."""
+        self._own.say(who, line)
+        self._tell(who, Say(repr(who), line))
+
+    def signal(self, who: Hashable, number: signal.Signals) -> None:
+        """See ``Children``."""
+        self._own.signal(who, number)
+        self._tell(who, Signal(repr(who), number))
+
+    def heard(self, timeout_s: float) -> list[Heard]:
+        """See ``Children``."""
+        return self._own.heard(timeout_s)
+
+    def deaths(self) -> list[Death]:
+        """See ``Children``."""
+        self._look(time.monotonic())
+        with self._lock:
+            far, self._deaths = self._deaths, []
+        return self._own.deaths() + far
+
+    def wait_for(self, whom: Collection[Hashable]) -> None:
+        """See ``Children``."""
+        far = [who for who in whom if who not in self._own]
+        self._own.wait_for([who for who in whom if who in self._own])
+        self._until_dead(far, _STOP_S)
+        for who in far:
+            self.signal(who, signal.SIGKILL)
+        self._until_dead(far, _KILL_S)
+
+    def _until_dead(self, whom: Collection[Hashable], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while any(who in self for who in whom) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+
+    def _tell(self, who: Hashable, message: Message) -> None:
+        for node in self._there():
+            if who in node.children:
+                node.wire.send(message_line(message))
+
+    def _there(self) -> list[_Node]:
+        with self._lock:
+            return list(self._nodes.values())
+
+    def _look(self, now: float) -> None:
+        """Gives up nodes that are silent, unless this one has just been asleep."""
+        has_slept, self._looked = now - self._looked > _ASLEEP_S, now
+        for node in self._there():
+            if has_slept:
+                node.seen = now
+            elif now - node.seen > self._silence_s:
+                node.wire.close()
+
+    def _listen(self) -> None:
+        """Lets nodes in, and lets those that are there know that this one is."""
+        pulsed = time.monotonic()
+        while not self._is_closed:
+            with suppress(TimeoutError):
+                connection, _ = self._listener.accept()
+                connection.settimeout(None)
+                threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True).start()
+            if time.monotonic() - pulsed >= _PULSE_S:
+                pulsed = time.monotonic()
+                for node in self._there():
+                    node.wire.send(message_line(Pulse()))
+
+    def _serve(self, wire: Wire) -> None:
+        """A connection from its beginning to its end."""
+        number = wire.receive(self._key, self._refusal)
+        if number is None:
+            wire.close()
+            return
+        node = _Node(number, wire, time.monotonic())
+        with self._lock:
+            self._nodes[number] = node
+            self._away.pop(number)
+        self._note(number, is_there=True)
+        try:
+            for line in wire.lines():
+                node.seen = time.monotonic()
+                self._hear(node, read_message(line))
+        finally:
+            self._lose(node)
+
+    def _refusal(self, number: int) -> str | None:
+        """Why a node that calls is not let in; it may try again."""
+        with self._lock:
+            if number in self._nodes:
+                return f"node {number} is there already"  # or it has gone, and its silence is not long enough yet
+            return None if number in self._away else f"there is no node {number}"
+
+    def _hear(self, node: _Node, message: Message) -> None:
+        match message:
+            case Said(name, line):
+                self._heard.put(Heard(self._names[name], line, node.seen))
+            case Fell(name, why):
+                with self._lock:
+                    if (who := self._names[name]) in node.children:
+                        node.children.remove(who)
+                        self._deaths.append(Death(who, why, node.seen))
+
+    def _lose(self, node: _Node) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._nodes.get(node.number) is not node:
+                return
+            del self._nodes[node.number]
+            self._away[node.number] = now
+            self._deaths += [Death(who, f"node {node.number} is gone", now) for who in node.children]
+            node.children.clear()
+        self._note(node.number, is_there=False)
+
+    def _note(self, number: int, *, is_there: bool) -> None:
+        said = json.dumps({"node": number, "is_there": is_there})
+        self._heard.put(Heard(NODES, said, time.monotonic()))

@@ -1,0 +1,139 @@
+"""Where the nodes of a run meet: a file in the run directory, which all of them see, tells where the first listens.
+
+Who can read the file holds its key, and each side proves to the other that it does. What is said after is neither
+signed nor encrypted, nor is what processes send each other in an epoch (gloo): networks have to be asked for.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from swift.files import replace_file
+
+_FILE = ".meeting.json"
+_HANDSHAKE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the other nodes have to know of the first.
+
+    Attributes:
+        host, port: where it listens.
+        key: only who can read the run directory knows it.
+        scratch: what the processes share, see ``Scratch``.
+        silence_s: after how long without a word from it a node is on its own.
+    """
+
+    host: str
+    port: int
+    key: str
+    scratch: str
+    silence_s: float
+
+    @classmethod
+    def of(cls, listener: socket.socket, scratch: Path, silence_s: float) -> Self:
+        """A new one, with a new key."""
+        host, port = listener.getsockname()[:2]
+        return cls(host, port, secrets.token_hex(32), str(scratch), silence_s)
+
+    def announce(self, run_dir: Path) -> None:
+        """Writes the file; only its owner can read it."""
+        replace_file(run_dir / _FILE, json.dumps(asdict(self)).encode(), mode=0o600)
+
+    @staticmethod
+    def close(run_dir: Path) -> None:
+        """Removes the file."""
+        (run_dir / _FILE).unlink(missing_ok=True)
+
+    @classmethod
+    def find(cls, run_dir: Path) -> Self | None:
+        """The meeting of a run; None while there is none, or none that can be read."""
+        try:
+            return cls(**json.loads((run_dir / _FILE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+class Wire:
+    """One end of a connection between two nodes; messages are lines.
+
+    Args:
+        connection: which it owns from now on.
+    """
+
+    def __init__(self, connection: socket.socket):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection, self._reader = connection, connection.makefile("r", encoding="utf-8")
+        self._sending = threading.Lock()
+
+    def send(self, line: str) -> None:
+        """Says a line; from any thread. Where the connection is broken its reader finds out."""
+        with self._sending, suppress(OSError):
+            self._connection.sendall(line.encode())
+
+    def lines(self) -> Iterator[str]:
+        """What comes, until the connection ends."""
+        with suppress(OSError, ValueError):
+            for line in self._reader:
+                if line.endswith("\n"):
+                    yield line
+
+    def close(self) -> None:
+        """Ends the connection for both sides; from any thread."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def receive(self, key: str, refusal: Callable[[int], str | None]) -> int | None:
+        """As the first node: which node calls; None if it does not prove to be one, or is refused for a reason."""
+        challenge = secrets.token_hex(16)
+        self.send(_line(challenge=challenge))
+        called = self._next()
+        node = called.get("node")
+        if not isinstance(node, int) or not _proves(called, key, f"node {node} {challenge}"):
+            return None
+        refused = refusal(node)
+        self.send(_line(proof=_proof(key, f"first {called.get('challenge')}"), refused=refused))
+        return node if refused is None else None
+
+    def call(self, key: str, node: int) -> str | None:
+        """As another node: None if the first has let it in, and proved to be it; or why it has not."""
+        challenge = secrets.token_hex(16)
+        proof = _proof(key, f"node {node} {self._next().get('challenge')}")
+        self.send(_line(node=node, challenge=challenge, proof=proof))
+        answer = self._next()
+        if not _proves(answer, key, f"first {challenge}"):
+            return "it does not answer as the first node does"
+        refused = answer.get("refused")
+        return None if refused is None else str(refused)
+
+    def _next(self) -> dict[str, object]:
+        """A line of the handshake; nothing where none comes in time."""
+        watch = threading.Timer(_HANDSHAKE_S, self.close)
+        watch.start()
+        try:
+            said = json.loads(next(self.lines(), "{}"))
+            return said if isinstance(said, dict) else {}
+        except ValueError:
+            return {}
+        finally:
+            watch.cancel()
+
+
+def _line(**said: object) -> str:
+    return json.dumps(said) + "\n"
+
+
+def _proof(key: str, text: str) -> str:
+    return hmac.digest(key.encode(), text.encode(), "sha256").hex()
+
+
+def _proves(said: dict[str, object], key: str, text: str) -> bool:
+    return hmac.compare_digest(str(said.get("proof")).encode(), _proof(key, text).encode())

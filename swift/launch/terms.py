@@ -1,0 +1,43 @@
+"""How a run of processes goes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from swift.launch.chaos import Chaos
+from swift.mesh.distributed import LOOPBACK
+from swift.mesh.epochs import Deadlines, Process
+
+Recovery = Literal["live", "restart"]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was settled before the run began.
+
+    Attributes:
+        processes: all that the run has.
+        command: that starts one of them.
+        logs: each process has a log there, of all its lives.
+        deadlines: how long to wait for what.
+        recovery: ``live``: survivors stay in their processes; ``restart``: they are started again, too.
+        max_restarts: how often a process is started again that was not killed on purpose.
+        chaos: what is done to processes on purpose.
+        resumed: the run goes on from its newest checkpoint.
+        host: where coordination services listen.
+    """
+
+    processes: Sequence[Process]
+    command: Callable[[Process], Sequence[str]]
+    logs: Path
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    recovery: Recovery = "live"
+    max_restarts: int = 10
+    chaos: Chaos = field(default_factory=Chaos)
+    resumed: bool = False
+    host: str = LOOPBACK
+
+    def log(self, name: str) -> Path:
+        """Of all lives of a process."""
+        return self.logs / f"{name.replace(':', '-').replace(' ', '-')}.log"
