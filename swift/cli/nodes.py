@@ -14,7 +14,7 @@ from swift.cli.kinds import Written
 from swift.errors import SettingError, check_count
 from swift.launch.children import Children, OwnChildren
 from swift.launch.fleet import Fleet
-from swift.launch.meeting import Meeting
+from swift.launch.meeting import Meeting, unreachable
 from swift.mesh.distributed import LOOPBACK
 from swift.mesh.epochs import Deadlines
 
@@ -79,6 +79,9 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
     if not ipaddress.ip_address(host).is_loopback and not options.insecure_network:
         allowed = "is a network, on which nothing is encrypted; add --insecure-network where that can be trusted"
         raise SettingError("--listen", host, allowed)
+    reason = unreachable(host)
+    if reason is not None:
+        raise SettingError("--listen", host, reason)
     return Nodes(count, own, host, port)
 
 

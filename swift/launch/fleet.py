@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +24,7 @@ from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal,
 NODES = "nodes"
 """Who says, among what is heard, that a node has come or gone: JSON of ``node`` and ``is_there``."""
 _PULSE_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
-_STOP_S, _KILL_S = 10.0, 2.0
+_STOP_S, _KILL_S, _END_S = 10.0, 2.0, 1.0
 
 
 @dataclass(eq=False)
@@ -68,6 +68,7 @@ class Fleet:
         self._names: dict[str, Hashable] = {}
         self._looked, self._is_closed = time.monotonic(), False
         self._listener.settimeout(_PULSE_S)
+        self._serving: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, name="nodes", daemon=True)
 
     def __enter__(self) -> Self:
@@ -82,6 +83,8 @@ class Fleet:
         self._listener.close()
         for node in self._there():
             node.wire.send(message_line(End()))
+        for serving in self._serving:
+            serving.join(_END_S)
         self._own.__exit__(kind, error, traceback)
 
     def __contains__(self, who: object) -> bool:
@@ -158,7 +161,7 @@ class Fleet:
             if has_slept:
                 node.seen = now
             elif now - node.seen > self._silence_s:
-                node.wire.close()
+                node.wire.end()
 
     def _listen(self) -> None:
         """Lets nodes in, and lets those that are there know that this one is."""
@@ -167,7 +170,9 @@ class Fleet:
             with suppress(TimeoutError):
                 connection, _ = self._listener.accept()
                 connection.settimeout(None)
-                threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True).start()
+                serving = threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True)
+                self._serving = [*filter(threading.Thread.is_alive, self._serving), serving]
+                serving.start()
             if time.monotonic() - pulsed >= _PULSE_S:
                 pulsed = time.monotonic()
                 for node in self._there():
@@ -175,21 +180,21 @@ class Fleet:
 
     def _serve(self, wire: Wire) -> None:
         """A connection from its beginning to its end."""
-        number = wire.receive(self._key, self._refusal)
-        if number is None:
-            wire.close()
-            return
-        node = _Node(number, wire, time.monotonic())
-        with self._lock:
-            self._nodes[number] = node
-            self._away.pop(number)
-        self._note(number, is_there=True)
-        try:
-            for line in wire.lines():
-                node.seen = time.monotonic()
-                self._hear(node, read_message(line))
-        finally:
-            self._lose(node)
+        with closing(wire):
+            number = wire.receive(self._key, self._refusal)
+            if number is None:
+                return
+            node = _Node(number, wire, time.monotonic())
+            with self._lock:
+                self._nodes[number] = node
+                self._away.pop(number)
+            self._note(number, is_there=True)
+            try:
+                for line in wire.lines():
+                    node.seen = time.monotonic()
+                    self._hear(node, read_message(line))
+            finally:
+                self._lose(node)
 
     def _refusal(self, number: int) -> str | None:
         """Why a node that calls is not let in; it may try again."""

@@ -5,6 +5,7 @@ signed nor encrypted, nor is what processes send each other in an epoch (gloo): 
 """
 
 import hmac
+import ipaddress
 import json
 import secrets
 import socket
@@ -62,6 +63,24 @@ class Meeting:
             return None
 
 
+def unreachable(host: str) -> str | None:
+    """Why processes on this machine could not be reached from others; None where they can, or need not be.
+
+    Args:
+        host: the address of the first node.
+    """
+    if ipaddress.ip_address(host).is_loopback:
+        return None
+    name = socket.gethostname()
+    try:
+        own = socket.gethostbyname(name)
+    except OSError:
+        own = "nothing"
+    if own != "nothing" and not ipaddress.ip_address(own).is_loopback:
+        return None
+    return f"processes listen at the name of their machine, and {name} stands for {own} here; see /etc/hosts"
+
+
 class Wire:
     """One end of a connection between two nodes; messages are lines.
 
@@ -86,10 +105,16 @@ class Wire:
                 if line.endswith("\n"):
                     yield line
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Ends the connection for both sides; from any thread."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends it and gives back what it holds; for who reads it, and no other thread."""
+        self.end()
+        self._reader.close()
+        self._connection.close()
 
     def receive(self, key: str, refusal: Callable[[int], str | None]) -> int | None:
         """As the first node: which node calls; None if it does not prove to be one, or is refused for a reason."""
@@ -116,7 +141,7 @@ class Wire:
 
     def _next(self) -> dict[str, object]:
         """A line of the handshake; nothing where none comes in time."""
-        watch = threading.Timer(_HANDSHAKE_S, self.close)
+        watch = threading.Timer(_HANDSHAKE_S, self.end)
         watch.start()
         try:
             said = json.loads(next(self.lines(), "{}"))

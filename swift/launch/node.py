@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 
 from swift.errors import RunError
 from swift.launch.children import Heard, OwnChildren
-from swift.launch.meeting import Meeting, Wire
+from swift.launch.meeting import Meeting, Wire, unreachable
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
 from swift.launch.scratch import Scratch
 
@@ -43,11 +44,14 @@ def serve(
     """
     while True:
         meeting, wire = _meet(run_dir, number, patience_s, told)
+        reason = unreachable(meeting.host)
+        if reason is not None:
+            raise RunError(f"node {number}: {reason}: stopped")
         _tell(f"node {number}: found the first node at {meeting.host}:{meeting.port}")
         scratch = Scratch(Path(meeting.scratch), number)
         with scratch.on_this_node(), OwnChildren(environment, heard := SimpleQueue[Heard]()) as children:
             is_over = _Relay(wire, children, heard, meeting.silence_s).run(told)
-        wire.close()
+        wire.end()
         if is_over:
             return
         if told():
@@ -114,8 +118,9 @@ class _Relay:
         return self._is_over
 
     def _listen(self) -> None:
-        for line in self._wire.lines():
-            self._heard.put(Heard(_FIRST, line, time.monotonic()))
+        with closing(self._wire):
+            for line in self._wire.lines():
+                self._heard.put(Heard(_FIRST, line, time.monotonic()))
         self._heard.put(Heard(_FIRST, "", time.monotonic()))  # it is gone
 
     def _obey(self, message: Message) -> None:

@@ -1,0 +1,220 @@
+"""Children on another node are as those of one's own, and die with it; a node that is cut off ends them itself."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+
+from swift.errors import RunError
+from swift.launch.fleet import NODES, Fleet
+from swift.launch.meeting import Meeting, Wire
+from swift.launch.node import serve
+from swift.launch.node_wire import Said, Start, message_line, read_message
+
+NODE = """
+import os, sys
+from pathlib import Path
+from swift.errors import RunError
+from swift.launch.node import serve
+from swift.launch.node_wire import Said, Start, message_line, read_message
+try:
+    serve(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), os.environ, lambda: False)
+except RunError as error:
+    sys.exit(str(error))
+"""
+SILENCE_S = 3.0
+
+
+@contextmanager
+def node(run_dir, number=1, patience_s=60.0):
+    command = [sys.executable, "-c", NODE, str(run_dir), str(number), str(patience_s)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def fleet(listener, tmp_path):
+    """Of this node and another, on which children have names that begin with 'far'."""
+    meeting = Meeting.of(listener, tmp_path / f"swift-{os.getpid()}-nodes", SILENCE_S)
+    places = Fleet(os.environ, lambda who: int(who.startswith("far")), 2, listener, meeting.key, SILENCE_S)
+    with places as fleet:
+        meeting.announce(tmp_path)
+        yield fleet
+
+
+def start(fleet, who, code, log):
+    fleet.start(who, [sys.executable, "-c", code], log)
+
+
+def hear(fleet, number=1):
+    """So many lines, by whom."""
+    deadline, heard = time.monotonic() + 30, []
+    while len(heard) < number and time.monotonic() < deadline:
+        fleet.deaths()  # as a supervisor does all the time
+        heard += [(line.who, line.line) for line in fleet.heard(0.05)]
+    return heard
+
+
+def until_dead(fleet):
+    deadline, dead = time.monotonic() + 30, []
+    while not dead and time.monotonic() < deadline:
+        dead = fleet.deaths()
+        time.sleep(0.02)
+    return [(death.who, death.why) for death in dead]
+
+
+def come(number=1, *, is_there=True):
+    return NODES, json.dumps({"node": number, "is_there": is_there})
+
+
+def is_alive(pid):
+    with suppress(OSError):
+        os.kill(int(pid), 0)
+        return True
+    return False
+
+
+def until_gone(pid):
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
+def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tmp_path):
+    assert fleet.away_s("far") > 0
+    with node(tmp_path) as process:
+        assert hear(fleet) == [come()]
+        assert fleet.away_s("far") == fleet.away_s("near") == 0
+        for who in ("near", "far"):
+            start(
+                fleet,
+                who,
+                "import sys; print(input(), flush=True); sys.stdout.write('brok'); sys.exit(3)",
+                tmp_path / who,
+            )
+            assert who in fleet
+            fleet.say(who, f"hello {who}\n")
+            assert hear(fleet) == [(who, f"hello {who}\n")]
+            assert until_dead(fleet) == [(who, "exit code 3")]
+            assert who not in fleet
+        fleet.__exit__(None, None, None)
+        assert process.wait(30) == 0
+
+
+def test_all_that_a_far_child_has_said_is_heard_with_its_death(fleet, tmp_path):
+    with node(tmp_path):
+        hear(fleet)
+        start(fleet, "far", "for number in range(1000): print(number)", tmp_path / "log")
+        assert until_dead(fleet) == [("far", "exit code 0")]
+        assert [int(line.line) for line in fleet.heard(0.0)] == list(range(1000))
+
+
+def test_a_far_child_is_killed_waited_for_and_can_fail_to_start(fleet, tmp_path):
+    with node(tmp_path):
+        hear(fleet)
+        start(fleet, "far a", "input()", tmp_path / "log")
+        fleet.signal("far a", signal.SIGKILL)
+        assert until_dead(fleet) == [("far a", "signal 9")]
+        fleet.start("far b", ["no/such/program"], tmp_path / "log")
+        ((who, why),) = until_dead(fleet)
+        assert (who, why.split(":")[0]) == ("far b", "cannot be started")
+        start(fleet, "far c", "input()", tmp_path / "log")
+        fleet.say("far c", "\n")
+        fleet.wait_for(["far c"])
+        assert "far c" not in fleet
+
+
+def test_the_children_of_a_node_die_with_it_and_it_may_come_back(fleet, tmp_path):
+    with node(tmp_path) as first:
+        hear(fleet)
+        start(fleet, "far a", "import os; print(os.getpid(), flush=True); input()", tmp_path / "log")
+        ((_, pid),) = hear(fleet)
+        first.kill()
+        assert until_dead(fleet) == [("far a", "node 1 is gone")]
+        assert hear(fleet) == [come(is_there=False)]
+        assert until_gone(pid)  # its standard input has ended
+        start(fleet, "far b", "print()", tmp_path / "log")
+        assert until_dead(fleet) == [("far b", "node 1 is gone")]
+    with node(tmp_path):
+        assert hear(fleet) == [come()]
+        start(fleet, "far c", "print(1)", tmp_path / "log")
+        assert hear(fleet) == [("far c", "1\n")]
+
+
+def test_a_node_that_is_silent_is_lost_and_ends_its_children_before_it_comes_back(fleet, tmp_path):
+    with node(tmp_path) as process:
+        hear(fleet)
+        code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+        start(fleet, "far", code, tmp_path / "log")
+        ((_, pid),) = hear(fleet)
+        process.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        assert until_dead(fleet) == [("far", "node 1 is gone")]
+        assert time.monotonic() - begun >= SILENCE_S - 1
+        assert is_alive(pid)
+        assert hear(fleet) == [come(is_there=False)]
+        process.send_signal(signal.SIGCONT)
+        assert hear(fleet) == [come()]
+        assert not is_alive(pid)
+        fleet.signal("far", signal.SIGKILL)  # which concerns nobody any more
+        assert fleet.deaths() == []
+
+
+def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path):
+    meeting = Meeting.of(listener, tmp_path / f"swift-{os.getpid()}-alone", silence_s=1.0)
+    meeting.announce(tmp_path)
+    with node(tmp_path, patience_s=2.0) as process:
+        connection, _ = listener.accept()
+        with closing(Wire(connection)) as wire:
+            assert wire.receive(meeting.key, lambda _: None) == 1
+            code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+            wire.send(message_line(Start("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
+            pid = next(said.line for said in map(read_message, wire.lines()) if isinstance(said, Said))
+            assert until_gone(pid)  # as nothing more is said to it
+        listener.close()
+        assert process.wait(30) == 1
+        said = process.stderr.read()
+    assert "has lost the first node" in said
+    assert "no first node was found in 2 s: stopped; 127.0.0.1" in said
+
+
+def test_only_who_has_the_key_and_a_place_is_let_in(fleet, listener, tmp_path):
+    key = Meeting.find(tmp_path).key
+    assert (tmp_path / ".meeting.json").stat().st_mode & 0o077 == 0
+
+    def caller():
+        return closing(Wire(socket.create_connection(listener.getsockname())))
+
+    with caller() as stranger:
+        assert stranger.call("another", 1) == "it does not answer as the first node does"
+    with caller() as second:
+        assert second.call(key, 2) == "there is no node 2"
+    with caller(), caller() as inside, caller() as double:  # the first says nothing, and holds up nobody
+        assert inside.call(key, 1) is None
+        assert hear(fleet) == [come()]
+        assert double.call(key, 1) == "node 1 is there already"
+
+
+def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
+    with pytest.raises(
+        RunError, match=r"node 1: no first node was found in 0.1 s: stopped; has it the same --run-dir\?"
+    ):
+        serve(tmp_path, 1, 0.1, os.environ, lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        serve(tmp_path, 1, 60.0, os.environ, lambda: True)
