@@ -2,7 +2,7 @@
 
 It is told which workers are down, and makes ready what the others would need now, and after one more failure or return:
 it puts the programs into the store of the run, where the processes look first. It pretends to be each group in turn,
-see ``swift.mesh.rehearsal``. Nothing is lost if it dies: the others then compile for themselves.
+see ``swift.mesh.rehearsal``. Nothing is lost if it dies, the others then compile for themselves: so it trims programs.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ class Preparer:
     """
 
     def __init__(self, experiment: Experiment, programs: Path):
-        self._experiment, self._store = experiment, ProgramStore(programs)
+        self._experiment, self._store = experiment, ProgramStore(programs, trims=True)
         topology = experiment.topology
         self._program = experiment.program(storage_mesh(topology))
         self._configurator = Configurator(experiment.plan_settings(self._program))

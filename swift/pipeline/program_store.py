@@ -20,6 +20,7 @@ from jax.experimental import serialize_executable
 from jax.stages import Compiled
 
 from swift.files import replace_file
+from swift.pipeline.trimming import trimmed
 
 
 class ProgramStore:
@@ -29,11 +30,13 @@ class ProgramStore:
 
     Args:
         directory: is made.
+        trims: make programs smaller that are put there, where that is possible, see ``swift.pipeline.trimming``. In the
+            worst case the process ends that does so, and nothing was put there: it has to be one that may.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, *, trims: bool = False):
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
+        self._directory, self._trims = directory, trims
 
     def __contains__(self, key: object) -> bool:
         """Whether a program is there; it may be damaged."""
@@ -52,12 +55,12 @@ class ProgramStore:
             content = _read(path)
             if content is None:
                 assert not _has_cache(), "what comes from JAX's own cache cannot be kept again"
-                content = _serialized(compiled())
+                content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
+                # All processes run what was loaded, also who compiled it; and what cannot be loaded is not kept.
+                program = _loaded(content, devices)
                 replace_file(path, hashlib.sha256(content).digest() + content)
-        # What was compiled here is loaded, too: all processes run the same, and what cannot be loaded is found early.
-        payload, inputs, outputs = pickle.loads(content)
-        ins, outs = map(jax.tree.structure, (inputs, outputs))
-        return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
+                return program
+        return _loaded(content, devices)
 
     def _path(self, key: object) -> Path:
         return self._directory / hashlib.sha256(repr((jax.__version__, key)).encode()).hexdigest()[:32]
@@ -68,8 +71,16 @@ def _has_cache() -> bool:
     return bool(config.jax_enable_compilation_cache and config.jax_compilation_cache_dir)
 
 
-def _serialized(program: Compiled) -> bytes:
+def _loaded(content: bytes, devices: Sequence[jax.Device]) -> Compiled:
+    payload, inputs, outputs = pickle.loads(content)
+    ins, outs = map(jax.tree.structure, (inputs, outputs))
+    return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
+
+
+def _serialized(program: Compiled, *, trims: bool) -> bytes:
     payload, *trees = serialize_executable.serialize(program)
+    if trims:
+        payload = trimmed(payload)
     # Structures with nodes of our own cannot be pickled; trees of them can.
     inputs, outputs = (jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees)
     return pickle.dumps((payload, inputs, outputs))

@@ -1,0 +1,63 @@
+"""A program without what only its compiler needed is smaller, and computes the same bit for bit."""
+
+import pickle
+
+import jax
+import jaxlib
+import numpy as np
+import pytest
+from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
+
+from swift.pipeline import trimming
+from swift.pipeline.program_store import ProgramStore
+from swift.pipeline.trimming import trimmed
+
+CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "pattern": (True, False), "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def compiled(rig):
+    """A window with experts, loops, branches and unequal peers, without JAX's own cache, as the processes of a run."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    one = rig(**CASE)
+    drawn = one.draw(0)
+    inputs = one.start(drawn), *one.put_table(one.table), one.put_batches(drawn.batches, one.table)
+    step = one.step.lower(*inputs).compile()
+    yield one, step, serialize_executable.serialize(step)[0]  # a sort that has run cannot be serialized
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def payload(compiled):
+    return compiled[2]
+
+
+def test_a_program_that_was_kept_leaves_bit_for_bit_what_the_compiled_one_does(compiled, tmp_path):
+    one, step, _ = compiled
+    kept = ProgramStore(tmp_path, trims=True).get("window", lambda: step, list(one.program.live.mesh.devices.flat))
+    assert kept.as_text().count(" fusion(") < step.as_text().count(" fusion(") / 2
+    for seed in range(2):
+        drawn = one.draw(seed)
+        jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.run(drawn, which)) for which in (step, kept)))
+
+
+@pytest.mark.skipif(jaxlib.__version__ not in trimming._TRIED, reason="programs of this version are left as they are")
+def test_it_is_much_smaller_and_is_not_trimmed_twice(payload):
+    less = trimmed(payload)
+    assert len(less) < 0.7 * len(payload)
+    assert trimmed(less) == less
+
+
+@pytest.mark.parametrize("damage", [lambda program: bytes(len(program)), lambda program: program[:70_000]])
+def test_what_is_not_understood_stays_as_it_is(damage, payload):
+    other = pickle.dumps(("exec", damage(payload), 1))
+    assert trimmed(other) == other
+    assert trimmed(pickle.dumps(1)) == pickle.dumps(1)
+
+
+def test_programs_of_other_versions_stay_as_they_are(payload, monkeypatch):
+    monkeypatch.setattr(jaxlib, "__version__", "0.99")
+    assert trimmed(payload) is payload
