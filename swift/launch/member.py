@@ -187,6 +187,7 @@ class Crew:
             with self._watched(_LINK_S + _STUCK_S):
                 index = row * per_worker + self._part.process.rank
                 self._link = Link(order.address, index, len(places) * per_worker, _LINK_S)
+                self._link.join()
         with self._timed(number, "program"):
             live = LiveMesh(
                 experiment.topology, places, Mesh(self._link.grid(experiment.topology.num_expert_ranks), AXES)

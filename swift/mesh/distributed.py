@@ -35,6 +35,10 @@ _NO_HEARTBEAT_S = 86_400
 LOOPBACK = "127.0.0.1"
 _NUM_PORTS = 3
 _Address = tuple[str, int]
+_ADDRESSES = "swift/addresses/{}"
+_DEVICES, _ALL_DEVICES = "cpu:local_topology/cpu/{}", "cpu:global_topology/cpu"
+"""Where processes leave word of their devices, and the first of all of them; names that are XLA's own. With others a
+process that waits for the dead would not be freed, but end by itself in time (see ``swift.launch.member``)."""
 
 
 def check_support() -> None:
@@ -107,16 +111,14 @@ class Link:
         index: of this process, from 0.
         num_processes: of the epoch.
         timeout_s: for all of them to come.
-
-    Raises:
-        LinkError: not all have come in time.
     """
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
         jax.config.update("jax_enable_recoverability", True)
         self._state, makers = _internals()
         assert self._state.client is None, "this process is in another epoch"
-        self._lock, self._addresses = threading.Lock(), set[_Address]()
+        self._address, self._index, self._num_processes, self._timeout_s = address, index, num_processes, timeout_s
+        self._lock, self._addresses, self._is_connected = threading.Lock(), set[_Address](), False
         self._client: Any = makers.get_distributed_runtime_client(
             address,
             index,
@@ -126,24 +128,36 @@ class Link:
             shutdown_on_destruction=False,
             use_compression=True,
         )
+
+    def join(self) -> None:
+        """Meets the others, and makes the backend; once.
+
+        Raises:
+            LinkError: not all have come in time, or ``abort`` was called.
+        """
         try:
-            self._join(address, index, num_processes, timeout_s)
+            self._client.connect()
+            self._is_connected = True
+            self._make_backend()
         except RuntimeError as error:  # of the connection, or of the backend
             self.leave()
             raise LinkError(str(error)) from error
 
-    def _join(self, address: str, index: int, num_processes: int, timeout_s: int) -> None:
-        self._client.connect()
-        state = self._state
-        state.coordinator_address, state.process_id, state.num_processes = address, index, num_processes
-        state.client = self._client
+    def _make_backend(self) -> None:
+        self._take_place(self._index)
         before = _listening_at()
         jax.devices()  # makes the backend, which listens for its peers
         mine = sorted(_listening_at() - before)
-        self._client.key_value_set(f"swift/addresses/{index}", json.dumps(mine))
-        keys = [f"swift/addresses/{other}" for other in range(num_processes)]
-        told = [json.loads(self._client.blocking_key_value_get(key, 1000 * timeout_s)) for key in keys]
+        self._client.key_value_set(_ADDRESSES.format(self._index), json.dumps(mine))
+        keys = [_ADDRESSES.format(other) for other in range(self._num_processes)]
+        told = [json.loads(self._client.blocking_key_value_get(key, 1000 * self._timeout_s)) for key in keys]
         self._addresses = {(host, port) for addresses in told for host, port in addresses}
+
+    def _take_place(self, index: int) -> None:
+        """What the next backend is made for."""
+        state = self._state
+        state.coordinator_address, state.process_id, state.num_processes = self._address, index, self._num_processes
+        state.client = self._client
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """The devices of the epoch ``[rows, num_ranks]``, in the order of the processes."""
@@ -151,22 +165,39 @@ class Link:
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:
-        """Breaks the collectives that this process waits in: they raise. From any thread, until it has left.
+        """Breaks what this process waits in, ``join`` or a collective: it raises. From any thread, until it has left.
 
         Connections are made when a program first needs them: to be sure, abort again until ``leave`` is called.
         """
         # Reading only: gloo's own thread then sees the end of the connection, and fails all that waits for it. Could a
         # send fail first, gloo (of jax 0.10 and 0.12) would queue what it has already given up, and wait for ever.
         with self._lock:
-            for own, peer, connection in _connections() if self._client is not None else ():
+            if self._client is None or not self._is_connected:
+                return
+            if not self._addresses:
+                self._spoil()
+            for own, peer, connection in _connections():
                 if {own, peer} & self._addresses:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RD)
 
+    def _spoil(self) -> None:
+        """Leaves word in the place of whoever has not, so that nobody waits for the dead; who reads it, fails."""
+        places = range(self._num_processes)
+        words = [(key.format(place), word) for place in places for key, word in ((_DEVICES, b"-"), (_ADDRESSES, b"[]"))]
+        for key, word in [*words, (_ALL_DEVICES, b"-")]:
+            with suppress(jax.errors.JaxRuntimeError):  # it is there already
+                self._client.key_value_set_bytes(key, word)
+
     def leave(self) -> None:
-        """Drops the backend and all that it holds; arrays and compiled programs of this epoch are of no use after."""
+        """Drops the backend and all that it holds; arrays and compiled programs of this epoch are of no use after.
+
+        Nothing happens where it has left before.
+        """
         with self._lock:
             client, self._client = self._client, None
+        if client is None:
+            return
         clear_backends()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
             client.shutdown()  # else it goes on asking the service, and aborts the process when that ends

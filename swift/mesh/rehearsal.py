@@ -37,37 +37,35 @@ class Rehearsal(Link):
         self._service = Service(1)
         try:
             super().__init__(self._service.address, 0, num_processes)
+            self.join()
         except RuntimeError as error:
             unlike = f"jax {jax.__version__} does not form groups in a way that one process can rehearse"
             raise RunError(f"{unlike}: {error}") from error
 
-    def _join(self, address: str, index: int, num_processes: int, timeout_s: int) -> None:  # noqa: ARG002
-        self._client.connect()
-        state = self._state
-        state.coordinator_address, state.num_processes, state.client = address, num_processes, self._client
+    def _make_backend(self) -> None:
         try:
-            self._leave_words(num_processes)
+            self._leave_words()
         except AttributeError as error:
             raise RuntimeError(f"it has other names: {error}") from error
-        state.process_id = index
-        num_devices = num_processes * jax.local_device_count()
-        if len({device.id for device in jax.devices()}) != num_devices or jax.process_index() != index:
+        self._take_place(0)
+        num_devices = self._num_processes * jax.local_device_count()
+        if len({device.id for device in jax.devices()}) != num_devices or jax.process_index() != 0:
             raise RuntimeError(f"{num_devices} devices expected, there are {jax.devices()}")
 
-    def _leave_words(self, num_processes: int) -> None:
+    def _leave_words(self) -> None:
         """In the place of each process but the first, which would wait for minutes for a word that is not there."""
         config = jax.config
         usual = getattr(config, _TIMEOUT)
         config.update(_TIMEOUT, 0)  # the others are not to wait for the first
         try:
-            for other in range(1, num_processes):
-                self._state.process_id = other
+            for other in range(1, self._num_processes):
+                self._take_place(other)
                 _start_backend()
         finally:
             config.update(_TIMEOUT, usual)
         words = len(self._client.key_value_dir_get_bytes(_WORDS))
-        if words != num_processes - 1:
-            raise RuntimeError(f"{words} of {num_processes - 1} processes left word of their devices")
+        if words != self._num_processes - 1:
+            raise RuntimeError(f"{words} of {self._num_processes - 1} processes left word of their devices")
 
     def leave(self) -> None:
         """Drops the devices; programs that were compiled for them are of no use here after."""

@@ -31,6 +31,7 @@ def main(config, programs, num_local, address, index, count):
     configurator = Configurator(experiment.plan_settings(experiment.program(storage_mesh(topology))))
     jax.extend.backend.clear_backends()
     link = Link(address, int(index), int(count))
+    link.join()
     configuration = configurator.configure(frozenset())
     live = LiveMesh(topology, configuration.places, Mesh(link.grid(topology.num_expert_ranks), AXES))
     program = experiment.program(live)

@@ -29,6 +29,7 @@ def rehearse(programs, counts):
 def join(programs, address, index, count):
     """Runs what was compiled for a group like this one."""
     link = Link(address, index, count)
+    link.join()
     grid = link.grid(jax.local_device_count())
 
     def refuse(*_):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
@@ -105,6 +106,18 @@ def test_a_member_that_waits_for_a_living_one_is_set_free(group):
     group.form("ac")  # b lives, and will never come: without an abort, a and c would wait for it for ever
     assert [group.hear(name, "broken") for name in "ac"] == [True] * 2
     assert [group.hear(name, "total") for name in "ac"] == [1.0 + 2.0] * 2
+
+
+@pytest.mark.parametrize("dead", ["a", "c"])
+def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead):
+    """The first process gathers all devices, the others wait for it."""
+    group.form("abc", **{dead: {"dies": True}})
+    group.processes[dead].wait(WAIT_S)
+    time.sleep(0.5)  # so that the others wait; else they are set free a little sooner
+    others = [name for name in "abc" if name != dead]
+    group.form(others)
+    assert [group.hear(name, "broken") for name in others] == [True] * 2
+    assert [group.hear(name, "total") for name in others] == [1.0 + 2.0] * 2
 
 
 def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):
