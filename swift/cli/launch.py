@@ -18,7 +18,7 @@ from swift.cli.configuration import config_text, load_experiment
 from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.errors import SettingError, check_count
 from swift.launch.chaos import parse_chaos
-from swift.launch.children import Children
+from swift.launch.children import MEMORY, Children
 from swift.launch.display import Display, goodput_table
 from swift.launch.journal import Journal
 from swift.launch.node import serve
@@ -51,7 +51,8 @@ def launch(options: argparse.Namespace) -> None:
     check_support()
     if nodes.own > 0:
         with Interrupt(signal.SIGTERM) as interrupt:
-            serve(options.run_dir, nodes.own, deadlines.start, os.environ, lambda: interrupt.requested)
+            is_trusted, patience_s = options.insecure_network, deadlines.start
+            serve(options.run_dir, nodes.own, patience_s, os.environ, lambda: interrupt.requested, is_trusted)
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
     done = steps_done(run)
@@ -70,7 +71,7 @@ def launch(options: argparse.Namespace) -> None:
         )
         preparer = commands.preparer() if options.prepare == "next" else None
         keeper = commands.keeper(directory.path)
-        children = entrance.children(directory.path, scratch.path, commands.node, deadlines)
+        children = entrance.children(directory.path, scratch, commands.node, deadlines)
         summary = _supervise(experiment, directory, done, terms, children, keeper, preparer)
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
@@ -98,16 +99,16 @@ class _Commands:
 
     def member(self, process: Process) -> list[str]:
         flags = ["--keeps-all"] * self.keeps_all
-        return self._command("member", self.node(process), *flags, *map(str, (*process.worker, process.rank)))
+        return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
 
     def keeper(self, run_dir: Path) -> list[str]:
-        return self._command("keeper", 0, str(run_dir))
+        return self._command("keeper", str(run_dir))
 
     def preparer(self) -> list[str]:
-        return self._command("preparer", 0)
+        return self._command("preparer")
 
-    def _command(self, name: str, node: int, *more: str) -> list[str]:
-        own = [str(self.scratch.path), str(node), *["--by-rank"] * self.by_rank]
+    def _command(self, name: str, *more: str) -> list[str]:
+        own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]
         return [sys.executable, "-m", "swift", name, *own, *more]
 
 

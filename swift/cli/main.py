@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     for kind in _HIDDEN:
         hidden = commands.add_parser(kind)
         hidden.add_argument("scratch", type=Path)
-        hidden.add_argument("node", type=int)
+        hidden.add_argument("memory", type=Path)
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
             hidden.add_argument("--keeps-all", action="store_true")

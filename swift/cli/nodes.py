@@ -8,13 +8,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Self
 
 from swift.cli.kinds import Written
 from swift.errors import SettingError, check_count
-from swift.launch.children import Children, OwnChildren
+from swift.launch.children import Children, Heard, OwnChildren
 from swift.launch.fleet import Fleet
-from swift.launch.meeting import Meeting, unreachable
+from swift.launch.meeting import Meeting, check_network
+from swift.launch.scratch import Scratch
 from swift.mesh.distributed import LOOPBACK
 from swift.mesh.epochs import Deadlines
 
@@ -57,11 +59,11 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
     Raises:
         SettingError: they do not fit together, or the network would be used without leave.
     """
-    tasks = environment.get("SLURM_STEP_NUM_TASKS")
-    count = options.nodes if options.nodes is not None else int(tasks or 1)
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS")
+    count = options.nodes if options.nodes is not None else tasks or 1
     check_count("--nodes", count, least=1)
     if count > options.processes:
-        raise SettingError("--nodes", count, f"must be at most --processes = {options.processes}")
+        raise SettingError("--nodes (or srun's tasks)", count, f"must be at most --processes = {options.processes}")
     if count == 1:
         for name in ("node", "listen"):
             if getattr(options, name):
@@ -69,19 +71,17 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
         return Nodes()
     if options.run_dir is None:
         raise SettingError("--run-dir", Written("(not set)"), "several nodes need a directory that all of them see")
-    index = environment.get("SLURM_PROCID" if tasks else "JOB_COMPLETION_INDEX")
-    own = options.node if options.node is not None else int(index) if index else None
+    index = _number(environment, "SLURM_PROCID" if tasks else "JOB_COMPLETION_INDEX")
+    own = options.node if options.node is not None else index
     if own is None or not 0 <= own < count:
         raise SettingError("--node", Written("(not set)") if own is None else own, f"must be from 0 to {count - 1}")
     if own > 0:
         return Nodes(count, own)
     host, port = _listen(options.listen)
-    if not ipaddress.ip_address(host).is_loopback and not options.insecure_network:
-        allowed = "is a network, on which nothing is encrypted; add --insecure-network where that can be trusted"
-        raise SettingError("--listen", host, allowed)
-    reason = unreachable(host)
-    if reason is not None:
-        raise SettingError("--listen", host, reason)
+    check_network(host, is_trusted=options.insecure_network)
+    if options.listen is None and ipaddress.ip_address(host).is_loopback:
+        allowed = f"this machine's name stands for {host}, which no other can reach; see /etc/hosts, or say where"
+        raise SettingError("--listen", Written("(not set)"), allowed)
     return Nodes(count, own, host, port)
 
 
@@ -113,7 +113,7 @@ class Entrance:
 
     @contextmanager
     def children(
-        self, run_dir: Path, scratch: Path, node_of: Callable[[Hashable], int], deadlines: Deadlines
+        self, run_dir: Path, scratch: Scratch, node_of: Callable[[Hashable], int], deadlines: Deadlines
     ) -> Iterator[Children]:
         """The children of the run, on all its nodes, which have to come first.
 
@@ -124,17 +124,27 @@ class Entrance:
             deadlines: of the run.
         """
         if self._listener is None:
-            with OwnChildren(os.environ) as children:
+            with OwnChildren(os.environ, scratch.memory) as children:
                 yield children
             return
-        meeting = Meeting.of(self._listener, scratch, _SILENCE * deadlines.heartbeat)
-        fleet = Fleet(os.environ, node_of, self._nodes.count, self._listener, meeting.key, deadlines.heartbeat)
-        with fleet:
-            meeting.announce(run_dir)
-            try:
-                yield fleet
-            finally:
-                Meeting.close(run_dir)
+        meeting = Meeting.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
+        heard = SimpleQueue[Heard]()
+        own = OwnChildren(os.environ, scratch.memory, heard)
+        listener, key, count = self._listener, meeting.key, self._nodes.count
+
+        def is_first() -> bool:
+            return Meeting.find(run_dir) in (meeting, None)
+
+        with (
+            meeting.announced(run_dir),
+            Fleet(own, heard, node_of, count, listener, key, is_first, deadlines.heartbeat) as fleet,
+        ):
+            yield fleet
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 def _listen(text: str | None) -> tuple[str, int]:
@@ -142,6 +152,9 @@ def _listen(text: str | None) -> tuple[str, int]:
     if port and not (port.isdecimal() and int(port) < 2**16):
         raise SettingError("--listen", text, "must be HOST or HOST:PORT, with a port below 65536")
     try:
-        return socket.gethostbyname(host), int(port or 0)
+        address = socket.gethostbyname(host)
     except OSError as error:
         raise SettingError("--listen", host, f"is no host that is known here: {error.strerror}") from error
+    if not host or ipaddress.ip_address(address).is_unspecified:
+        raise SettingError("--listen", text, "must be HOST or HOST:PORT, with one address that others can reach")
+    return address, int(port or 0)

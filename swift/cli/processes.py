@@ -44,7 +44,7 @@ def preparer(options: argparse.Namespace) -> None:
 
 
 def _told(options: argparse.Namespace) -> tuple[Experiment, Scratch]:
-    scratch = Scratch(options.scratch, options.node)
+    scratch = Scratch(options.scratch, options.memory)
     return load_experiment(scratch.config), scratch
 
 

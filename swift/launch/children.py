@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+MEMORY = "{memory}"
 _STOP_S = 10.0
 
 
@@ -27,11 +28,19 @@ class Heard(NamedTuple):
 
 
 class Death(NamedTuple):
-    """A child that has been waited for."""
+    """A child that is gone for certain.
+
+    Attributes:
+        who: it is.
+        why: in a few words.
+        time: when it was found out.
+        is_own: whether it died by itself, and not with its node.
+    """
 
     who: Hashable
     why: str
     time: float
+    is_own: bool = True
 
 
 class Children(Protocol):
@@ -41,7 +50,7 @@ class Children(Protocol):
         """Whether it was started and its death has not been told yet."""
 
     def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
-        """Starts a child whose standard error is added to a log."""
+        """Starts a child whose standard error is added to a log; ``MEMORY`` in its command is that of its node."""
 
     def say(self, who: Hashable, line: str) -> None:
         """Says a line to a child, if it still is there."""
@@ -73,11 +82,12 @@ class OwnChildren:
 
     Args:
         environment: of all.
+        memory: of this node; takes the place of ``MEMORY`` in commands.
         heard: where to put what they say.
     """
 
-    def __init__(self, environment: Mapping[str, str], heard: SimpleQueue[Heard] | None = None):
-        self._environment = dict(environment)
+    def __init__(self, environment: Mapping[str, str], memory: Path, heard: SimpleQueue[Heard] | None = None):
+        self._environment, self._memory = dict(environment), str(memory)
         self._children: dict[Hashable, _Child] = {}
         self._heard: SimpleQueue[Heard] = SimpleQueue() if heard is None else heard
 
@@ -103,7 +113,7 @@ class OwnChildren:
         assert who not in self._children, f"{who} is there already"
         with log.open("ab") as errors:
             popen = subprocess.Popen(
-                command,
+                [self._memory if word == MEMORY else word for word in command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -7,16 +7,18 @@ once it finds itself alone, before it comes back (``swift.launch.node``). So no 
 import json
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
+from swift.errors import RunError
 from swift.launch.children import Death, Heard, OwnChildren
 from swift.launch.meeting import Wire
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
@@ -41,26 +43,30 @@ class Fleet:
     """Children on the first node and on others; a context manager, which ends them all.
 
     Args:
-        environment: of the children on this node.
+        own: the children on this node.
+        heard: where they put what they say.
         node_of: where a child has its place; 0 is this node.
         num_nodes: of the run, with this one.
         listener: on which the others call.
         key: that they have to know, see ``Meeting``.
+        is_first: whether no other first node has taken the run over.
         silence_s: after which a node is lost.
     """
 
     def __init__(
         self,
-        environment: Mapping[str, str],
+        own: OwnChildren,
+        heard: SimpleQueue[Heard],
         node_of: Callable[[Hashable], int],
         num_nodes: int,
         listener: socket.socket,
         key: str,
+        is_first: Callable[[], bool],
         silence_s: float,
     ):
-        self._heard: SimpleQueue[Heard] = SimpleQueue()
-        self._own = OwnChildren(environment, self._heard)
+        self._own, self._heard = own, heard
         self._node_of, self._listener, self._key, self._silence_s = node_of, listener, key, silence_s
+        self._is_first, self._is_followed = is_first, False
         self._lock = threading.Lock()
         self._nodes: dict[int, _Node] = {}
         self._away = dict.fromkeys(range(1, num_nodes), time.monotonic())
@@ -78,11 +84,12 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         self._thread.join()
         self._listener.close()
         for node in self._there():
-            node.wire.send(message_line(End()))
+            node.wire.send(message_line(End(is_finished=kind is None)))
         for serving in self._serving:
             serving.join(_END_S)
         self._own.__exit__(kind, error, traceback)
@@ -105,7 +112,7 @@ class Fleet:
         with self._lock:
             node, self._names[name] = self._nodes.get(number), who
             if node is None:
-                self._deaths.append(Death(who, f"node {number} is gone", time.monotonic()))
+                self._deaths.append(Death(who, f"node {number} is gone", time.monotonic(), is_own=False))
             else:
                 node.children.add(who)
                 node.wire.send(message_line(Start(name, list(command), str(log.absolute()))))
@@ -125,7 +132,9 @@ class Fleet:
         return self._own.heard(timeout_s)
 
     def deaths(self) -> list[Death]:
-        """See ``Children``."""
+        """See ``Children``; raises RunError where another first node has taken the run over."""
+        if self._is_followed:
+            raise RunError("another first node has taken this run over: stopped")
         self._look(time.monotonic())
         with self._lock:
             far, self._deaths = self._deaths, []
@@ -143,6 +152,7 @@ class Fleet:
     def _until_dead(self, whom: Collection[Hashable], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while any(who in self for who in whom) and time.monotonic() < deadline:
+            self._look(time.monotonic())
             time.sleep(_PAUSE_S)
 
     def _tell(self, who: Hashable, message: Message) -> None:
@@ -167,14 +177,19 @@ class Fleet:
         """Lets nodes in, and lets those that are there know that this one is."""
         pulsed = time.monotonic()
         while not self._is_closed:
-            with suppress(TimeoutError):
+            try:
                 connection, _ = self._listener.accept()
                 connection.settimeout(None)
                 serving = threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True)
                 self._serving = [*filter(threading.Thread.is_alive, self._serving), serving]
                 serving.start()
+            except TimeoutError:
+                pass
+            except OSError:  # of a connection that is no more, or of a network that is not there now
+                time.sleep(_PAUSE_S)
             if time.monotonic() - pulsed >= _PULSE_S:
                 pulsed = time.monotonic()
+                self._is_followed = self._is_followed or not self._is_first()
                 for node in self._there():
                     node.wire.send(message_line(Pulse()))
 
@@ -186,19 +201,24 @@ class Fleet:
                 return
             node = _Node(number, wire, time.monotonic())
             with self._lock:
+                if self._is_closed or self._away.pop(number, None) is None:  # another has come meanwhile
+                    return
                 self._nodes[number] = node
-                self._away.pop(number)
-            self._note(number, is_there=True)
+                self._note(number, is_there=True)
             try:
                 for line in wire.lines():
                     node.seen = time.monotonic()
                     self._hear(node, read_message(line))
+            except RunError as error:  # another version of this program: its children end with the connection
+                print(f"node {number}: {error}", file=sys.stderr)
             finally:
                 self._lose(node)
 
     def _refusal(self, number: int) -> str | None:
         """Why a node that calls is not let in; it may try again."""
         with self._lock:
+            if self._is_closed:
+                return "the run is over"
             if number in self._nodes:
                 return f"node {number} is there already"  # or it has gone, and its silence is not long enough yet
             return None if number in self._away else f"there is no node {number}"
@@ -220,9 +240,10 @@ class Fleet:
                 return
             del self._nodes[node.number]
             self._away[node.number] = now
-            self._deaths += [Death(who, f"node {node.number} is gone", now) for who in node.children]
+            why = f"node {node.number} is gone"
+            self._deaths += [Death(who, why, now, is_own=False) for who in node.children]
             node.children.clear()
-        self._note(node.number, is_there=False)
+            self._note(node.number, is_there=False)
 
     def _note(self, number: int, *, is_there: bool) -> None:
         said = json.dumps({"node": number, "is_there": is_there})

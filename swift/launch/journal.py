@@ -131,7 +131,7 @@ class Journal:
         return []
 
     def _died(self, event: Died, before: Membership, after: Membership) -> list[Note]:
-        member, time, why = event
+        member, time, why, _ = event
         process, seat = member.process, before.seats[member.process]
         if seat.member != member or seat.state is State.DEAD:
             return []

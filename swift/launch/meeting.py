@@ -9,17 +9,22 @@ import ipaddress
 import json
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from swift.errors import SettingError
 from swift.files import replace_file
+from swift.mesh.distributed import LOOPBACK
 
 _FILE = ".meeting.json"
-_HANDSHAKE_S = 5.0
+_HANDSHAKE_S, _SEND_S = 5.0, 2
+_LONGEST = 1024
+"""Of the lines before the caller is known."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,15 @@ class Meeting:
         host, port = listener.getsockname()[:2]
         return cls(host, port, secrets.token_hex(32), str(scratch), silence_s)
 
-    def announce(self, run_dir: Path) -> None:
-        """Writes the file; only its owner can read it."""
+    @contextmanager
+    def announced(self, run_dir: Path) -> Iterator[None]:
+        """With the file, which only its owner can read."""
         replace_file(run_dir / _FILE, json.dumps(asdict(self)).encode(), mode=0o600)
-
-    @staticmethod
-    def close(run_dir: Path) -> None:
-        """Removes the file."""
-        (run_dir / _FILE).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            if Meeting.find(run_dir) == self:
+                (run_dir / _FILE).unlink()
 
     @classmethod
     def find(cls, run_dir: Path) -> Self | None:
@@ -63,22 +69,29 @@ class Meeting:
             return None
 
 
-def unreachable(host: str) -> str | None:
-    """Why processes on this machine could not be reached from others; None where they can, or need not be.
+def check_network(host: str, *, is_trusted: bool) -> None:
+    """Whether this node may and can be one of a run.
 
     Args:
         host: the address of the first node.
+        is_trusted: whether the network may be used.
+
+    Raises:
+        SettingError: it may not, or the others could not reach its processes.
     """
     if ipaddress.ip_address(host).is_loopback:
-        return None
+        return
+    if not is_trusted:
+        allowed = "is a network, on which nothing is encrypted; add --insecure-network where that can be trusted"
+        raise SettingError("--listen", host, allowed)
     name = socket.gethostname()
     try:
         own = socket.gethostbyname(name)
     except OSError:
-        own = "nothing"
-    if own != "nothing" and not ipaddress.ip_address(own).is_loopback:
-        return None
-    return f"processes listen at the name of their machine, and {name} stands for {own} here; see /etc/hosts"
+        own = LOOPBACK
+    if ipaddress.ip_address(own).is_loopback:
+        allowed = f"processes listen at the name of their machine, and {name} stands for {own} here; see /etc/hosts"
+        raise SettingError("--listen", host, allowed)
 
 
 class Wire:
@@ -90,13 +103,18 @@ class Wire:
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Of sending only: whoever does not take what is sent is as good as gone.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._connection, self._reader = connection, connection.makefile("r", encoding="utf-8")
         self._sending = threading.Lock()
 
     def send(self, line: str) -> None:
         """Says a line; from any thread. Where the connection is broken its reader finds out."""
-        with self._sending, suppress(OSError):
-            self._connection.sendall(line.encode())
+        with self._sending:
+            try:
+                self._connection.sendall(line.encode())
+            except OSError:
+                self.end()
 
     def lines(self) -> Iterator[str]:
         """What comes, until the connection ends."""
@@ -144,9 +162,9 @@ class Wire:
         watch = threading.Timer(_HANDSHAKE_S, self.end)
         watch.start()
         try:
-            said = json.loads(next(self.lines(), "{}"))
+            said = json.loads(self._reader.readline(_LONGEST) or "{}")
             return said if isinstance(said, dict) else {}
-        except ValueError:
+        except (OSError, ValueError):
             return {}
         finally:
             watch.cancel()

@@ -16,18 +16,25 @@ from queue import SimpleQueue
 
 from swift.errors import RunError
 from swift.launch.children import Heard, OwnChildren
-from swift.launch.meeting import Meeting, Wire, unreachable
+from swift.launch.meeting import Meeting, Wire, check_network
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
-from swift.launch.scratch import Scratch
+from swift.launch.scratch import own_memory
+from swift.record import SUMMARY
 
 _FIRST = "first node"
 _PULSE_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
+_ASLEEP_S = 1.0
 _LINGER_S = 10.0
 """How long a node that is told to end waits for the first to end the run in order: it may have been told the same."""
 
 
 def serve(
-    run_dir: Path, number: int, patience_s: float, environment: Mapping[str, str], told: Callable[[], bool]
+    run_dir: Path,
+    number: int,
+    patience_s: float,
+    environment: Mapping[str, str],
+    told: Callable[[], bool],
+    is_trusted: bool = False,
 ) -> None:
     """Serves the first node until the run is over.
 
@@ -37,35 +44,47 @@ def serve(
         patience_s: how long to wait for a first node.
         environment: of the children.
         told: whether this node was told to end.
+        is_trusted: whether a network may be used.
 
     Raises:
-        RunError: there is no first node.
+        SettingError: the first node is on a network that may not be used, or on which this one cannot be reached.
+        RunError: there is no first node, or it has stopped the run.
         KeyboardInterrupt: this node was told to end, and has.
     """
+    _tell(f"node {number}: waits for the first node")
     while True:
-        meeting, wire = _meet(run_dir, number, patience_s, told)
-        reason = unreachable(meeting.host)
-        if reason is not None:
-            raise RunError(f"node {number}: {reason}: stopped")
+        met = _meet(run_dir, number, patience_s, told, is_trusted)
+        if met is None:
+            _tell(f"node {number}: the run is finished")
+            return
+        meeting, wire = met
         _tell(f"node {number}: found the first node at {meeting.host}:{meeting.port}")
-        scratch = Scratch(Path(meeting.scratch), number)
-        with scratch.on_this_node(), OwnChildren(environment, heard := SimpleQueue[Heard]()) as children:
-            is_over = _Relay(wire, children, heard, meeting.silence_s).run(told)
+        heard = SimpleQueue[Heard]()
+        with own_memory() as memory, OwnChildren(environment, memory, heard) as children:
+            end = _Relay(wire, children, heard, meeting.silence_s).run(told)
         wire.end()
-        if is_over:
+        if end is not None and end.is_finished:
             return
         if told():
             raise KeyboardInterrupt
+        if end is not None:
+            raise RunError(f"node {number}: the first node has stopped the run, and says why")
         _tell(f"node {number}: has lost the first node; its processes were ended")
 
 
-def _meet(run_dir: Path, number: int, patience_s: float, told: Callable[[], bool]) -> tuple[Meeting, Wire]:
+def _meet(
+    run_dir: Path, number: int, patience_s: float, told: Callable[[], bool], is_trusted: bool
+) -> tuple[Meeting, Wire] | None:
+    """The first node; None where the run is finished without this one."""
     deadline, why = time.monotonic() + patience_s, "has it the same --run-dir?"
     while time.monotonic() < deadline:
         if told():
             raise KeyboardInterrupt
         meeting = Meeting.find(run_dir)
+        if meeting is None and (run_dir / SUMMARY).exists():
+            return None
         if meeting is not None:
+            check_network(meeting.host, is_trusted=is_trusted)
             try:
                 connection = socket.create_connection((meeting.host, meeting.port), _CONNECT_S)
                 connection.settimeout(None)
@@ -87,35 +106,35 @@ class _Relay:
     def __init__(self, wire: Wire, children: OwnChildren, heard: SimpleQueue[Heard], silence_s: float):
         self._wire, self._children, self._silence_s = wire, children, silence_s
         self._heard = heard
-        self._is_over = False
 
-    def run(self, told: Callable[[], bool]) -> bool:
-        """Until the run is over; False: until the first node is gone, or this one has lingered long enough."""
+    def run(self, told: Callable[[], bool]) -> End | None:
+        """Until it is not needed any more; None: until the first node is gone, or this one has lingered long enough."""
         threading.Thread(target=self._listen, daemon=True).start()
-        seen = pulsed = time.monotonic()
+        seen = pulsed = now = time.monotonic()
         told_at: float | None = None
-        while not self._is_over:
+        while True:
             deaths = self._children.deaths()
             for who, line, when in self._children.heard(0.0 if deaths else _PAUSE_S):
                 if who == _FIRST and not line:
-                    return False
+                    return None
                 if who == _FIRST:
-                    seen = when
-                    self._obey(read_message(line))
-                    if self._is_over:
-                        return True
+                    seen, message = when, read_message(line)
+                    if isinstance(message, End):
+                        return message
+                    self._obey(message)
                 else:
                     self._say(Said(str(who), line))
             for death in deaths:
                 self._say(Fell(str(death.who), death.why))
-            now = time.monotonic()
+            before, now = now, time.monotonic()
+            if now - before > _ASLEEP_S:
+                seen = now  # what has come meanwhile is about to be heard
             if now - pulsed >= _PULSE_S:
                 pulsed = now
                 self._say(Pulse())
             told_at = now if told_at is None and told() else told_at
             if now - seen > self._silence_s or (told_at is not None and now - told_at > _LINGER_S):
-                return False
-        return self._is_over
+                return None
 
     def _listen(self) -> None:
         with closing(self._wire):
@@ -134,8 +153,6 @@ class _Relay:
                 self._children.say(who, line)
             case Signal(who, number):
                 self._children.signal(who, signal.Signals(number))
-            case End():
-                self._is_over = True
 
     def _say(self, message: Message) -> None:
         self._wire.send(message_line(message))

@@ -32,7 +32,13 @@ class Signal(NamedTuple):
 
 
 class End(NamedTuple):
-    """To a node: the run is over."""
+    """To a node: it is not needed any more.
+
+    Attributes:
+        is_finished: whether the run is; else it was stopped, and may go on another time.
+    """
+
+    is_finished: bool
 
 
 class Said(NamedTuple):

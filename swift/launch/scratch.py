@@ -1,10 +1,11 @@
 """What the processes of a run share, and nobody needs after it."""
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,19 +13,45 @@ from typing import Self
 from swift.files import replace_file
 
 _SHARED_MEMORY = Path("/dev/shm")
+_PREFIX, _LOCK, _STATES = "swift-", "lock", "states"
+
+
+@contextmanager
+def own_memory() -> Iterator[Path]:
+    """A directory in the memory of this node, where the machine has that; gone with the block.
+
+    Those of others that were killed with all their processes are removed: they would fill the memory up.
+    """
+    top = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    for other in top.glob(f"{_PREFIX}*"):
+        with suppress(OSError), (other / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who lives has it
+            shutil.rmtree(other, ignore_errors=True)
+    # Without its name until it is locked, lest another takes it for one that was left behind.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=top))
+    memory = made.with_name(made.name[1:])
+    try:
+        with (made / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (made / _STATES).mkdir()
+            made.rename(memory)
+            yield memory
+    finally:
+        for path in (made, memory):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Two directories: one that all processes see, and one in the memory of each node.
+    """Two directories.
 
     Attributes:
-        path: for the configuration and programs.
-        node: whose memory it is.
+        path: for the configuration and programs; all nodes see it.
+        memory: for states; each node has its own.
     """
 
     path: Path
-    node: int = 0
+    memory: Path
 
     @classmethod
     @contextmanager
@@ -35,38 +62,25 @@ class Scratch:
             config: gin.
             shared: a directory that all nodes see, where there are several.
         """
-        for earlier in () if shared is None else shared.glob("swift-*"):
-            shutil.rmtree(earlier, ignore_errors=True)  # of a first node that was lost with all its processes
-        prefix = f"swift-{os.getpid()}-"  # should something be left after all, one knows whose it was
-        scratch = cls(Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute())
+        prefix = f"{_PREFIX}{os.getpid()}-"  # should something be left after all, one knows whose it was
+        if shared is not None:
+            prefix = f".{prefix}"
+            for earlier in shared.glob(f".{_PREFIX}*"):  # of a first node that was lost with all its processes
+                shutil.rmtree(earlier, ignore_errors=True)
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:
-            replace_file(scratch.config, config.encode())
-            scratch.programs.mkdir()
-            with scratch.on_this_node():
+            with own_memory() as memory:
+                scratch = cls(path, memory)
+                replace_file(scratch.config, config.encode())
+                scratch.programs.mkdir()
                 if shared is None:
-                    (scratch.memory / "snapshots").mkdir()
-                    scratch.snapshots.symlink_to(scratch.memory / "snapshots")
+                    (memory / scratch.snapshots.name).mkdir()
+                    scratch.snapshots.symlink_to(memory / scratch.snapshots.name)
                 else:  # the keeper, which is on the first node, has to see those of all
                     scratch.snapshots.mkdir()
                 yield scratch
         finally:
-            scratch.remove()
-
-    @contextmanager
-    def on_this_node(self) -> Iterator[None]:
-        """With the memory of this node, which is gone with the block."""
-        self.memory.mkdir(mode=0o700, exist_ok=True)
-        try:
-            self.states.mkdir(exist_ok=True)
-            yield
-        finally:
-            shutil.rmtree(self.memory, ignore_errors=True)
-
-    @property
-    def memory(self) -> Path:
-        """For states, in shared memory where the machine has that."""
-        top = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-        return top / f"{self.path.name}-node-{self.node}"
+            shutil.rmtree(path, ignore_errors=True)
 
     @property
     def config(self) -> Path:
@@ -81,7 +95,7 @@ class Scratch:
     @property
     def states(self) -> Path:
         """The directory of whole states, between two epochs, see ``Keep``."""
-        return self.memory / "states"
+        return self.memory / _STATES
 
     @property
     def snapshots(self) -> Path:
@@ -89,7 +103,7 @@ class Scratch:
         return self.path / "snapshots"
 
     def remove(self) -> None:
-        """Removes what goes with a node; any process of it may, whose supervisor is gone."""
+        """Removes what no other node sees; any process may, whose supervisor is gone."""
         shutil.rmtree(self.memory, ignore_errors=True)
-        if self.node == 0:
+        if self.snapshots.is_symlink():
             shutil.rmtree(self.path, ignore_errors=True)

@@ -111,7 +111,7 @@ class Supervisor:
         """
         away = [process for process in self._membership.processes if self._children.away_s(process)]
         if away:
-            self._reporter.tell(f"waits for the nodes of {', '.join(map(str, away))}")
+            self._reporter.tell(f"waits for the nodes on which {', '.join(map(str, away))} have their places")
         for process in self._membership.processes:
             if process not in away:
                 self._start(process)
@@ -227,8 +227,9 @@ class Supervisor:
                 self._kill_all([seat.member for seat in self._membership.seats.values()])
             case GiveUp(process, why):
                 log = self._terms.log(str(process))
-                last = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-                self._reporter.tell("\n".join([f"the last lines of {log}:", *last]))
+                if log.exists():  # else it could not even be started
+                    last = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+                    self._reporter.tell("\n".join([f"the last lines of {log}:", *last]))
                 raise RunError(f"process {process} {why}: stopped; {self._remedy()}")
 
     def _go(self, go: Go) -> None:
@@ -282,8 +283,9 @@ class Supervisor:
         elif isinstance(death.who, Member):
             process = death.who.process
             is_spared = self._membership.seats[process].spared
-            self._roster.mourn(death.who)
-            self._feed(Died(death.who, death.time, death.why))
+            if death.is_own:
+                self._roster.mourn(death.who)
+            self._feed(Died(death.who, death.time, death.why, death.is_own))
             if self._terms.recovery == "restart" and not is_spared and self._membership.epoch is not None:
                 self._apply(*self._membership.restarted(f"{process} died"), Tick(death.time))
 
@@ -305,7 +307,10 @@ class Supervisor:
         lost = self._roster.given_up(self._membership)
         if lost:
             stages = ", ".join(map(str, lost))
-            raise RunError(f"stage {stages} has nobody left that may be started again: stopped; {self._remedy()}")
+            away = (
+                " (or whose node has come back)" if any(map(self._children.away_s, self._membership.processes)) else ""
+            )
+            raise RunError(f"stage {stages} has nobody left that may be started again{away}: stopped; {self._remedy()}")
         for process in self._roster.due(self._membership, newest):
             self._start(process)
 

@@ -84,11 +84,19 @@ class Ready(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A process is gone for certain: it has been waited for, or can never be heard again."""
+    """A process is gone for certain: it has been waited for, or can never be heard again.
+
+    Attributes:
+        member: that has died.
+        time: when it was found out.
+        why: in a few words.
+        is_own: whether that tells something of the process, and not of where it was.
+    """
 
     member: Member
     time: float
     why: str
+    is_own: bool = True
 
 
 class Left(NamedTuple):

@@ -90,8 +90,8 @@ class Membership:
                 assert seat.state is State.DEAD, f"{member.process} is started again while it lives"
                 assert member.incarnation > seat.member.incarnation, "an incarnation comes back"
                 return self._seated(Seat(member, State.STARTING, time, quick_deaths=seat.quick_deaths)), ()
-            case Died(member, _, why):
-                return self._died(member, why)
+            case Died():
+                return self._died(event)
             case _:
                 return self._heard(event)
 
@@ -121,16 +121,16 @@ class Membership:
     def _seated(self, *seats: Seat) -> "Membership":
         return replace(self, seats={**self.seats, **{seat.member.process: seat for seat in seats}})
 
-    def _died(self, member: Member, why: str) -> tuple["Membership", Commands]:
-        seat = self.seats[member.process]
+    def _died(self, death: Died) -> tuple["Membership", Commands]:
+        member, seat = death.member, self.seats[death.member.process]
         if member != seat.member or seat.state is State.DEAD:
             return self, ()
-        # Who is ended with all others is not to blame.
-        quick_deaths = 0 if seat.lived else seat.quick_deaths + (not seat.spared)
+        # Who is ended with all others, or with its node, is not to blame.
+        quick_deaths = 0 if seat.lived else seat.quick_deaths + (death.is_own and not seat.spared)
         dead = self._seated(replace(seat, state=State.DEAD, doomed=False, spared=False, quick_deaths=quick_deaths))
         if quick_deaths < self.deadlines.max_quick_deaths:
             return dead, ()
-        return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {why}"),)
+        return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {death.why}"),)
 
     def _heard(self, message: Message) -> tuple["Membership", Commands]:
         """A dead process that speaks was frozen, or cut off: it is ended before it can do harm."""

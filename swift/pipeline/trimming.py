@@ -53,13 +53,13 @@ def trimmed(payload: bytes) -> bytes:
     """
     if jaxlib.__version__ not in _TRIED:
         return payload
-    for (_, program, begin), (_, _, end) in pairwise(pickletools.genops(payload)):
-        if isinstance(program, bytes) and len(program) >= _UNFRAMED:
-            try:
+    try:
+        for (_, program, begin), (_, _, end) in pairwise(pickletools.genops(payload)):
+            if isinstance(program, bytes) and len(program) >= _UNFRAMED:
                 less = _program(program)
-            except (ValueError, IndexError, TypeError):
-                return payload
-            return payload[:begin] + pickle.BINBYTES8 + len(less).to_bytes(8, "little") + less + payload[end:]
+                return payload[:begin] + pickle.BINBYTES8 + len(less).to_bytes(8, "little") + less + payload[end:]
+    except (ValueError, IndexError, TypeError):
+        return payload
     return payload
 
 
@@ -82,15 +82,15 @@ def _module(module: bytes) -> bytes:
     instructions = [found for computation in computations for found in _values(computation, _INSTRUCTIONS)]
     insides = {body for found in instructions if _is_kernel(found) for body in _called(found)}
     (entry,) = _values(module, _ENTRY)
-    if entry in insides or [entry] not in [_values(computation, _ID) for computation in computations]:
+    if entry in insides or entry not in [_number(computation, _ID) for computation in computations]:
         raise ValueError("not a module")
 
     def lean(computation: bytes) -> bytes | None:
-        is_inside = insides.issuperset(_values(computation, _ID))
+        is_inside = _number(computation, _ID) in insides
         return None if is_inside else _changed(computation, {_INSTRUCTIONS: _instruction})
 
     def sequence(sequence: bytes) -> bytes | None:
-        return None if insides.issuperset(_values(sequence, _SEQUENCE_OF)) else sequence
+        return None if _number(sequence, _SEQUENCE_OF) in insides else sequence
 
     def schedule(schedule: bytes) -> bytes:
         return _changed(schedule, {_SEQUENCES: sequence})
@@ -137,6 +137,12 @@ def _changed(message: bytes, changes: Mapping[int, _Change]) -> bytes:
 
 def _values(message: bytes, number: int) -> list[Any]:
     return [field.value for field in _fields(message) if field.number == number]
+
+
+def _number(message: bytes, number: int) -> int:
+    """Of a field with a number in it, which is not written where that is 0."""
+    (value,) = _values(message, number) or [0]
+    return int(value)
 
 
 def _fields(message: bytes) -> Iterator[_Field]:

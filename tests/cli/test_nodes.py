@@ -46,11 +46,17 @@ def test_on_a_network_the_name_of_the_machine_has_to_be_one_that_others_can_reac
             nodes_of(given, {})
 
 
+def test_a_name_that_stands_for_the_loopback_device_is_no_place_to_be_found_at(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
+    with pytest.raises(SettingError, match=r"stands for 127\.0\.1\.1, which no other can reach"):
+        nodes_of(options(nodes=2, node=0, insecure_network=True), {})
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"nodes": 0}, "--nodes = 0: must be a whole number of at least 1"),
-        ({"nodes": 7}, "--nodes = 7: must be at most --processes = 6"),
+        ({"nodes": 7}, "= 7: must be at most --processes = 6"),
         ({"nodes": 2}, "--node = (not set): must be from 0 to 1"),
         ({"nodes": 2, "node": 2}, "--node = 2: must be from 0 to 1"),
         ({"node": 1}, "--node = 1: is for several --nodes"),
@@ -59,6 +65,8 @@ def test_on_a_network_the_name_of_the_machine_has_to_be_one_that_others_can_reac
         ({"nodes": 2, "node": 0, "listen": "10.0.0.7"}, "add --insecure-network where that can be trusted"),
         ({"nodes": 2, "node": 0, "listen": "localhost:port"}, "must be HOST or HOST:PORT"),
         ({"nodes": 2, "node": 0, "listen": "localhost:65536"}, "must be HOST or HOST:PORT"),
+        ({"nodes": 2, "node": 0, "listen": "0.0.0.0"}, "must be HOST or HOST:PORT, with one address"),
+        ({"nodes": 2, "node": 0, "listen": ":7000"}, "must be HOST or HOST:PORT"),
         ({"nodes": 2, "node": 0, "listen": "no.such.host.invalid"}, "is no host that is known here"),
     ],
 )

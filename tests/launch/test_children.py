@@ -11,8 +11,8 @@ from swift.launch.children import OwnChildren
 
 
 @pytest.fixture
-def children():
-    with OwnChildren(os.environ) as children:
+def children(tmp_path):
+    with OwnChildren(os.environ, tmp_path) as children:
         yield children
 
 
@@ -50,7 +50,7 @@ def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children,
 
 
 def test_none_is_left_not_even_one_that_is_stopped(tmp_path):
-    with OwnChildren(os.environ) as children:
+    with OwnChildren(os.environ, tmp_path) as children:
         start(children, "a", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "log")
         (heard,) = children.heard(30.0)
         children.signal("a", signal.SIGSTOP)

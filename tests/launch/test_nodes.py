@@ -8,21 +8,26 @@ import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from swift.errors import RunError
+from swift.launch.children import OwnChildren
 from swift.launch.fleet import NODES, Fleet
 from swift.launch.meeting import Meeting, Wire
 from swift.launch.node import serve
-from swift.launch.node_wire import Said, Start, message_line, read_message
+from swift.launch.node_wire import Pulse, Said, Start, message_line, read_message
+from swift.launch.scratch import own_memory
 
 NODE = """
 import os, sys
 from pathlib import Path
 from swift.errors import RunError
 from swift.launch.node import serve
-from swift.launch.node_wire import Said, Start, message_line, read_message
+from swift.launch.node_wire import Pulse, Said, Start, message_line, read_message
+from swift.launch.scratch import own_memory
 try:
     serve(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), os.environ, lambda: False)
 except RunError as error:
@@ -50,10 +55,19 @@ def listener():
 @pytest.fixture
 def fleet(listener, tmp_path):
     """Of this node and another, on which children have names that begin with 'far'."""
-    meeting = Meeting.of(listener, tmp_path / f"swift-{os.getpid()}-nodes", SILENCE_S)
-    places = Fleet(os.environ, lambda who: int(who.startswith("far")), 2, listener, meeting.key, SILENCE_S)
-    with places as fleet:
-        meeting.announce(tmp_path)
+    meeting, heard = Meeting.of(listener, tmp_path / "scratch", SILENCE_S), SimpleQueue()
+    own = OwnChildren(os.environ, tmp_path, heard)
+
+    def is_first():
+        return Meeting.find(tmp_path) == meeting
+
+    def place(who):
+        return int(who.startswith("far"))
+
+    with (
+        meeting.announced(tmp_path),
+        Fleet(own, heard, place, 2, listener, meeting.key, is_first, SILENCE_S) as fleet,
+    ):
         yield fleet
 
 
@@ -84,8 +98,7 @@ def come(number=1, *, is_there=True):
 
 def is_alive(pid):
     with suppress(OSError):
-        os.kill(int(pid), 0)
-        return True
+        return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
@@ -98,7 +111,7 @@ def until_gone(pid):
 
 def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tmp_path):
     assert fleet.away_s("far") > 0
-    with node(tmp_path) as process:
+    with node(tmp_path):
         assert hear(fleet) == [come()]
         assert fleet.away_s("far") == fleet.away_s("near") == 0
         for who in ("near", "far"):
@@ -113,8 +126,37 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
             assert hear(fleet) == [(who, f"hello {who}\n")]
             assert until_dead(fleet) == [(who, "exit code 3")]
             assert who not in fleet
-        fleet.__exit__(None, None, None)
-        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(("error", "code", "said"), [(None, 0, ""), (RunError("no"), 1, "has stopped the run")])
+def test_a_node_ends_as_the_run_does(fleet, tmp_path, error, code, said):
+    with node(tmp_path) as process:
+        hear(fleet)
+        fleet.__exit__(type(error) if error else None, error, None)
+        assert process.wait(30) == code
+        assert said in process.stderr.read()
+
+
+def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    serve(tmp_path, 1, 60.0, os.environ, lambda: False)
+
+
+def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
+    with Meeting.of(listener, tmp_path / "other", SILENCE_S).announced(tmp_path):
+        with pytest.raises(RunError, match="another first node has taken this run over"):
+            until_dead(fleet)
+
+
+def test_memory_that_nobody_holds_any_more_is_given_back():
+    with own_memory() as held:
+        left = held.with_name(f"{held.name}-left")
+        left.mkdir()
+        (left / "lock").touch()
+        with own_memory():
+            assert held.is_dir()
+            assert not left.exists()
+    assert not held.exists()
 
 
 def test_all_that_a_far_child_has_said_is_heard_with_its_death(fleet, tmp_path):
@@ -177,16 +219,18 @@ def test_a_node_that_is_silent_is_lost_and_ends_its_children_before_it_comes_bac
 
 
 def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path):
-    meeting = Meeting.of(listener, tmp_path / f"swift-{os.getpid()}-alone", silence_s=1.0)
-    meeting.announce(tmp_path)
-    with node(tmp_path, patience_s=2.0) as process:
+    meeting = Meeting.of(listener, tmp_path / "scratch", SILENCE_S)
+    with meeting.announced(tmp_path), node(tmp_path, patience_s=2.0) as process:
         connection, _ = listener.accept()
         with closing(Wire(connection)) as wire:
             assert wire.receive(meeting.key, lambda _: None) == 1
             code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
             wire.send(message_line(Start("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
-            pid = next(said.line for said in map(read_message, wire.lines()) if isinstance(said, Said))
-            assert until_gone(pid)  # as nothing more is said to it
+            for said in map(read_message, wire.lines()):
+                if isinstance(said, Said):
+                    break
+                wire.send(message_line(Pulse()))
+            assert until_gone(said.line)  # as nothing more is said to it
         listener.close()
         assert process.wait(30) == 1
         said = process.stderr.read()

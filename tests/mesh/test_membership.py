@@ -413,6 +413,13 @@ def test_a_process_that_dies_three_times_before_it_is_live_is_given_up(live):
     assert commands == [GiveUp(D, "died 3 times in a row before it was live: killed")]
 
 
+def test_a_process_that_dies_with_its_node_is_not_given_up_for_it(live):
+    live.die(D)
+    for _ in range(5):
+        live.start(D)
+        assert live.tell(Died, D, 0, "node 1 is gone", False) == []
+
+
 def test_deadlines_have_to_be_times():
     with pytest.raises(SettingError, match=r"Deadlines\.heartbeat = 0: must be a number above 0"):
         replace(LIMITS, heartbeat=0)

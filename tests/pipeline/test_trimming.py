@@ -1,6 +1,7 @@
 """A program without what only its compiler needed is smaller, and computes the same bit for bit."""
 
 import pickle
+import pickletools
 
 import jax
 import jaxlib
@@ -51,11 +52,12 @@ def test_it_is_much_smaller_and_is_not_trimmed_twice(payload):
     assert trimmed(less) == less
 
 
-@pytest.mark.parametrize("damage", [lambda program: bytes(len(program)), lambda program: program[:70_000]])
-def test_what_is_not_understood_stays_as_it_is(damage, payload):
-    other = pickle.dumps(("exec", damage(payload), 1))
-    assert trimmed(other) == other
-    assert trimmed(pickle.dumps(1)) == pickle.dumps(1)
+@pytest.mark.parametrize("damage", [lambda program: bytes(len(program)), lambda program: program[: len(program) // 2]])
+def test_what_is_not_understood_stays_as_it_is(damage, payload, monkeypatch):
+    monkeypatch.setattr(trimming, "_TRIED", (jaxlib.__version__,))
+    program = max((part for _, part, _ in pickletools.genops(payload) if isinstance(part, bytes)), key=len)
+    for other in (pickle.dumps(("exec", damage(program), 1)), pickle.dumps(1), b"no pickle"):
+        assert trimmed(other) == other
 
 
 def test_programs_of_other_versions_stay_as_they_are(payload, monkeypatch):
