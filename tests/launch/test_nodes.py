@@ -143,9 +143,9 @@ def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
 
 
 def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
-    with Meeting.of(listener, tmp_path / "other", SILENCE_S).announced(tmp_path):
-        with pytest.raises(RunError, match="another first node has taken this run over"):
-            until_dead(fleet)
+    other, told = Meeting.of(listener, tmp_path / "other", SILENCE_S), "another first node has taken this run over"
+    with other.announced(tmp_path), pytest.raises(RunError, match=told):
+        until_dead(fleet)
 
 
 def test_memory_that_nobody_holds_any_more_is_given_back():
