@@ -130,7 +130,8 @@ def _supervise(
     ):
         terms.logs.mkdir(exist_ok=True)
         reporter = Reporter(Journal(begun), display, directory, done)
-        saving = Saving(children, keeper, terms.log(KEEPER), directory.checkpoints_path, terms.processes)
+        log, deadline_s = terms.log(KEEPER), terms.deadlines.saving
+        saving = Saving(children, keeper, log, directory.checkpoints_path, terms.processes, deadline_s)
         with Supervisor(terms, children, saving, preparer, reporter) as supervisor:
             supervisor.run(lambda: interrupt.requested)
         if interrupt.requested:
@@ -147,7 +148,7 @@ def _supervise(
 def _deadlines(texts: Sequence[str]) -> Deadlines:
     """The deadlines of the command line, such as ``heartbeat=3``."""
     limits: dict[str, Any] = {}
-    names = ("start", "forming", "heartbeat", "progress")
+    names = ("start", "forming", "heartbeat", "progress", "saving")
     for text in texts:
         name, _, seconds = text.partition("=")
         try:

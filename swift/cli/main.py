@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="NAME=SECONDS",
-        help="how long to wait for a process: start, forming (of an epoch), heartbeat, progress (of an iteration)",
+        help="how long to wait for a process: start, forming (of an epoch), heartbeat, progress (of an iteration), "
+        "saving (of a checkpoint)",
     )
     launch.add_argument(
         "--against", type=Path, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"

@@ -1,6 +1,8 @@
 """Checkpoints of a run of processes: whose parts are there, what the keeper is asked for, and what has come of it."""
 
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swift.checkpoint import checkpoint_steps
@@ -23,15 +25,26 @@ class Saving:
         log: for what it prints.
         directory: of the run's checkpoints.
         processes: all of the run.
+        deadline_s: for an answer; a keeper that is later is ended.
+        clock: in seconds.
     """
 
     def __init__(
-        self, children: Children, command: Sequence[str], log: Path, directory: Path, processes: Sequence[Process]
+        self,
+        children: Children,
+        command: Sequence[str],
+        log: Path,
+        directory: Path,
+        processes: Sequence[Process],
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
         self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
         self._asked: list[Command] = []
+        self._deadline_s, self._clock = deadline_s, clock
+        self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
         self._num_lives = 0
 
     @property
@@ -75,7 +88,17 @@ class Saving:
         """The keeper has died. Whether it was started again."""
         if self._num_lives >= _MAX_LIVES:
             return False
+        if [type(command) for command in self._asked[:2]] == [Save, Save]:
+            del self._asked[0]  # it waits again, and a newer one does, too
         self.start()
+        return True
+
+    def end_if_late(self) -> bool:
+        """Kills the keeper where it is late with an answer; its death is on its way then. Whether it was."""
+        if self._asked_at is None or self._clock() - self._asked_at <= self._deadline_s:
+            return False
+        self._asked_at = None
+        self._children.signal(KEEPER, signal.SIGKILL)
         return True
 
     def _ask(self, command: Command) -> None:
@@ -90,5 +113,7 @@ class Saving:
 
     def _say_next(self) -> None:
         """One at a time, so that the pipe never fills up."""
+        self._asked_at = None
         if self._asked:
             self._children.say(KEEPER, command_line(self._asked[0]))
+            self._asked_at = self._clock()

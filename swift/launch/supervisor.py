@@ -59,7 +59,7 @@ _PREPARER = "preparer"
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
 _MARGIN = 2
 """Iterations that members may begin before they hear that they are to stop."""
-_HALT_S, _SAVE_S = 8.0, 120.0
+_HALT_S = 8.0
 _SHOWN_LINES = 20
 
 
@@ -117,13 +117,13 @@ class Supervisor:
                 self._start(process)
         while not self._is_done() and not is_called_off():
             self._turn()
-        deadline = time.monotonic() + (_HALT_S if is_called_off() else _SAVE_S)
-        if is_called_off():
-            self._halt(deadline)
-        while self._saving.is_busy and time.monotonic() < deadline:
+        while self._saving.is_busy and not is_called_off():
             self._turn()
-        if self._saving.is_busy and not is_called_off():
-            raise RunError(f"the last checkpoint was not saved in {_SAVE_S:g} s: stopped; {self._remedy()}")
+        if is_called_off():
+            deadline = time.monotonic() + _HALT_S
+            self._halt(deadline)
+            while self._saving.is_busy and time.monotonic() < deadline:
+                self._turn()
 
     def _turn(self) -> None:
         """Hears what has happened, decides, and does it."""
@@ -151,8 +151,12 @@ class Supervisor:
         self._turned = now
         if self._restoring is not None or self._is_done():
             self._membership = self._membership.excused(now)  # who waits for a checkpoint is not late
-        if now >= self._deaf_until:
-            self._feed(Tick(now))
+        if now < self._deaf_until:
+            return
+        self._feed(Tick(now))
+        if self._saving.end_if_late():
+            why = f"did not answer for {self._terms.deadlines.saving:g} s"
+            self._reporter.note("kill", self._reporter.written, f"the {KEEPER} {why}: killed", process=KEEPER, why=why)
 
     def _is_done(self) -> bool:
         epoch = self._membership.epoch
@@ -279,7 +283,7 @@ class Supervisor:
     def _mourn(self, death: Death) -> None:
         if death.who == KEEPER:
             if not self._saving.died():
-                raise RunError("the keeper of checkpoints dies again and again: stopped; see its log")
+                raise RunError(f"the {KEEPER} dies again and again, see its log: stopped; {self._remedy()}")
         elif isinstance(death.who, Member):
             process = death.who.process
             is_spared = self._membership.seats[process].spared

@@ -53,6 +53,7 @@ class Deadlines:
         forming: until all members of an epoch have left the one before, and until all have met.
         heartbeat: between two signs of life.
         progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
+        saving: from asking the keeper to save or load a checkpoint until it answers; has to leave time for a large one.
         max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
     """
 
@@ -60,10 +61,11 @@ class Deadlines:
     forming: float = 30.0
     heartbeat: float = 3.0
     progress: float = 120.0
+    saving: float = 120.0
     max_quick_deaths: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("start", "forming", "heartbeat", "progress"):
+        for name in ("start", "forming", "heartbeat", "progress", "saving"):
             check_number(f"Deadlines.{name}", getattr(self, name), above=0)
         check_count("Deadlines.max_quick_deaths", self.max_quick_deaths, least=1)
 

@@ -1,15 +1,18 @@
 """Runs of real processes, for tests: how they are started, watched and found again."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
+from swift.checkpoint import checkpoint_steps
 from swift.record import read_run
 
 PATIENCE_S = 240
@@ -72,7 +75,10 @@ def tell(config, *arguments):
     command = [*SWIFT, "launch", str(config), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=environment(config), **pipes) as process:
-        _, said = process.communicate(timeout=500)
+        try:
+            _, said = process.communicate(timeout=500)
+        finally:
+            process.kill()
     assert scratch(process.pid) == []
     assert left_behind(config) == {}
     return process.returncode, said
@@ -120,6 +126,29 @@ def members(config):
     return found
 
 
+def keeper(config):
+    """The process id of the keeper, once it is there."""
+    while not (found := [pid for pid, kind in left_behind(config).items() if kind == "keeper"]):
+        assert left_behind(config), "all are gone"
+        time.sleep(0.05)
+    return found[0]
+
+
+def wait_for_steps(process, config, number):
+    """Until so many iterations are recorded."""
+    path = config.parent / "run" / "metrics.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < number:
+        assert process.poll() is None
+        time.sleep(0.1)
+
+
+def wait_for_checkpoint(process, config):
+    """Until there is one of an iteration; by then all that it takes is compiled."""
+    while not newest_checkpoint(config):
+        assert process.poll() is None
+        time.sleep(0.1)
+
+
 def wait_for(process, words):
     """Until it has said the words; returns the line."""
     while words not in (line := process.stderr.readline()):
@@ -139,3 +168,29 @@ def losses(run_dir):
     records = read_run(run_dir).metrics
     assert [record["step"] for record in records] == list(range(1, len(records) + 1)), "a step is missing"
     return np.array([record["loss"] for record in records])
+
+
+def newest_checkpoint(config):
+    """The iteration of a run's newest checkpoint; None while it has none."""
+    return max(checkpoint_steps(config.parent / "run" / "checkpoints"), default=None)
+
+
+def go_on(process, config, *others):
+    """Ends a run after a moment, and holds its losses against those of the same run in one process."""
+    time.sleep(2)
+    stop(process, config)
+    found = losses(config.parent / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *others), rtol=1e-8)
+
+
+def stop(process, config, how=signal.SIGINT):
+    """Ends a run, of which nothing may be left; returns what it has said since, and how many seconds it took."""
+    begun = time.monotonic()
+    process.send_signal(how)
+    rest = process.stderr.read()
+    assert process.wait(timeout=60) == 130, rest
+    took_s = time.monotonic() - begun
+    assert "Traceback" not in rest
+    assert left_behind(config) == {}
+    assert scratch(process.pid) == []
+    return rest, took_s

@@ -9,26 +9,21 @@ import pytest
 
 from swift.checkpoint import checkpoint_steps
 from swift.record import read_run
-from tests.launch.runs import launched, left_behind, losses, members, scratch, tell, wait_for, whole, write_config
+from tests.launch.runs import (
+    go_on,
+    launched,
+    left_behind,
+    losses,
+    members,
+    newest_checkpoint,
+    tell,
+    wait_for,
+    whole,
+    write_config,
+)
 
 pytestmark = pytest.mark.slow
 EVERY = {"Experiment__checkpoint_every": 20}
-
-
-def go_on(process, config, *others):
-    """Ends a run after a moment, and holds its losses against those of the same run in one process."""
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    rest = process.stderr.read()
-    assert process.wait(timeout=60) == 130, rest
-    found = losses(config.parent / "run")
-    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *others), rtol=1e-8)
-    assert left_behind(config) == {}
-    assert scratch(process.pid) == []
-
-
-def newest_checkpoint(config):
-    return max(checkpoint_steps(config.parent / "run" / "checkpoints"), default=None)
 
 
 @pytest.mark.parametrize(
