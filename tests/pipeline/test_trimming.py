@@ -45,7 +45,9 @@ def test_a_program_that_was_kept_leaves_bit_for_bit_what_the_compiled_one_does(c
         jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.run(drawn, which)) for which in (step, kept)))
 
 
-@pytest.mark.skipif(not jaxlib.__version__.startswith(trimming._TRIED), reason="programs of this version are left as they are")
+@pytest.mark.skipif(
+    not jaxlib.__version__.startswith(trimming._TRIED), reason="programs of this version are left as they are"
+)
 def test_it_is_much_smaller_and_is_not_trimmed_twice(payload):
     less = trimmed(payload)
     assert len(less) < 0.7 * len(payload)
