@@ -30,7 +30,7 @@ from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.interrupt import Interrupt
-from swift.train.start import TrainOptions, check_range, open_run, steps_done
+from swift.train.start import TrainOptions, check_range, find_start, open_run
 from swift.train.summary import summarize
 
 
@@ -46,7 +46,8 @@ def launch(options: argparse.Namespace) -> None:
     against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
-    done = steps_done(run)
+    start = find_start(experiment, run)
+    done = 0 if start is None else start.step
     check_range(experiment, run, done, experiment.num_steps)
     experiment.loader("train")  # so that a mistake in the data is told once, and here
     with Scratch.of(run.config_text) as scratch:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, load_checkpoint, load_metadata, save_checkpoint
+from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
 from swift.cli.configuration import config_text
 from swift.launch.keeper import Keeper
 from swift.launch.keeper_wire import (
@@ -35,8 +35,7 @@ def bits(tree):
 
 
 def load(keeper, directory, step):
-    path = checkpoint_path(directory, step)
-    return load_checkpoint(path, keeper.program.abstract(), keeper.experiment.identity())[0]
+    return load_plan(directory, plan_restore(directory, keeper.experiment.identity(), step), keeper.split)[0]
 
 
 def is_parts(tree):
