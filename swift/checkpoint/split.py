@@ -128,7 +128,7 @@ class Split:
     def by_stage(self, chosen_LK: np.ndarray) -> np.ndarray:
         """Chosen classes ``[P, L, K]``."""
         num_stages, num_rows = self._expert_shape[:2]
-        return chosen_LK.reshape(num_stages, num_rows, -1)
+        return chosen_LK.reshape(num_stages, num_rows, chosen_LK.shape[-1])
 
     def new_blocks(self, k: int) -> dict[str, np.ndarray]:
         """Room for K experts of every layer, see ``Snapshot``."""
