@@ -157,9 +157,9 @@ class Manifest:
         """Whether it has saved every expert."""
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
 
-    def files_needed(self) -> dict[int, Files]:
+    def files_needed(self) -> dict[int, dict[str, str]]:
         """All that a restore of this checkpoint may read, by step."""
-        needed: dict[int, dict[str, str]] = {step: dict(files) for step, files in self.ledger.common.items()}
+        needed = {step: dict(files) for step, files in self.ledger.common.items()}
         needed[self.step].update(self.dense.files)
         for copies in self.ledger.copies.values():
             for copy in copies:

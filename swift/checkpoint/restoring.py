@@ -56,7 +56,9 @@ class Plan:
             plt_budget: see ``dynamic_k``; None: K is as it is set, whatever it was.
         """
         before = self.manifest.ledger
-        copies = {unit: tuple(c for c in before.copies[unit] if c.step <= copy.step) for unit, copy in self.sources.items()}
+        copies = {
+            unit: tuple(c for c in before.copies[unit] if c.step <= copy.step) for unit, copy in self.sources.items()
+        }
         k = first_k
         if plt_budget is not None:
             k = dynamic_k(max(first_k, before.k), self.tally.plt, plt_budget, max(before.num_classes, first_k))

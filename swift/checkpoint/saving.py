@@ -2,9 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from swift.checkpoint.digests import array_digest, settled_digests
 from swift.checkpoint.directory import ARRAYS, begin_save, commit_save, retire
@@ -42,34 +44,21 @@ def save_checkpoint(
     Raises:
         OSError, ValueError: it could not be written; nothing that was there before is touched.
     """
-    contents = {name: array_digest([array]) for name, array in snapshot.dense.items()}
-    experts = {unit: arrays for unit, arrays in snapshot.experts()}
-    unit_contents = {unit: array_digest(arrays.values()) for unit, arrays in experts.items()}
+    assert all(copies[0].step < step for copies in ledger.copies.values()), "what is to be kept is to be replaced"
     temporary = begin_save(directory, step)
     try:
-        # Orbax takes no empty array, such as the placement of a model without experts; there is nothing to save of one.
-        arrays = {name: array for name, array in snapshot.dense.items() if array.size}
-        for unit, of_unit in experts.items():
-            arrays |= {unit_array(unit, dtype): array for dtype, array in of_unit.items()}
+        # Before anything is written: what is told of the numbers is of those in memory.
+        contents = {name: array_digest([array]) for name, array in snapshot.dense.items()}
+        unit_contents = {unit: array_digest(arrays.values()) for unit, arrays in snapshot.experts()}
+        arrays = _named_arrays(snapshot)
         write_arrays(temporary / ARRAYS, arrays)
-        files = settled_digests(temporary)
-        of_array, common = _by_array(files, arrays)
-        copies = {}
-        for (layer, class_), of_unit in experts.items():
-            contained = int(ledger.tally.contained_LE[layer, class_])
-            own = {k: v for dtype in of_unit for k, v in of_array[unit_array((layer, class_), dtype)].items()}
-            num_bytes = sum(array.nbytes for array in of_unit.values())
-            copies[layer, class_] = Copy(step, contained, num_bytes, unit_contents[layer, class_], own)
+        of_array, common = _by_array(settled_digests(temporary), arrays)
+        copies = _copies(step, snapshot, ledger, unit_contents, of_array)
         manifest = Manifest(
             step,
             identity,
             extra,
-            Dense(
-                {name: shape_text(array) for name, array in snapshot.dense.items()},
-                contents,
-                sum(array.nbytes for array in snapshot.dense.values()),
-                {k: v for name in snapshot.dense if name in of_array for k, v in of_array[name].items()},
-            ),
+            _dense(snapshot, contents, of_array),
             {dtype: shape_text(shape) for dtype, shape in split.unit_shapes.items()},
             snapshot.chosen_LK.tolist(),
             split.bytes_per_rank(snapshot),
@@ -91,15 +80,40 @@ def unit_array(unit: Unit, dtype: str) -> str:
     return f"expert.{layer}.{class_}.{dtype}"
 
 
-def _by_array(files: Files, arrays: Mapping[str, Any]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    """All arrays by name; Orbax takes no empty one, such as the placement of a model without experts."""
+    arrays = {name: array for name, array in snapshot.dense.items() if array.size}
+    for unit, of_unit in snapshot.experts():
+        arrays |= {unit_array(unit, dtype): array for dtype, array in of_unit.items()}
+    return arrays
+
+
+def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """(the files of each array, those that all arrays need)."""
     of_array: dict[str, dict[str, str]] = {name: {} for name in arrays}
-    common = {}
+    common: dict[str, str] = {}
     names = {f"{ARRAYS}/{files_of(name)}": name for name in arrays}
     for path, digest in files.items():
         name = names.get(path.rpartition("/")[0])
         (common if name is None else of_array[name])[path] = digest
     return of_array, common
+
+
+def _dense(snapshot: Snapshot, contents: Mapping[str, str], of_array: Mapping[str, Files]) -> Dense:
+    files = {path: digest for name in snapshot.dense for path, digest in of_array.get(name, {}).items()}
+    shapes = {name: shape_text(array) for name, array in snapshot.dense.items()}
+    return Dense(shapes, contents, sum(array.nbytes for array in snapshot.dense.values()), files)
+
+
+def _copies(
+    step: int, snapshot: Snapshot, ledger: Ledger, contents: Mapping[Unit, str], of_array: Mapping[str, Files]
+) -> dict[Unit, Copy]:
+    copies = {}
+    for unit, of_unit in snapshot.experts():
+        files = {path: digest for dtype in of_unit for path, digest in of_array[unit_array(unit, dtype)].items()}
+        num_bytes = sum(array.nbytes for array in of_unit.values())
+        copies[unit] = Copy(step, int(ledger.tally.contained_LE[unit]), num_bytes, contents[unit], files)
+    return copies
 
 
 def _settle_directories(path: Path) -> None:

@@ -79,9 +79,7 @@ class Split:
     def expert_names(self) -> tuple[str, ...]:
         """The arrays that are divided by expert."""
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.abstract)[0]]
-        return tuple(
-            name for name, path in zip(self.shapes, paths, strict=True) if self.has_classes and _GROUP in path
-        )
+        return tuple(name for name, path in zip(self.shapes, paths, strict=True) if self.has_classes and _GROUP in path)
 
     @cached_property
     def dense_shapes(self) -> dict[str, Any]:

@@ -49,7 +49,6 @@ from swift.mesh.epochs import (
     Member,
     Process,
     RestartAll,
-    Stamp,
     Started,
     Tick,
     lost_stages,

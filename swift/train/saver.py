@@ -35,7 +35,9 @@ def split_of(program: Program) -> Split:
 
 def first_ledger(experiment: Experiment, split: Split) -> Ledger:
     """What a run that has saved nothing knows of its checkpoints."""
-    return Ledger.first(split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes))
+    return Ledger.first(
+        split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
+    )
 
 
 def ledger_after(experiment: Experiment, plan: Plan) -> Ledger:

@@ -83,7 +83,9 @@ def begin(
     saved = program.at(program.stages_mesh())
     host, start = load_plan(options.run_dir / "checkpoints", start, split_of(program))
     specs = replace(program.specs, slots={})
-    state = move_rows(saved.live.put(host, specs), saved.live, program.live, specs, source_rows(saved.live, program.live))
+    state = move_rows(
+        saved.live.put(host, specs), saved.live, program.live, specs, source_rows(saved.live, program.live)
+    )
     return program.fill_slots(state), start
 
 

@@ -1,4 +1,4 @@
-"""A run in small: a state of two stages, two ranks, two MoE layers each, that changes at random with every iteration."""
+"""A run in small: two stages of two MoE layers on two ranks, whose state changes at random with every iteration."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,5 +111,3 @@ def small_run(tmp_path):
 def expert_of():
     """All numbers of an expert in a state."""
     return class_of
-
-

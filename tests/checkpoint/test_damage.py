@@ -86,14 +86,16 @@ def test_without_a_sound_copy_of_an_expert_an_older_iteration_is_restored(small_
     assert (newest.step, older.step) == (4, 2)
     for step in (4, 2):
         truncate(next(expert_files(run, step, *unit)[0].glob("[0-9]*")))
-    with pytest.raises(SettingError, match=r"cannot be restored: step-00000006 has no sound copy of expert 0 of layer 0"):
+    with pytest.raises(
+        SettingError, match=r"cannot be restored: step-00000006 has no sound copy of expert 0 of layer 0"
+    ):
         plan_restore(run.directory)
 
 
 def test_a_damaged_dense_part_gives_the_iteration_before_as_a_whole(small_run, expert_of):
     run = small_run(experts_per_layer=2, every=2).run(6)
     flip(run.directory / "step-00000006/arrays/state/master.head/0.0.0.0.0")
-    with pytest.raises(SettingError, match="cannot be restored: step-00000006 is damaged: its file .*master.head"):
+    with pytest.raises(SettingError, match=r"cannot be restored: step-00000006 is damaged: its file .*master\.head"):
         plan_restore(run.directory, step=6)
     plan = run.lose_all()
     assert plan.step == 4

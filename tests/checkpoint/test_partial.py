@@ -48,7 +48,7 @@ def test_what_is_restored_is_what_was_saved_bit_for_bit(small_run, expert_of, k,
 def test_the_first_save_is_full_and_one_that_is_asked_to_be(small_run):
     run = small_run(experts_per_layer=1).run(4)
     assert [read_manifest(run.directory / f"step-0000000{step}", "").is_full for step in (2, 4)] == [True, False]
-    assert run.save(full=True).is_full
+    assert run.run(5).save(full=True).is_full
 
 
 def test_load_aware_saves_what_has_most_updates_unsaved(small_run):
@@ -113,8 +113,8 @@ def test_another_model_is_refused(small_run):
     run = small_run().run(2)
     with pytest.raises(SettingError, match="is of another model: its ModelConfig is 'small', here 'large'"):
         plan_restore(run.directory, {"ModelConfig": "large"})
+    other = small_run(size=6)
     with pytest.raises(SettingError, match=r"is of another model: it has float32\[1, 2, 5\] for experts of float32"):
-        other = small_run(size=6)
         other.lose_all()
 
 

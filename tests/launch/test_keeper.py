@@ -114,9 +114,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     extra, identity = {"loader": setup.loader("train").state()}, setup.identity()
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
-    save_checkpoint(
-        keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1
-    )
+    save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
     start, stamp = keeper.load(epoch=1), Stamp(1, 2)
 
     program = setup.program()
@@ -140,7 +138,8 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     [
         Saved(4, 0.5, "step-00000004", {"bytes": 7}),
         Loaded(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
-        Failed("save", 4, "no space"), Failed("load", None, "no"),
+        Failed("save", 4, "no space"),
+        Failed("load", None, "no"),
     ],
 )
 def test_answers_come_as_they_were_said(answer):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, checkpoint_steps, device_snapshot, load_plan, plan_restore
+from swift.checkpoint.split import by_name
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
@@ -40,7 +41,7 @@ def experiment(tmp_path_factory):
         num_steps=20,
         sequences_per_microbatch=4,
         eval_every=0,
-        checkpoint=CheckpointConfig(every=2, experts_per_layer=1),
+        checkpoint=CheckpointConfig(every=2, num_kept=3, experts_per_layer=1),
     )
 
 
@@ -126,8 +127,6 @@ def test_experts_are_those_of_the_saves_they_come_from(experiment, lost, tmp_pat
     run(full, tmp_path / "full", stop_at=8)
     names, split, mixed = state_of(experiment, lost, 8)
     plan = plan_restore(lost / "checkpoints", step=8)
-    from swift.checkpoint.split import by_name
-
     arrays = by_name(mixed)
     whole = {step: by_name(state_of(full, tmp_path / "full", step)[2]) for step in (2, 4, 6, 8)}
     for name in names:
@@ -140,17 +139,18 @@ def test_experts_are_those_of_the_saves_they_come_from(experiment, lost, tmp_pat
             assert copy.step == 8 or np.any(mine != whole[8][name][0, layer, :, class_])
 
 
-@pytest.mark.parametrize("topology", [Topology(1, 1, 2), Topology(2, 2, 1)])
-@pytest.mark.parametrize("ranks", ["emulated", "virtual"])
+@pytest.mark.parametrize(
+    ("topology", "ranks"),
+    [(Topology(1, 1, 2), "emulated"), (Topology(2, 2, 2), "emulated"), (Topology(1, 1, 2), "virtual")],
+)
 def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
-    if ranks == "virtual" and len(topology.workers) > 1:
-        pytest.skip("virtual ranks are of one worker")
-    setup = replace(experiment, topology=topology, ranks=ranks)
-    program = setup.program()
-    split, state = split_of(program), program.init(jax.random.key(0))
-    host = jax.tree.map(lambda leaf: np.asarray(leaf)[list(program.live.first_rows)], replace(state, slots={}))
+    program, random = replace(experiment, topology=topology, ranks=ranks).program(), np.random.default_rng(0)
+    split, live = split_of(program), program.live
+    host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
+    specs = replace(program.specs, slots={})
+    state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), specs)
     for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
-        ours, theirs = device_snapshot(split, state, program.live, chosen), split.host_snapshot(host, chosen)
+        ours, theirs = device_snapshot(split, state, live, chosen), split.host_snapshot(host, chosen)
         jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
     state.step.delete()
     np.testing.assert_array_equal(ours.dense["step"], host.step)  # a copy
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_one_before(ex
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("swift.checkpoint.saving.write_arrays", fail)
-    line = "the checkpoint of iteration 10 was not saved: .*No space left on device: stopped; the checkpoint of iteration 8"
+    line = "the checkpoint of iteration 10 was not saved: .*No space left on device: stopped; the checkpoint of .* 8 is"
     with pytest.raises(RunError, match=line):
         run(experiment, again, resume=True, stop_at=12)
     assert checkpoint_steps(again / "checkpoints") == [6, 8]
@@ -192,9 +192,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_one_before(ex
 
 
 def test_partial_checkpoints_are_refused_where_no_expert_has_a_state_of_its_own(experiment):
-    with pytest.raises(SettingError, match="CheckpointConfig.experts_per_layer = 1: must be 'all' with OptimizerConfig"):
+    with pytest.raises(SettingError, match="experts_per_layer = 1: must be 'all' with OptimizerConfig"):
         replace(experiment, placement=FlexMoE(2), optimizer=replace(experiment.optimizer, layout="coupled"))
-    with pytest.raises(SettingError, match="experts_per_layer = 5: must be at most ExpertConfig.num_classes = 4"):
+    with pytest.raises(SettingError, match="experts_per_layer = 5: must be at most "):
         replace(experiment, checkpoint=CheckpointConfig(experts_per_layer=5))
 
 

@@ -164,7 +164,8 @@ def test_a_finished_run_has_nothing_to_resume(experiment, tmp_path):
 
 
 def test_profiler_trace_on_demand(experiment, tmp_path):
-    run(replace(experiment, checkpoint=CheckpointConfig(every=0), eval_every=0), tmp_path / "run", stop_at=4, profile=(2, 3))
+    unsaved = replace(experiment, checkpoint=CheckpointConfig(every=0), eval_every=0)
+    run(unsaved, tmp_path / "run", stop_at=4, profile=(2, 3))
     (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     assert trace.read_bytes().count(b"dot") > 10  # the traced iterations ran within the trace
 
