@@ -10,7 +10,7 @@ from swift.checkpoint.saving import save_checkpoint
 from swift.checkpoint.selection import partial_bytes
 from swift.checkpoint.snapshots import device_snapshot
 from swift.checkpoint.split import Snapshot, Split
-from swift.checkpoint.wording import restore_facts, save_facts, source_lines
+from swift.checkpoint.wording import restore_facts, restore_lines, save_facts, source_lines
 
 __all__ = [
     "CheckpointConfig",
@@ -33,6 +33,7 @@ __all__ = [
     "read_manifest",
     "record_restore",
     "restore_facts",
+    "restore_lines",
     "save_arrays",
     "save_checkpoint",
     "save_facts",

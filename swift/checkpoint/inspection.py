@@ -7,7 +7,7 @@ from typing import Any
 from swift.checkpoint.directory import checkpoint_path, checkpoint_steps
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.restoring import checker, plan_restore
-from swift.checkpoint.wording import restore_facts, source_lines
+from swift.checkpoint.wording import restore_facts, restore_lines
 from swift.errors import SettingError
 
 _SETTING = "DIR"
@@ -87,8 +87,8 @@ def what_a_restore_does(directory: Path, step: int | None = None) -> tuple[list[
         plan = plan_restore(directory, step=step)
     except SettingError as error:
         return [f"nothing can be restored: {error.allowed}"], {"error": error.allowed}
-    lines = [*source_lines(plan), f"proportion of lost tokens so far: {plan.tally.plt:.4f}"]
-    return lines, {"step": plan.step} | restore_facts(plan)
+    after = plan.ledger(plan.manifest.ledger.k, None)
+    return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
 
 
 def damages(directory: Path) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from swift.checkpoint.manifest import Copy, Manifest
+from swift.checkpoint.manifest import Copy, Ledger, Manifest
 from swift.checkpoint.restoring import Plan
 from swift.checkpoint.split import Unit
 
@@ -20,6 +20,18 @@ def source_lines(plan: Plan) -> list[str]:
         units = [unit for unit, copy in plan.sources.items() if copy.step == step]
         lines.append(f"{experts_text(units) if len(steps) > 1 else 'all experts'}: storage, step {step}")
     return [*lines, *(f"passed over: {why}" for why in plan.passed_over)]
+
+
+def restore_lines(plan: Plan, after: Ledger) -> list[str]:
+    """The same, with what the restore has cost so far.
+
+    Args:
+        plan: of the restore.
+        after: with which the run goes on.
+    """
+    lines = [*source_lines(plan), f"proportion of lost tokens so far: {plan.tally.plt:.4f}"]
+    before = plan.manifest.ledger.k
+    return lines + [f"K is now {after.k} experts of a layer, and was {before}"] * (after.k != before)
 
 
 def experts_text(units: Iterable[Unit]) -> str:
@@ -42,14 +54,21 @@ def save_facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def restore_facts(plan: Plan) -> dict[str, Any]:
-    """What ``events.jsonl`` says of a restore: by step, the experts ``[layer, class]`` that it has taken from there."""
+def restore_facts(plan: Plan, after: Ledger) -> dict[str, Any]:
+    """What ``events.jsonl`` says of a restore: by step, the experts ``[layer, class]`` that it has taken from there.
+
+    Args:
+        plan: of the restore.
+        after: with which the run goes on.
+    """
     return {
         "dense": plan.step,
         "experts": _by_step(plan.sources),
         "passed_over": list(plan.passed_over),
         "plt": plan.tally.plt,
         "faults": plan.tally.num_faults,
+        "experts_per_layer": after.k,
+        "experts_per_layer_before": plan.manifest.ledger.k,
         "updates_lost": (plan.tally.lost_L - plan.manifest.ledger.tally.lost_L).tolist(),
     }
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def checkpoint(options: argparse.Namespace) -> None:
         _verify(options, directory)
     else:
         rows = overview(directory)
-        _show(options, {"checkpoints": rows}, _overview_table(rows))
+        _show(options, {"checkpoints": rows}, *_overview_parts(rows))
 
 
 def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> None:
@@ -43,7 +44,7 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
     for one in of_experts:
         names = ("layer", "class", "step", "age", "updates_unsaved", "bytes", "hash", "fallback")
         table.add_row(*("-" if one[name] is None else f"{one[name]}" for name in names))
-    _show(options, said, _overview_table([row]), table, "a restore takes", *(f"  {line}" for line in lines))
+    _show(options, said, *_overview_parts([row]), table, "a restore takes", *(f"  {line}" for line in lines))
 
 
 def _verify(options: argparse.Namespace, directory: Path) -> None:
@@ -56,18 +57,19 @@ def _verify(options: argparse.Namespace, directory: Path) -> None:
         raise RunError(f"{directory}: {len(found)} of its files damaged or missing")
 
 
-def _overview_table(rows: list[dict[str, Any]]) -> Table:
+def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[Table | str]:
+    """A table of checkpoints, and a line for each that cannot be read."""
     table = Table()
     for name in ("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults"):
         table.add_column(name, justify="right")
     for row in rows:
-        if "error" in row:
-            table.add_row(str(row["step"]), row["error"])
-            continue
-        experts = "all" if row["is_full"] else str(row["experts_per_layer"])
-        megabytes, lost = f"{row['bytes'] / 1e6:.2f}", f"{100 * row['plt']:.2f} %"
-        table.add_row(str(row["step"]), experts, megabytes, f"step {row['oldest_expert']}", lost, str(row["faults"]))
-    return table
+        if "error" not in row:
+            experts = "all" if row["is_full"] else str(row["experts_per_layer"])
+            megabytes, oldest = f"{row['bytes'] / 1e6:.2f}", f"step {row['oldest_expert']}"
+            lost, faults = f"{100 * row['plt']:.2f} %", str(row["faults"])
+            table.add_row(str(row["step"]), experts, megabytes, oldest, lost, faults)
+    yield table
+    yield from (f"step {row['step']} {row['error']}" for row in rows if "error" in row)
 
 
 def _show(options: argparse.Namespace, said: dict[str, Any], *parts: Table | str) -> None:

@@ -30,11 +30,11 @@ from swift.checkpoint import (
     read_manifest,
     record_restore,
     restore_facts,
+    restore_lines,
     save_checkpoint,
     save_facts,
     set_aside_newer,
     settle,
-    source_lines,
 )
 from swift.data import Loader
 from swift.errors import RunError, SettingError
@@ -106,7 +106,8 @@ class Keeper:
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
                 case Load(step, epoch):
                     plan = self.load(epoch, step)
-                    return Loaded(Stamp(epoch, plan.step), source_lines(plan), restore_facts(plan))
+                    after = ledger_after(self.experiment, plan)
+                    return Loaded(Stamp(epoch, plan.step), restore_lines(plan, after), restore_facts(plan, after))
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 

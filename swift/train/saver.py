@@ -135,12 +135,8 @@ class Saver:
         return None
 
     def _go_on(self, start: Plan) -> None:
-        """Makes the checkpoint that the run goes on from its newest one, and notes the loss and K."""
+        """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""
         directory = self._directory.checkpoints_path
         aside = set_aside_newer(directory, start.step)
         record_restore(directory, start.manifest, self._ledger)
-        self._directory.log_event("restore", start.step, **restore_facts(start), set_aside=aside)
-        before = start.manifest.ledger.k
-        if self._ledger.k != before:
-            facts = {"before": before, "now": self._ledger.k, "plt": start.tally.plt}
-            self._directory.log_event("experts_per_layer", start.step, **facts)
+        self._directory.log_event("restore", start.step, **restore_facts(start, self._ledger), set_aside=aside)

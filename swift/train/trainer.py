@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint import Plan, checkpoint_steps, source_lines
+from swift.checkpoint import Plan, checkpoint_steps, restore_lines
 from swift.data import Batch, Loader
 from swift.errors import RunError
 from swift.mesh import own_row
@@ -23,7 +23,7 @@ from swift.train.interrupt import Interrupt
 from swift.train.metrics import mean_loss, step_record
 from swift.train.progress import Progress
 from swift.train.recovery import check_failures, is_due, lost_stages
-from swift.train.saver import Saver
+from swift.train.saver import Saver, ledger_after
 from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run
 from swift.train.summary import summarize
 
@@ -111,7 +111,7 @@ class _Run:
             f"ranks; embedding, head and their moments: {program.ends_bytes / 1e6:.1f} MB per worker"
         )
         if start is not None:
-            for line in (*source_lines(start), f"proportion of lost tokens so far: {start.tally.plt:.4f}"):
+            for line in restore_lines(start, ledger_after(self.experiment, start)):
                 self.progress.note(line)
         if self.experiment.window > 1:
             clip = self.experiment.optimizer.clip_norm
@@ -230,6 +230,7 @@ class _Run:
         lost = lost_stages(self.experiment.topology, configuration.places, configuration.failed, failed)
         if not lost:
             return
+        self.saver.follow(wait=True)  # what is said of checkpoints has to be so
         self.directory.log_event("stage_lost", step, stages=lost, failed=_names(failed))
         stages = ", ".join(map(str, lost))
         how = self._how_to_go_on("an Experiment.failures that leaves it one")
@@ -238,12 +239,12 @@ class _Run:
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):
             return
+        self.saver.follow(wait=True)
         self.directory.log_event("not_finite", step, **measured)
         values = ", ".join(f"{name} = {value}" for name, value in measured.items())
         raise RunError(f"{values} at iteration {step}: stopped; {self._how_to_go_on(_REMEDY)}")
 
     def _how_to_go_on(self, remedy: str = "") -> str:
-        self.saver.follow(wait=True)
         steps = checkpoint_steps(self.directory.checkpoints_path)
         if not steps:
             return "there is no checkpoint yet; start again in another --run-dir" + (
@@ -253,8 +254,8 @@ class _Run:
         return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
     def _interrupted(self, done: int) -> None:
-        self.directory.log_event("interrupt", done)
         self._follow_save(wait=True)
+        self.directory.log_event("interrupt", done)
         steps = checkpoint_steps(self.directory.checkpoints_path)
         self.progress.note(
             f"interrupted after iteration {done}; "

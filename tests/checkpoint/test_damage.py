@@ -216,7 +216,7 @@ else:
         if len(calls) == 2:
             die()
         return rename(path, to)
-    run.state = run.saved[4]
+    run.ledger = Ledger.first(split.num_layers, split.num_classes, CLASSES)  # as before any copy of iteration 4
     Path.rename = rename_once
     run.save()
 run.run(6)
@@ -234,8 +234,8 @@ def test_a_process_that_is_killed_in_a_save_costs_only_that(small_run, tmp_path,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     (half,) = (tmp_path / "checkpoints").glob(".step-*.tmp")
-    num_files = len(list(half.rglob("expert.*/0.0.0")))
-    assert num_files < 32 if point == "between two files" else num_files == 32
+    assert list(half.rglob("expert.*/0.0.0"))
+    assert (half / "manifest.json").exists() == (point in ("before its name", "between two names"))
     unbroken = small_run(size=200)
     unbroken.directory = tmp_path / "unbroken"
     unbroken.run(4)
