@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.split import Snapshot, Split, by_name, copy_rows
+from swift.checkpoint.split import Snapshot, Split, by_name
 from swift.mesh import RANKED, SHARED, LiveMesh
 
 
@@ -21,18 +21,43 @@ def device_snapshot(split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndar
         live: the mesh, of which this process has all devices.
         chosen_LK: the classes of every MoE layer of the model.
     """
-    arrays, rows = by_name(state), live.first_rows
-    experts = [arrays[name] for name in split.expert_names]
-    if experts and chosen_LK.shape[1] < split.num_classes:
-        chosen_RLK = live.put(split.by_stage(chosen_LK)[live.stage_R].astype(np.int32), SHARED)
-        experts = _picker(live)(experts, chosen_RLK)
+    arrays, chosen_PLK = by_name(state), split.by_stage(chosen_LK)
+    experts, index = [arrays[name] for name in split.expert_names], None
+    if chosen_LK.shape[-1] < split.num_classes:
+        if live.mesh.devices.flat[0].platform == "cpu":
+            index = chosen_PLK  # the host reads the devices' own memory: it takes what it wants
+        else:
+            chosen_RLK = live.put(chosen_PLK[live.stage_R].astype(np.int32), SHARED)
+            experts = _picker(live)(experts, chosen_RLK)
     dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
-    blocks = split.new_blocks(chosen_LK.shape[1])
+    blocks = split.new_blocks(chosen_LK.shape[-1])
     for name, room in dense.items():
-        copy_rows(arrays[name], rows, room)
-    for name, picked in zip(split.expert_names, experts, strict=True):
-        copy_rows(picked, rows, split.view(blocks, name))
+        _copy_rows(arrays[name], live, room)
+    for name, array in zip(split.expert_names, experts, strict=True):
+        _copy_rows(array, live, split.view(blocks, name), index)
     return Snapshot(dense, blocks, chosen_LK)
+
+
+def _copy_rows(array: jax.Array, live: LiveMesh, room: np.ndarray, chosen_PLK: np.ndarray | None = None) -> None:
+    """Copies the rows that speak for the stages to the host.
+
+    Args:
+        array: ``[R, ...]``.
+        live: its mesh.
+        room: ``[P, ...]``, for the copy.
+        chosen_PLK: the classes to copy, of an array ``[R, L, N, E, w]`` to room for ``[P, L, N, K, w]``.
+    """
+    stage_of = {row: stage for stage, row in enumerate(live.first_rows)}
+    for shard in array.addressable_shards:
+        first, *others = shard.index
+        rows = [] if shard.replica_id else range(*first.indices(array.shape[0]))
+        for row in filter(stage_of.__contains__, rows):
+            part, into = np.asarray(shard.data)[row - (first.start or 0)], room[stage_of[row], ...]
+            if chosen_PLK is None:
+                into[tuple(others)] = part
+                continue
+            for (layer, nth), class_ in np.ndenumerate(chosen_PLK[stage_of[row]]):
+                into[layer, others[1], nth] = part[layer, :, class_]
 
 
 @lru_cache(maxsize=4)

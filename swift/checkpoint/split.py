@@ -7,7 +7,7 @@ Legend: P stages, L MoE layers of a stage, N ranks, E classes, K chosen classes 
 V arrays of an expert's state that have the same type.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -166,22 +166,3 @@ class Split:
         total = sum(array.nbytes for array in (*ranked, *snapshot.blocks.values()))
         each, of_all = total // (num_stages * num_ranks), sum(array.nbytes for array in shared) // num_stages
         return [[each + (of_all if rank == 0 else 0) for rank in range(num_ranks)] for _ in range(num_stages)]
-
-
-def copy_rows(leaf: jax.Array, rows: Sequence[int], into: np.ndarray) -> None:
-    """Copies rows of an array ``[R, ...]`` on devices to the host.
-
-    Args:
-        leaf: whose rows they are; this process has all of it.
-        rows: which.
-        into: ``[len(rows), ...]``.
-    """
-    place = {row: nth for nth, row in enumerate(rows)}
-    for shard in leaf.addressable_shards:
-        if shard.replica_id:
-            continue
-        first, *others = shard.index
-        for row in range(*first.indices(leaf.shape[0])):
-            if row in place:
-                part = np.asarray(shard.data)  # on CPU the device's own buffer, which the next step may take
-                into[(place[row], *others)] = part[row - (first.start or 0)]

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, checkpoint_steps, device_snapshot, load_plan, plan_restore
+from swift.checkpoint.snapshots import _picker
 from swift.checkpoint.split import by_name
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE
+from swift.mesh import SHARED
 from swift.models import ModelConfig
 from swift.record import read_run
 from swift.topology import Topology
@@ -152,6 +154,11 @@ def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
     for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
         ours, theirs = device_snapshot(split, state, live, chosen), split.host_snapshot(host, chosen)
         jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
+    # What leaves an accelerator is chosen there.
+    chosen_PLK = split.by_stage(np.array([[2, 0], [1, 3]]))
+    picked = _picker(live)([state.master["expert"]], live.put(chosen_PLK[live.stage_R], SHARED))[0]
+    expected = np.take_along_axis(host.master["expert"], chosen_PLK[:, :, None, :, None], axis=3)
+    np.testing.assert_array_equal(np.asarray(picked)[list(live.first_rows)], expected)
     state.step.delete()
     np.testing.assert_array_equal(ours.dense["step"], host.step)  # a copy
 
