@@ -61,6 +61,7 @@ class Saver:
         self._ledger = first_ledger(experiment, self._split) if start is None else ledger_after(experiment, start)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: dict[str, Any] = {}
+        self._waited_ms = 0.0
         self._saving: Future[Manifest] | None = None
         if start is not None:
             self._go_on(start)
@@ -92,7 +93,8 @@ class Saver:
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
         snapshot = device_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK)
-        self._begun = {"step": done, "at": begun, "stall_ms": 1000 * (time.perf_counter() - begun)}
+        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
+        self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
         self._saving = self._thread.submit(
             save_checkpoint,
             self._directory.checkpoints_path,
@@ -114,10 +116,12 @@ class Saver:
         Returns:
             Why it was not saved, a line; None where nothing went wrong.
         """
+        self._waited_ms = 0.0
         if self._saving is None or not (wait or self._saving.done()):
             return None
-        saving, self._saving = self._saving, None
+        begun, saving, self._saving = time.perf_counter(), self._saving, None
         step, error = self._begun["step"], saving.exception()
+        self._waited_ms = 1000 * (time.perf_counter() - begun)
         if error is not None:
             why = " ".join(f"{error}".split()) or type(error).__name__
             self._directory.log_event("checkpoint_failed", step, error=why)

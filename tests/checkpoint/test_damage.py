@@ -181,11 +181,11 @@ def test_a_full_disk_costs_nothing_that_was_there(small_run, monkeypatch, where)
     assert run.lose_all().step == 8
 
 
-KILLED = """
+BEGUN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from tests.checkpoint.conftest import *
-from swift.checkpoint import saving, directory as of_checkpoints
+from swift.checkpoint import saving
 
 directory, point = Path(sys.argv[1]), sys.argv[2]
 state = first_state(200)
@@ -193,6 +193,45 @@ split = Split(state, SPECS, has_classes=True)
 config = CheckpointConfig(every=2, experts_per_layer="all")
 run = SmallRun(directory, config, split, state, Ledger.first(split.num_layers, split.num_classes, CLASSES))
 run.run(4)
+"""
+
+
+def as_process(script, *arguments):
+    """A script after a run of four iterations."""
+    return subprocess.run(
+        [sys.executable, "-c", BEGUN + script, *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+FULL = """
+import resource
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(point), resource.RLIM_INFINITY))
+
+try:
+    run.run(6)
+except (OSError, ValueError) as error:
+    print(error)
+print(sorted(path.name for path in directory.iterdir()))
+"""
+
+
+@pytest.mark.parametrize("most_bytes", [200, 3000, 6000])
+def test_a_file_that_cannot_be_written_to_its_end_is_told(tmp_path, most_bytes):
+    """Really not: of all experts, of one type only, and of the manifest."""
+    done = as_process(FULL, tmp_path / "checkpoints", most_bytes)
+    assert done.returncode == 0
+    assert "_SignalingThread" not in done.stderr  # Orbax's log of the error that it raises as well
+    *told, left = done.stdout.splitlines()
+    assert "File too large" in " ".join(told)
+    assert left == "['step-00000002', 'step-00000004']"
+
+
+KILLED = """
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -225,13 +264,7 @@ run.run(6)
 
 @pytest.mark.parametrize("point", ["between two files", "before the manifest", "before its name", "between two names"])
 def test_a_process_that_is_killed_in_a_save_costs_only_that(small_run, tmp_path, point):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), point],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = as_process(KILLED, tmp_path / "checkpoints", point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (half,) = (tmp_path / "checkpoints").glob(".step-*.tmp")
     assert list(half.rglob("expert.*/0.0.0"))
