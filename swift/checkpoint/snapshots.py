@@ -12,7 +12,9 @@ from swift.checkpoint.split import Snapshot, Split, by_name
 from swift.mesh import RANKED, SHARED, LiveMesh
 
 
-def device_snapshot(split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndarray) -> Snapshot:
+def device_snapshot(
+    split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndarray, room: Snapshot | None = None
+) -> Snapshot:
     """Copies what a checkpoint saves of a state on devices; only chosen experts leave them.
 
     Args:
@@ -20,6 +22,8 @@ def device_snapshot(split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndar
         state: arrays ``[worker, ...]`` on ``live``; others than those of the split are left aside.
         live: the mesh, of which this process has all devices.
         chosen_LK: the classes of every MoE layer of the model.
+        room: an older snapshot that nobody needs any more: written over where it is as large, since new memory costs
+            more than the copy.
     """
     arrays, chosen_PLK = by_name(state), split.by_stage(chosen_LK)
     experts, index = [arrays[name] for name in split.expert_names], None
@@ -29,10 +33,13 @@ def device_snapshot(split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndar
         else:
             chosen_RLK = live.put(chosen_PLK[live.stage_R].astype(np.int32), SHARED)
             experts = _picker(live)(experts, chosen_RLK)
-    dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
-    blocks = split.new_blocks(chosen_LK.shape[-1])
-    for name, room in dense.items():
-        _copy_rows(arrays[name], live, room)
+    if room is None or room.chosen_LK.shape != chosen_LK.shape:
+        dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
+        blocks = split.new_blocks(chosen_LK.shape[-1])
+    else:
+        dense, blocks = room.dense, room.blocks
+    for name, copy in dense.items():
+        _copy_rows(arrays[name], live, copy)
     for name, array in zip(split.expert_names, experts, strict=True):
         _copy_rows(array, live, split.view(blocks, name), index)
     return Snapshot(dense, blocks, chosen_LK)

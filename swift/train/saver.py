@@ -11,6 +11,7 @@ from swift.checkpoint import (
     Ledger,
     Manifest,
     Plan,
+    Snapshot,
     Split,
     checkpoint_path,
     device_snapshot,
@@ -61,6 +62,7 @@ class Saver:
         self._ledger = first_ledger(experiment, self._split) if start is None else ledger_after(experiment, start)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: dict[str, Any] = {}
+        self._room: Snapshot | None = None
         self._waited_ms = 0.0
         self._saving: Future[Manifest] | None = None
         if start is not None:
@@ -92,14 +94,14 @@ class Saver:
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
-        snapshot = device_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK)
+        self._room = device_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
         self._saving = self._thread.submit(
             save_checkpoint,
             self._directory.checkpoints_path,
             done,
-            snapshot,
+            self._room,
             self._split,
             self._ledger,
             identity=self._experiment.identity(),

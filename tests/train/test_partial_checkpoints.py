@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, checkpoint_steps, device_snapshot, load_plan, plan_restore
+from swift.checkpoint import CheckpointConfig, checkpoint_steps, device_snapshot, load_plan, plan_restore, read_manifest
 from swift.checkpoint.snapshots import _picker
 from swift.checkpoint.split import by_name
 from swift.data import DataConfig, TextFiles
@@ -103,6 +103,8 @@ def test_a_lost_run_goes_on_and_counts_what_it_has_lost(experiment, again):
     assert restore["plt"] == pytest.approx(sum(n / of for n, of in zip(lost, tokens, strict=True)) / 2, rel=1e-12)
     assert restore["plt"] > 0.01
     assert restore["passed_over"] == []
+    tally = read_manifest(again / "checkpoints/step-00000008", "").ledger.tally
+    assert (tally.num_faults, tally.lost_L.tolist()) == (1, lost)  # lest the next fault counts them again
     assert [record["step"] for record in read_run(again).metrics] == list(range(1, 12))
     # Now the same tokens are out of more.
     *_, last = events(again, "checkpoint")
@@ -153,6 +155,9 @@ def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
     state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), specs)
     for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
         ours, theirs = device_snapshot(split, state, live, chosen), split.host_snapshot(host, chosen)
+        again = device_snapshot(split, state, live, chosen[:, ::-1], ours)
+        assert all(again.blocks[name] is ours.blocks[name] for name in ours.blocks)  # written over
+        ours = device_snapshot(split, state, live, chosen, again)
         jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
     # What leaves an accelerator is chosen there.
     chosen_PLK = split.by_stage(np.array([[2, 0], [1, 3]]))
