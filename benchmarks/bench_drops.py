@@ -24,7 +24,7 @@ PAPER_FEWER_ITERATIONS = {"static": 0.285, "flexmoe100": 0.156, "flexmoe50": 0.1
 def run(name: str, directory: Path, seed: int) -> dict[str, Any]:
     """One column of the table, trained here."""
     path = Path(__file__).parent.parent / "experiments" / "symi" / "demo" / f"{name}.gin"
-    experiment = load_experiment(path, ["Experiment.checkpoint_every=0", f"Experiment.seed={seed}"])
+    experiment = load_experiment(path, ["CheckpointConfig.every=0", f"Experiment.seed={seed}"])
     train(experiment, TrainOptions(directory / name, config_text(experiment)))
     return comparison_rows([read_run(directory / name)])[0]
 

@@ -105,9 +105,11 @@ def export(options: argparse.Namespace) -> None:
     run = read_run(options.run_dir)
     experiment = load_experiment(run.path / "config.gin")
     _prepare([experiment], num_devices=1)
-    step = export_model(experiment, options.run_dir, options.out, options.step)
+    plan = export_model(experiment, options.run_dir, options.out, options.step)
     replace_file(options.out / _EXPORTED_CONFIG, run.config_text.encode())
-    print(f"{options.out}: the model of iteration {step}; try: swift generate {options.out}")
+    oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
+    ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
+    print(f"{options.out}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
 
 
 def generate(options: argparse.Namespace) -> None:

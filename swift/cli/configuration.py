@@ -15,6 +15,7 @@ from typing import Any
 
 import gin
 
+from swift.checkpoint import CheckpointConfig
 from swift.cli.kinds import Written, checked
 from swift.cli.mistakes import Source, build_mistake, nearest, parse_mistake
 from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, TokenFile, TokenizerFile
@@ -27,7 +28,7 @@ from swift.topology import Topology
 from swift.train import Experiment
 
 _CONFIGURABLES = (
-    *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, model_size),
+    *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Static, Symi, MinMax, FlexMoE),
 )
@@ -43,6 +44,7 @@ _PARTS = {
     "Topology": "topology",
     "OptimizerConfig": "optimizer",
     "DataConfig": "data",
+    "CheckpointConfig": "checkpoint",
 }
 
 

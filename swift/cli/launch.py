@@ -34,7 +34,7 @@ from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.interrupt import Interrupt
-from swift.train.start import TrainOptions, check_range, open_run, steps_done
+from swift.train.start import TrainOptions, check_range, find_start, open_run
 from swift.train.summary import summarize
 
 
@@ -55,7 +55,8 @@ def launch(options: argparse.Namespace) -> None:
             serve(options.run_dir, nodes.own, patience_s, os.environ, lambda: interrupt.requested, is_trusted)
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
-    done = steps_done(run)
+    start = find_start(experiment, run)
+    done = 0 if start is None else start.step
     check_range(experiment, run, done, experiment.num_steps)
     experiment.loader("train")  # so that a mistake in the data is told once, and here
     shared = run.run_dir if nodes.count > 1 else None

@@ -13,7 +13,11 @@ from swift.errors import RunError, SettingError
 
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
-_MODULES = {"plan": "swift.cli.plan", "launch": "swift.cli.launch"} | dict.fromkeys(_HIDDEN, "swift.cli.processes")
+_MODULES = {
+    "plan": "swift.cli.plan",
+    "launch": "swift.cli.launch",
+    "checkpoint": "swift.cli.checkpoints",
+} | dict.fromkeys(_HIDDEN, "swift.cli.processes")
 """Where commands are; the others are in ``swift.cli.commands``."""
 
 
@@ -159,6 +163,19 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest (default: %(default)s)")
     generate.add_argument("--top-k", type=int, default=40, help="choose among so many (default: %(default)s)")
     generate.add_argument("--seed", type=int, default=0)
+
+    checkpoint = commands.add_parser("checkpoint", help="list, inspect or verify the checkpoints of a run")
+    actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, what in (
+        ("list", "the iterations that can be restored"),
+        ("inspect", "where the newest copy of every expert lies, and what a restore would do"),
+        ("verify", "read all files; exit code 3 where one is damaged"),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.add_argument("dir", type=Path, metavar="DIR", help="a run, or its directory of checkpoints")
+        action.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+        if name == "inspect":
+            action.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
 
     _add_plan(commands)
     return parser

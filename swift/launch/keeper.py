@@ -5,9 +5,7 @@ comes and goes through shared memory, see ``swift.launch.keep``; its slots are l
 """
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -20,10 +18,27 @@ from typing import Any, NoReturn, TextIO
 import jax
 import numpy as np
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint, save_checkpoint
-from swift.checkpoint.arrays import is_complete
+from swift.checkpoint import (
+    Ledger,
+    Manifest,
+    Plan,
+    Split,
+    checkpoint_path,
+    checkpoint_steps,
+    load_plan,
+    plan_restore,
+    read_manifest,
+    record_restore,
+    restore_facts,
+    restore_lines,
+    save_checkpoint,
+    save_facts,
+    set_aside_newer,
+    settle,
+)
 from swift.data import Loader
 from swift.errors import RunError, SettingError
+from swift.launch.counts import counted
 from swift.launch.keep import Keep
 from swift.launch.keeper_wire import Answer, Command, Failed, Load, Loaded, Save, Saved, answer_line, read_command
 from swift.launch.parts import cut_parts, join_parts
@@ -32,9 +47,12 @@ from swift.mesh import storage_mesh
 from swift.mesh.epochs import Process, Stamp, processes_of
 from swift.mesh.sharing import part_shapes
 from swift.pipeline import Program, TrainState
+from swift.record import METRICS
 from swift.train import Experiment
+from swift.train.saver import first_ledger, ledger_after, split_of
 
-_EARLIER, _ASIDE = ".earlier", ".aside"
+_PATIENCE_S = 20.0
+"""For the record of an iteration whose state is there."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,11 @@ class Keeper:
         return self.experiment.loader("train")
 
     @cached_property
+    def split(self) -> Split:
+        """How the state falls into a dense part and experts."""
+        return split_of(self.program)
+
+    @cached_property
     def _specs(self) -> TrainState:
         return replace(self.program.specs, slots={})
 
@@ -78,14 +101,17 @@ class Keeper:
         try:
             match command:
                 case Save(stamp, holders):
-                    path = self.save(stamp, holders)
-                    return Saved(stamp.step, time.perf_counter() - begun, path.name)
+                    facts = save_facts(self.save(stamp, holders))
+                    path = checkpoint_path(self.checkpoints, stamp.step)
+                    return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
                 case Load(step, epoch):
-                    return Loaded(self.load(epoch, step))
+                    plan = self.load(epoch, step)
+                    after = ledger_after(self.experiment, plan)
+                    return Loaded(Stamp(epoch, plan.step), restore_lines(plan, after), restore_facts(plan, after))
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 
-    def save(self, stamp: Stamp, holders: Sequence[Process]) -> Path:
+    def save(self, stamp: Stamp, holders: Sequence[Process]) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
         Args:
@@ -93,7 +119,7 @@ class Keeper:
             holders: whose parts: one process for every stage, or for every stage and rank.
 
         Returns:
-            The checkpoint's path.
+            The checkpoint's manifest.
 
         Raises:
             RunError: a part is damaged or not of this state, or the weights are not finite.
@@ -104,62 +130,57 @@ class Keeper:
         parts = [Keep(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step)
-        _check_writable(self.checkpoints)
-        _settle(self.checkpoints)  # Orbax's threads may have written on after the last save had failed
-        path = checkpoint_path(self.checkpoints, stamp.step)
-        if is_complete(path):  # of iterations that were run again; Orbax would remove it first
-            path.rename(path.with_suffix(_EARLIER))
-        try:
-            return self._write(state, stamp.step)
-        finally:
-            _settle(self.checkpoints)
-
-    def _write(self, state: TrainState, step: int) -> Path:
+        ledger, config = self._ledger(stamp.step), self.experiment.checkpoint
+        chosen_LK = ledger.choose(config.selection, full=stamp.step == self.experiment.num_steps)
         return save_checkpoint(
             self.checkpoints,
-            step,
-            # Arrays of JAX, as `swift train` saves them: Orbax keeps other metadata of NumPy's.
-            self.program.live.put(state, self._specs),
+            stamp.step,
+            self.split.host_snapshot(state, chosen_LK),
+            self.split,
+            ledger,
             identity=self.experiment.identity(),
             # Batches are by number of iteration, which is all that the loader has to know.
-            extra={"loader": self._loader.state() | {"next_step": step}},
-            num_kept=self.experiment.num_checkpoints_kept,
+            extra={"loader": self._loader.state() | {"next_step": stamp.step}},
+            num_kept=config.num_kept,
         )
 
-    def load(self, epoch: int, step: int | None = None) -> Stamp:
+    def _ledger(self, step: int) -> Ledger:
+        """What is known of the checkpoints before an iteration, and counted up to it."""
+        base, ledger = 0, first_ledger(self.experiment, self.split)
+        for older in reversed(checkpoint_steps(self.checkpoints)):
+            # One of the same iteration, of which some were run again, is about to be replaced.
+            with suppress(SettingError):
+                if older < step:
+                    ledger, base = read_manifest(checkpoint_path(self.checkpoints, older), "checkpoint").ledger, older
+                    break
+        return counted(ledger, self.checkpoints.parent / METRICS, base, step, _PATIENCE_S)
+
+    def load(self, epoch: int, step: int | None = None) -> Plan:
         """Reads a checkpoint and keeps for every process its part; all processes of a stage and rank get the same.
 
         Newer checkpoints are set aside: the run goes on from this one, and they would outlive those that it writes.
 
         Args:
             epoch: of the stamp under which the parts are kept.
-            step: of the checkpoint; the newest unless given.
+            step: of the checkpoint; the newest that is sound unless given.
 
         Returns:
-            The stamp.
+            Where everything came from.
 
         Raises:
             SettingError: there is no such checkpoint, it is of another model or other data, or damaged.
             OSError: a part cannot be kept.
         """
-        step = self._newest() if step is None else step
-        path, stamp = checkpoint_path(self.checkpoints, step), Stamp(epoch, step)
-        state, extra = load_checkpoint(path, self.program.abstract(), self.experiment.identity())
-        self._loader.restore(extra["loader"])  # for its checks
-        host = jax.tree.map(np.asarray, state)
+        plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
+        host, plan = load_plan(self.checkpoints, plan, self.split)
+        self._loader.restore(plan.manifest.extra["loader"])  # for its checks
         for process in processes_of(self.experiment.topology, by_rank=self.by_rank):
             parts = cut_parts(self._specs, host, process.worker[1], self._ranks(process.rank))
-            Keep(self.keeps, process).save(stamp, parts)
-        for newer in checkpoint_steps(self.checkpoints):
-            if newer > step:
-                _set_aside(checkpoint_path(self.checkpoints, newer))
-        return stamp
-
-    def _newest(self) -> int:
-        steps = checkpoint_steps(self.checkpoints)
-        if not steps:
-            raise SettingError("checkpoint", str(self.checkpoints), "holds no checkpoint")
-        return steps[-1]
+            Keep(self.keeps, process).save(Stamp(epoch, plan.step), parts)
+        for aside in set_aside_newer(self.checkpoints, plan.step):
+            print(f"{aside} does not count any more: the run goes on from an older one", file=sys.stderr)
+        record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
+        return plan
 
     def _ranks(self, rank: int) -> Sequence[int]:
         """The expert ranks of a process."""
@@ -199,7 +220,7 @@ def run(experiment: Experiment, run_dir: Path, keeps: Path, by_rank: bool, comma
     answers = take_output()
     settle_jax(experiment, num_devices=1)
     keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank)
-    _settle(keeper.checkpoints)
+    settle(keeper.checkpoints)
     keeper.program.abstract()  # traces the model: better now than when somebody waits
     try:
         with suppress(BrokenPipeError):  # nobody is left to hear the answer
@@ -217,33 +238,3 @@ def _check_state(state: Any, step: int) -> None:
         raise RunError(f"the parts are of the state after iteration {found}, not {step}")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
         raise RunError(f"the weights are not finite after iteration {step}")
-
-
-def _check_writable(directory: Path) -> None:
-    """Raises OSError where no checkpoint can be made; Orbax would leave threads behind that wait for it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryDirectory(prefix=".", dir=directory).cleanup()
-
-
-def _settle(directory: Path) -> None:
-    """After a save that may have failed, now or in an earlier life: whole checkpoints stay, that one or its forerunner.
-
-    What is not whole is removed: it would keep a full disk full.
-    """
-    for path in directory.glob("step-*"):
-        if not is_complete(path):
-            shutil.rmtree(path, ignore_errors=True)
-    for earlier in directory.glob(f"step-*{_EARLIER}"):
-        path = earlier.with_suffix("")
-        if is_complete(path):
-            shutil.rmtree(earlier)
-        else:
-            earlier.rename(path)
-
-
-def _set_aside(path: Path) -> None:
-    """Renames a checkpoint so that it does not count any more."""
-    aside = path.with_suffix(_ASIDE)
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    print(f"{path} is now {aside.name}: the run goes on from an older one", file=sys.stderr)

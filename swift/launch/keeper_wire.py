@@ -37,17 +37,27 @@ class Saved(NamedTuple):
         step: after this iteration.
         seconds: that it took.
         path: the name of its directory.
+        facts: what else the events say of it.
     """
 
     step: int
     seconds: float
     path: str
+    facts: dict[str, Any]
 
 
 class Loaded(NamedTuple):
-    """The parts of all processes are kept under this stamp."""
+    """The parts of all processes are kept.
+
+    Attributes:
+        stamp: under which.
+        lines: where they came from, for people.
+        facts: the same for the events.
+    """
 
     stamp: Stamp
+    lines: list[str]
+    facts: dict[str, Any]
 
 
 class Failed(NamedTuple):
@@ -91,10 +101,10 @@ def read_command(line: str) -> Command:
 def answer_line(answer: Answer) -> str:
     """An answer as a line."""
     match answer:
-        case Saved(step, seconds, path):
-            said: dict[str, Any] = {"saved": step, "seconds": seconds, "path": path}
-        case Loaded(stamp):
-            said = {"loaded": stamp.step, "epoch": stamp.epoch}
+        case Saved(step, seconds, path, facts):
+            said: dict[str, Any] = {"saved": step, "seconds": seconds, "path": path, "facts": facts}
+        case Loaded(stamp, lines, facts):
+            said = {"loaded": stamp.step, "epoch": stamp.epoch, "lines": lines, "facts": facts}
         case Failed(what, step, why):
             said = {"failed": what, "step": step, "why": why}
     return json.dumps(said) + "\n"
@@ -104,7 +114,7 @@ def read_answer(line: str) -> Answer:
     """The answer of a line."""
     said = json.loads(line)
     if "saved" in said:
-        return Saved(said["saved"], said["seconds"], said["path"])
+        return Saved(said["saved"], said["seconds"], said["path"], said["facts"])
     if "loaded" in said:
-        return Loaded(Stamp(said["epoch"], said["loaded"]))
+        return Loaded(Stamp(said["epoch"], said["loaded"]), said["lines"], said["facts"])
     return Failed(said["failed"], said["step"], said["why"])

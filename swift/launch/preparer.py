@@ -54,7 +54,7 @@ def jobs_for(experiment: Experiment, failed: Failed) -> list[Job]:
     That is what the run needs now, then after one more failure, then after a return; last what only some iterations
     need, in the same order.
     """
-    evaluates = bool(experiment.eval_every or experiment.checkpoint_every)
+    evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[Kind, ...] = ("window" if experiment.window > 1 else "single",)
     kinds += ("evaluate",) if evaluates else ()
     near = [failed, *_by_urgency(experiment.topology, failed)]

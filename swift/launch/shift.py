@@ -75,11 +75,11 @@ class Shift:
         self.voice.epoch, self.voice.finished = self.number, done
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
-        elif self._is_due(done, experiment.checkpoint_every) and not leave.is_restored:
+        elif self._is_due(done, experiment.checkpoint.every) and not leave.is_restored:
             self._snapshot()  # its parts may have been lost with who had them
         while not self._is_over(done):
             begun = time.perf_counter()
-            periods = (experiment.eval_every, experiment.checkpoint_every)
+            periods = (experiment.eval_every, experiment.checkpoint.every)
             count = window_length(experiment.window, done, experiment.num_steps, periods)
             while self.orders.hangs:
                 time.sleep(1.0)
@@ -140,7 +140,7 @@ class Shift:
         if self._is_recorder:
             for record in records:
                 self.voice.say(Record, record=record)
-        if self._is_due(done, self.experiment.checkpoint_every):
+        if self._is_due(done, self.experiment.checkpoint.every):
             self._snapshot()
 
     def _snapshot(self) -> None:

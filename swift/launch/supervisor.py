@@ -48,7 +48,6 @@ from swift.mesh.epochs import (
     Member,
     Process,
     RestartAll,
-    Stamp,
     Started,
     Tick,
 )
@@ -179,10 +178,10 @@ class Supervisor:
     def _hear_keeper(self, line: str) -> None:
         answer = self._saving.hear(line)
         match answer:
-            case Saved(step, seconds, path):
-                self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds)
-            case Loaded(stamp):
-                self._restored(stamp)
+            case Saved(step, seconds, path, facts):
+                self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds, **facts)
+            case Loaded():
+                self._restored(answer)
             case Failed("save", step, why):
                 text = f"the checkpoint of iteration {step} was not saved: {why}"
                 self._reporter.note("checkpoint_failed", step or 0, text, error=why)
@@ -249,11 +248,11 @@ class Supervisor:
             self._base = 0 if go.stamp is None else go.stamp.step
             self._let_run(Leave(go, self._reporter.written))
 
-    def _restored(self, stamp: Stamp) -> None:
-        go = self._restoring
+    def _restored(self, loaded: Loaded) -> None:
+        go, stamp = self._restoring, loaded.stamp
         if go is not None and go.number == stamp.epoch:
-            text = f"all go on from the checkpoint of iteration {stamp.step}"
-            self._reporter.note("restore", stamp.step, text, epoch=stamp.epoch)
+            text = "\n".join([f"all go on from the checkpoint of iteration {stamp.step}", *loaded.lines])
+            self._reporter.note("restore", stamp.step, text, epoch=stamp.epoch, **loaded.facts)
             self._base = stamp.step
             self._let_run(Leave(Go(go.number, stamp), self._reporter.written, is_restored=True))
 

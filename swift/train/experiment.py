@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.experts import ExpertConfig
@@ -54,8 +55,7 @@ class Experiment:
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks.
         eval_every: iterations between evaluations on the validation split; 0 for none.
         num_eval_batches: batches of an evaluation; the first ones, always the same.
-        checkpoint_every: iterations between checkpoints; the last iteration is saved too. 0 for none at all.
-        num_checkpoints_kept: the newest ones stay.
+        checkpoint: which checkpoints it makes.
         target_loss: the training loss to count the iterations to, or None.
     """
 
@@ -80,17 +80,15 @@ class Experiment:
     sequences_per_microbatch: int = 16
     eval_every: int = 100
     num_eval_batches: int = 8
-    checkpoint_every: int = 100
-    num_checkpoints_kept: int = 2
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     target_loss: float | None = None
 
     def __post_init__(self) -> None:
         self._check_parts()
         positive = ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches")
-        for name in (*positive, "num_checkpoints_kept"):
+        for name in positive:
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
-        for name in ("eval_every", "checkpoint_every"):
-            check_count(f"Experiment.{name}", getattr(self, name), least=0)
+        check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
         for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
             if getattr(self, name) not in choices:
@@ -99,6 +97,7 @@ class Experiment:
             allowed = f"must be a multiple of Topology.num_expert_ranks = {self.topology.num_expert_ranks}"
             raise SettingError("Experiment.sequences_per_microbatch", self.sequences_per_microbatch, allowed)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
+        self.checkpoint.check_classes(self.experts.num_classes)
         self.model.stage_pattern(self.topology.num_stages)
         # Refused here, before anything is written or JAX has started.
         learning_rate(self.optimizer, self.num_steps)
@@ -107,8 +106,9 @@ class Experiment:
             self._check_coupled()
 
     def _check_parts(self) -> None:
-        parts = (ModelConfig, ExpertConfig, Topology, DataConfig, OptimizerConfig)
-        for name, kind in zip(("model", "experts", "topology", "data", "optimizer"), parts, strict=True):
+        parts = (ModelConfig, ExpertConfig, Topology, DataConfig, OptimizerConfig, CheckpointConfig)
+        names = ("model", "experts", "topology", "data", "optimizer", "checkpoint")
+        for name, kind in zip(names, parts, strict=True):
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be @{kind.__name__}()")
         if isinstance(self.placement, type) or not hasattr(self.placement, "init"):
@@ -123,9 +123,10 @@ class Experiment:
         for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
             if is_lone and getattr(self, name) != only:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
-        for name in ("num_steps", "eval_every", "checkpoint_every"):
-            if 0 < getattr(self, name) < self.window:
-                allowed = f"must be at most Experiment.{name} = {getattr(self, name)}, or no window would ever be whole"
+        periods = {f"Experiment.{name}": getattr(self, name) for name in ("num_steps", "eval_every")}
+        for name, period in (periods | {"CheckpointConfig.every": self.checkpoint.every}).items():
+            if 0 < period < self.window:
+                allowed = f"must be at most {name} = {period}, or no window would ever be whole"
                 raise SettingError("Experiment.window", self.window, allowed)
         if self.memory_limit is not None:
             check_number("Experiment.memory_limit", self.memory_limit, least=1)
@@ -141,6 +142,9 @@ class Experiment:
             shape = (self.topology.num_pipelines, self.topology.num_stages)
             allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
             raise SettingError("OptimizerConfig.layout", "coupled", allowed)
+        if self.checkpoint.experts_per_layer != "all":
+            allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
+            raise SettingError("CheckpointConfig.experts_per_layer", self.checkpoint.experts_per_layer, allowed)
         if not isinstance(self.placement, Static):
             return
         if self.ranks == "virtual":

@@ -10,22 +10,16 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from swift.checkpoint import (
-    checkpoint_path,
-    checkpoint_steps,
-    load_arrays,
-    load_checkpoint,
-    load_metadata,
-    save_arrays,
-)
+from swift.checkpoint import Plan, checkpoint_steps, load_arrays, load_metadata, load_plan, plan_restore, save_arrays
 from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
 from swift.train.experiment import Experiment
+from swift.train.saver import split_of
 
 
-def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> int:
+def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> Plan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
 
     Args:
@@ -35,7 +29,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
         step: of the checkpoint; the newest unless given.
 
     Returns:
-        The iteration that was exported.
+        Where the weights came from; of a partial checkpoint some experts are older than the iteration.
 
     Raises:
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
@@ -48,11 +42,11 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
     _check_new(out)
     program = experiment.program(storage_mesh(experiment.topology))
-    path = checkpoint_path(run_dir / "checkpoints", step)
-    state, _ = load_checkpoint(path, program.abstract(), experiment.identity())
+    plan = plan_restore(run_dir / "checkpoints", experiment.identity(), step)
+    state, plan = load_plan(run_dir / "checkpoints", plan, split_of(program))
     weights = program.gpt.unpack(program.whole_classes(state))
     save_arrays(out, _pure(weights), {"step": step, "model": _shape(program.gpt)})
-    return step
+    return plan
 
 
 def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:

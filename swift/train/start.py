@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint
+from swift.checkpoint import Plan, checkpoint_steps, load_plan, plan_restore, settle
 from swift.errors import SettingError
 from swift.mesh import move_rows, source_rows
 from swift.pipeline import Prepare, Program, TrainState
 from swift.record import RunDirectory, check_new_run, check_same_run
 from swift.train.experiment import Experiment
 from swift.train.recovery import window_length
+from swift.train.saver import split_of
 
 MAY_CHANGE = (
-    *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches", "checkpoint_every", "num_checkpoints_kept")),
+    *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
+    *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "clip_norm")),
 )
@@ -44,17 +45,21 @@ class TrainOptions:
     prepare: Prepare = "next"
 
 
-def steps_done(options: TrainOptions) -> int:
-    """The iteration to go on from, of the newest checkpoint; a wrong directory is refused before data are loaded."""
+def find_start(experiment: Experiment, options: TrainOptions) -> Plan | None:
+    """The checkpoint to go on from, the newest that is sound; None for a new run.
+
+    A wrong directory is refused before data are loaded.
+    """
     if not options.resume:
         check_new_run(options.run_dir)
-        return 0
+        return None
     check_same_run(options.run_dir, options.config_text, MAY_CHANGE)
-    steps = checkpoint_steps(options.run_dir / "checkpoints")
-    if not steps:
+    directory = options.run_dir / "checkpoints"
+    settle(directory)
+    if not checkpoint_steps(directory):
         allowed = "holds no checkpoint to resume from; start again in another --run-dir"
         raise SettingError("--resume", str(options.run_dir), allowed)
-    return steps[-1]
+    return plan_restore(directory, experiment.identity())
 
 
 def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
@@ -69,21 +74,19 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def begin(experiment: Experiment, program: Program, options: TrainOptions, done: int) -> tuple[TrainState, Any]:
-    """The state to go on from, and the loader's state if there is one."""
-    if not done:
+def begin(
+    experiment: Experiment, program: Program, options: TrainOptions, start: Plan | None
+) -> tuple[TrainState, Plan | None]:
+    """The state to go on from, and where it came from: the plan, but for what turned out to be damaged after all."""
+    if start is None:
         return program.init(jax.random.key(experiment.seed)), None
-    directory = options.run_dir / "checkpoints"
     saved = program.at(program.stages_mesh())
-    try:
-        state, extra = load_checkpoint(checkpoint_path(directory, done), saved.abstract(), experiment.identity())
-    except SettingError as error:
-        older = [step for step in checkpoint_steps(directory) if step < done]
-        hint = f"; move it away to go on from iteration {older[-1]}" if older else ""
-        raise SettingError(error.setting, error.value, error.allowed + hint) from error
+    host, start = load_plan(options.run_dir / "checkpoints", start, split_of(program))
     specs = replace(program.specs, slots={})
-    state = move_rows(state, saved.live, program.live, specs, source_rows(saved.live, program.live))
-    return program.fill_slots(state), extra["loader"]
+    state = move_rows(
+        saved.live.put(host, specs), saved.live, program.live, specs, source_rows(saved.live, program.live)
+    )
+    return program.fill_slots(state), start
 
 
 def open_run(options: TrainOptions, done: int) -> RunDirectory:
@@ -96,5 +99,5 @@ def open_run(options: TrainOptions, done: int) -> RunDirectory:
 def next_length(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> int:
     """How many iterations come next as one program, see ``window_length``."""
     first, last = options.profile or (0, 0)
-    periods = (experiment.eval_every, experiment.checkpoint_every)
+    periods = (experiment.eval_every, experiment.checkpoint.every)
     return window_length(experiment.window, done, last_step, periods, breaks=(first - 1, last))

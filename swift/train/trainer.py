@@ -3,17 +3,17 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from swift.checkpoint import checkpoint_steps, save_checkpoint
+from swift.checkpoint import Plan, checkpoint_steps, restore_lines
 from swift.data import Batch, Loader
 from swift.errors import RunError
-from swift.mesh import move_rows, own_row
+from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
 from swift.record import RunDirectory
 from swift.topology import Worker
@@ -23,7 +23,8 @@ from swift.train.interrupt import Interrupt
 from swift.train.metrics import mean_loss, step_record
 from swift.train.progress import Progress
 from swift.train.recovery import check_failures, is_due, lost_stages
-from swift.train.start import TrainOptions, begin, check_range, next_length, open_run, steps_done
+from swift.train.saver import Saver, ledger_after
+from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run
 from swift.train.summary import summarize
 
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
@@ -46,7 +47,8 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         KeyboardInterrupt: Ctrl-C, after the iteration in which it came.
     """
     last_step = experiment.num_steps if options.stop_at is None else options.stop_at
-    done = steps_done(options)
+    start = find_start(experiment, options)
+    done = 0 if start is None else start.step
     check_range(experiment, options, done, last_step)
     listed = experiment.failure_list
     failures = listed if failures is None else failures
@@ -57,15 +59,16 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         Interrupt() as interrupt,
     ):
         check_failures(engine, listed, experiment.window)
-        *first_state, loader_state = begin(experiment, engine.program, options, done)
-        if loader_state is not None:
-            loader.restore(loader_state)
+        *first_state, start = begin(experiment, engine.program, options, start)
+        if start is not None:
+            loader.restore(start.manifest.extra["loader"])
         with (
             open_run(options, done) as directory,
+            Saver(experiment, engine.program, directory, start) as saver,
             Progress(options.run_dir.name, last_step, done + 1) as progress,
         ):
-            run = _Run(experiment, options, engine, failures, directory, progress, interrupt)
-            run.announce(done)
+            run = _Run(experiment, options, engine, failures, directory, saver, progress, interrupt)
+            run.announce(done, start)
             # Given away: kept here, it would take memory as long as the run.
             run.loop(first_state.pop(), loader, validation, last_step)
             return summarize(experiment, directory, jax.devices()[0].device_kind)
@@ -80,10 +83,11 @@ class _Run:
     engine: Engine
     failures: FailureSource
     directory: RunDirectory
+    saver: Saver
     progress: Progress
     interrupt: Interrupt
 
-    def announce(self, done: int) -> None:
+    def announce(self, done: int, start: Plan | None) -> None:
         program = self.engine.program
         topology, parameters = program.live.topology, program.gpt.num_parameters
         self.directory.log_event(
@@ -106,6 +110,9 @@ class _Run:
             f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {self.experiment.ranks} expert "
             f"ranks; embedding, head and their moments: {program.ends_bytes / 1e6:.1f} MB per worker"
         )
+        if start is not None:
+            for line in restore_lines(start, ledger_after(self.experiment, start)):
+                self.progress.note(line)
         if self.experiment.window > 1:
             clip = self.experiment.optimizer.clip_norm
             self.progress.note(
@@ -142,10 +149,12 @@ class _Run:
             for trouble in engine.troubles():
                 self.directory.log_event("prepare_failed", done, error=trouble)
                 self.progress.note(f"could not be prepared {trouble}")
+            self._follow_save(wait=False)
             if self.interrupt.requested:
                 self._interrupted(done)
                 raise KeyboardInterrupt
             started = time.perf_counter()
+        self._follow_save(wait=True)
         self.directory.log_event("finish" if done == self.experiment.num_steps else "stop", done)
 
     def _next(self, loader: Loader, done: int, last_step: int) -> list[Batch]:
@@ -195,11 +204,14 @@ class _Run:
             if record["step"] == done and self._is_due(done, self.experiment.eval_every):
                 record["validation_loss"] = self._evaluate(state, validation, self.experiment.num_eval_batches)
             self.directory.log_step(record)
+            self.saver.count(record)
             self.progress.update(record)
-        if self._is_due(done, self.experiment.checkpoint_every) or done == self.options.stop_at:
+        is_end = done in (self.experiment.num_steps, self.options.stop_at)
+        if self._is_due(done, self.experiment.checkpoint.every) or done == self.options.stop_at:
             # The loss above is of the parameters before the update; a checkpoint holds those after it.
             self._check_finite(done, loss_after=self._evaluate(state, validation, num_batches=1))
-            self._save(state, position, done)
+            self._follow_save(wait=True)  # one at a time
+            self.saver.save(self.engine.program, state, position, done, full=is_end)
 
     def _is_due(self, done: int, every: int) -> bool:
         return is_due(done, every, self.experiment.num_steps)
@@ -207,25 +219,18 @@ class _Run:
     def _evaluate(self, state: TrainState, validation: Loader, num_batches: int) -> float:
         return mean_loss(partial(self.engine.evaluate, state), validation, num_batches)
 
-    def _save(self, state: TrainState, position: dict[str, Any], done: int) -> None:
-        started, program = time.perf_counter(), self.engine.program
-        kept, specs = replace(state, slots={}), replace(program.specs, slots={})  # slots are made anew from the rest
-        stages = program.stages_mesh()
-        path = save_checkpoint(
-            self.directory.checkpoints_path,
-            done,
-            move_rows(kept, program.live, stages, specs, program.live.first_rows),
-            identity=self.experiment.identity(),
-            extra={"loader": position},
-            num_kept=self.experiment.num_checkpoints_kept,
-        )
-        self.directory.log_event("checkpoint", done, path=path.name, save_ms=1000 * (time.perf_counter() - started))
+    def _follow_save(self, *, wait: bool) -> None:
+        """Raises RunError where the checkpoint under way has come to nothing."""
+        why = self.saver.follow(wait=wait)
+        if why is not None:
+            raise RunError(f"{why}: stopped; {self._how_to_go_on()}")
 
     def _check_stages(self, failed: frozenset[Worker], step: int) -> None:
         configuration = self.engine.configuration
         lost = lost_stages(self.experiment.topology, configuration.places, configuration.failed, failed)
         if not lost:
             return
+        self.saver.follow(wait=True)  # what is said of checkpoints has to be so
         self.directory.log_event("stage_lost", step, stages=lost, failed=_names(failed))
         stages = ", ".join(map(str, lost))
         how = self._how_to_go_on("an Experiment.failures that leaves it one")
@@ -234,6 +239,7 @@ class _Run:
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):
             return
+        self.saver.follow(wait=True)
         self.directory.log_event("not_finite", step, **measured)
         values = ", ".join(f"{name} = {value}" for name, value in measured.items())
         raise RunError(f"{values} at iteration {step}: stopped; {self._how_to_go_on(_REMEDY)}")
@@ -248,6 +254,7 @@ class _Run:
         return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
     def _interrupted(self, done: int) -> None:
+        self._follow_save(wait=True)
         self.directory.log_event("interrupt", done)
         steps = checkpoint_steps(self.directory.checkpoints_path)
         self.progress.note(

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.checkpoint import load_arrays, load_metadata, save_arrays
-from swift.checkpoint.arrays import _digest
+from swift.checkpoint.digests import digest
 from swift.errors import SettingError
 
 
@@ -104,7 +104,7 @@ def test_another_version_is_refused(saved):
     manifest = saved / "manifest.json"
     content = json.loads(manifest.read_bytes().partition(b"\n")[2]) | {"version": 2}
     text = json.dumps(content).encode()
-    manifest.write_bytes(_digest(text).encode() + b"\n" + text)
+    manifest.write_bytes(digest(text).encode() + b"\n" + text)
     assert refusal(saved) == "is of version 2 of this format, and this Swift reads version 1"
 
 

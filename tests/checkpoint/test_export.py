@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import save_checkpoint
+from swift.checkpoint import Ledger, device_snapshot, save_checkpoint
 from swift.data import ByteTokenizer
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
@@ -17,6 +17,7 @@ from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
 from swift.train import Experiment, export_model, generate
 from swift.train.export import load_exported, whole_characters
+from swift.train.saver import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -35,8 +36,11 @@ def run(tmp_path_factory):
     """A run directory with a checkpoint, and the weights in it."""
     directory, program = tmp_path_factory.mktemp("run"), TINY.program()
     state = program.init(jax.random.key(3))
+    split = split_of(program)
+    ledger = Ledger.first(split.num_layers, split.num_classes, 3)
+    snapshot = device_snapshot(split, state, program.live, ledger.choose("sequential", full=True))
     save_checkpoint(
-        directory / "checkpoints", 7, replace(state, slots={}), identity=TINY.identity(), extra={}, num_kept=1
+        directory / "checkpoints", 7, snapshot, split, ledger, identity=TINY.identity(), extra={}, num_kept=1
     )
     return directory, program.gpt.unpack(program.whole_classes(state))
 
@@ -44,7 +48,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(run, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("exported") / "model"
-    assert export_model(TINY, run[0], path) == 7
+    assert export_model(TINY, run[0], path).step == 7
     return path
 
 

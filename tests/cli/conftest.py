@@ -30,7 +30,8 @@ TextFiles.pattern = 'corpus/*.txt'
 Experiment.num_steps = 6
 Experiment.sequences_per_microbatch = 4
 Experiment.eval_every = 0
-Experiment.checkpoint_every = 2
+Experiment.checkpoint = @CheckpointConfig()
+CheckpointConfig.every = 2
 """
 
 

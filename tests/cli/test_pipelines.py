@@ -48,7 +48,7 @@ def options(*settings):
         (
             [
                 "Experiment.window=3",
-                "Experiment.checkpoint_every=0",
+                "CheckpointConfig.every=0",
                 "Experiment.failures=['step 2: fail 0:0', 'step 3: rejoin 0:0', 'step 4: fail 1:0']",
             ],
             "Experiment.failures = 'step 4: fail 1:0': may leave stage 0 without a live worker: in a window of "
@@ -115,7 +115,7 @@ def test_a_stage_that_dies_exits_with_3_and_says_how_to_go_on(tell, here, monkey
 def test_ctrl_c_ends_the_process_though_programs_are_compiled_ahead(here):
     settings = options(
         "Experiment.num_steps=100000",
-        "Experiment.checkpoint_every=0",
+        "CheckpointConfig.every=0",
         "Experiment.window=3",
         "OptimizerConfig.clip_norm=None",
     )

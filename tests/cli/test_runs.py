@@ -45,7 +45,7 @@ def options(*settings):
 
 @pytest.mark.parametrize("checkpoint_every", [1, 0])
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, here, checkpoint_every):
-    every = f"Experiment.checkpoint_every={checkpoint_every}"
+    every = f"CheckpointConfig.every={checkpoint_every}"
     resume = []
     if checkpoint_every:
         begun = tell("train", "tiny.gin", "--run-dir", "new", "--stop-at", "2", *options(every))
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, her
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tell, here):
-    settings = ["--set", "Experiment.num_steps=100000", "--set", "Experiment.checkpoint_every=1"]
+    settings = ["--set", "Experiment.num_steps=100000", "--set", "CheckpointConfig.every=1"]
     command = [sys.executable, "-m", "swift", "train", "tiny.gin", "--run-dir", "new", *settings]
     with subprocess.Popen(command, cwd=here, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         while "step 1/" not in process.stderr.readline():

@@ -6,15 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import config_text
 from swift.data import DataConfig, TextFiles
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.launch.keep import Keep
 from swift.launch.keeper import Keeper
-from swift.mesh.epochs import Process, Stamp
+from swift.mesh.epochs import Process
 from swift.mesh.sharing import part_shapes
 from swift.models import ModelConfig
+from swift.record import METRICS
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
@@ -35,8 +37,7 @@ def _two_ranks(tmp_path_factory):
         num_steps=6,
         sequences_per_microbatch=4,
         eval_every=0,
-        checkpoint_every=2,
-        num_checkpoints_kept=3,
+        checkpoint=CheckpointConfig(every=2, num_kept=3),
     )
 
 
@@ -60,13 +61,15 @@ def keeper(two_ranks, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
     (tmp_path / "keeps").mkdir()
     keeper = Keeper(two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=True)
-    assert keeper.load(epoch=3) == Stamp(3, 4)
+    assert keeper.load(epoch=3).step == 4
     return keeper
 
 
 @pytest.fixture
 def elsewhere(keeper, tmp_path):
     """A keeper that writes to another run directory."""
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(tmp_path / "run" / METRICS, tmp_path / "elsewhere")
     return replace(keeper, checkpoints=tmp_path / "elsewhere" / "checkpoints")
 
 

@@ -46,7 +46,8 @@ Experiment.sequences_per_microbatch = 2
 Experiment.num_steps = {steps}
 Experiment.compute_dtype = 'float64'
 Experiment.eval_every = 0
-Experiment.checkpoint_every = 0
+Experiment.checkpoint = @CheckpointConfig()
+CheckpointConfig.every = 0
 """
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, load_checkpoint, load_metadata, save_checkpoint
+from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
 from swift.cli.configuration import config_text
 from swift.launch.keeper import Keeper
 from swift.launch.keeper_wire import (
@@ -27,6 +27,7 @@ from swift.mesh.sharing import fetch_parts
 from swift.record import read_run
 from swift.topology import Topology
 from swift.train import TrainOptions, train
+from swift.train.saver import first_ledger
 from swift.train.start import begin
 
 
@@ -35,8 +36,7 @@ def bits(tree):
 
 
 def load(keeper, directory, step):
-    path = checkpoint_path(directory, step)
-    return load_checkpoint(path, keeper.program.abstract(), keeper.experiment.identity())[0]
+    return load_plan(directory, plan_restore(directory, keeper.experiment.identity(), step), keeper.split)[0]
 
 
 def is_parts(tree):
@@ -44,20 +44,22 @@ def is_parts(tree):
 
 
 def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, trained, ranks):
-    path = elsewhere.save(Stamp(3, 4), ranks[::-1])
-    assert path == checkpoint_path(elsewhere.checkpoints, 4)
-    ours, theirs = path, checkpoint_path(trained / "checkpoints", 4)
-    assert load_metadata(ours, "") == load_metadata(theirs, "")
-    manifests = [json.loads((path / "manifest.json").read_text().partition("\n")[2]) for path in (ours, theirs)]
-    assert manifests[0]["arrays"] == manifests[1]["arrays"]
-    states = [load(keeper, path.parent, 4) for path in (ours, theirs)]
+    elsewhere.save(Stamp(3, 4), ranks[::-1])
+    directories = elsewhere.checkpoints, trained / "checkpoints"
+    ours, theirs = (read_manifest(checkpoint_path(directory, 4), "") for directory in directories)
+    assert (ours.identity, ours.extra, ours.dense) == (theirs.identity, theirs.extra, theirs.dense)
+    assert ours.ledger.tally.to_json() == theirs.ledger.tally.to_json()
+    newest = [{unit: copies[0].content for unit, copies in one.ledger.copies.items()} for one in (ours, theirs)]
+    assert newest[0] == newest[1] != {}
+    states = [load(keeper, directory, 4) for directory in directories]
     assert len(bits(states[0])) > 10
     assert bits(states[0]) == bits(states[1])
 
 
 def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept):
     experiment = keeper.experiment
-    state, _ = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), 4)
+    start = plan_restore(trained / "checkpoints", step=4)
+    state, _ = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
@@ -86,15 +88,22 @@ def x64():
 
 
 def drawn(keeper, step):
-    """A state after so many iterations of which no two numbers are alike, where a checkpoint has it."""
+    """A state after so many iterations of which no two numbers are alike, on the host."""
     random = np.random.default_rng(0)
 
     def draw(leaf):
         return np.asarray(random.permutation(leaf.size).reshape(leaf.shape), leaf.dtype)
 
     state = jax.tree.map(draw, keeper.program.abstract())
-    state = replace(state, step=np.full_like(state.step, step))
-    return keeper.program.live.put(state, replace(keeper.program.specs, slots={}))
+    return replace(state, step=np.full_like(state.step, step))
+
+
+def write_metrics(keeper, steps):
+    """Of a run in which no token was routed."""
+    nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int).tolist()
+    lines = [json.dumps({"step": step, "popularity": nothing, "dropped": nothing}) for step in range(1, steps + 1)]
+    keeper.checkpoints.parent.mkdir()
+    (keeper.checkpoints.parent / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.usefixtures("x64")
@@ -103,18 +112,21 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     (tmp_path / "keeps").mkdir()
     keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=False)
     extra, identity = {"loader": setup.loader("train").state()}, setup.identity()
-    save_checkpoint(keeper.checkpoints, 2, drawn(keeper, 2), identity=identity, extra=extra, num_kept=1)
-    stamp = keeper.load(epoch=1)
+    ledger = first_ledger(setup, keeper.split)
+    snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
+    save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
+    start, stamp = keeper.load(epoch=1), Stamp(1, 2)
 
     program = setup.program()
-    state, _ = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), 2)
+    state, _ = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)
     whole = fetch_parts(replace(state, slots={}))
     assert program.live.workers == tuple(process.worker for process in processes_of(setup.topology))
     for row, process in enumerate(processes_of(setup.topology)):
         mine = jax.tree.map(lambda parts, row=row: parts[2 * row : 2 * row + 2], whole, is_leaf=is_parts)
         assert bits(kept(keeper, process, stamp)) == bits(mine)
 
-    again = replace(keeper, checkpoints=tmp_path / "elsewhere")
+    again = replace(keeper, checkpoints=tmp_path / "again" / "checkpoints")
+    write_metrics(again, 2)
     again.save(stamp, [Process((1, 1)), Process((0, 0))])
     state = load(again, again.checkpoints, 2)
     assert bits(state) == bits(drawn(keeper, 2))
@@ -123,7 +135,12 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
 
 @pytest.mark.parametrize(
     "answer",
-    [Saved(4, 0.5, "step-00000004"), Loaded(Stamp(2, 4)), Failed("save", 4, "no space"), Failed("load", None, "no")],
+    [
+        Saved(4, 0.5, "step-00000004", {"bytes": 7}),
+        Loaded(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
+        Failed("save", 4, "no space"),
+        Failed("load", None, "no"),
+    ],
 )
 def test_answers_come_as_they_were_said(answer):
     assert read_answer(answer_line(answer)) == answer

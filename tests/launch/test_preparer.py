@@ -12,6 +12,7 @@ from queue import Queue
 
 import pytest
 
+from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import load_experiment
 from swift.errors import RunError
 from swift.launch.preparer import Job, _outcome, jobs_for
@@ -49,7 +50,8 @@ Experiment.num_microbatches = 1
 Experiment.sequences_per_microbatch = 2
 Experiment.num_steps = 400
 Experiment.eval_every = 0
-Experiment.checkpoint_every = 100
+Experiment.checkpoint = @CheckpointConfig()
+CheckpointConfig.every = 100
 """
 MAIN = (
     "import sys; from pathlib import Path; from swift.cli.configuration import load_experiment\n"
@@ -102,7 +104,7 @@ def files(programs):
 
 
 def test_a_failure_is_prepared_for_before_a_return():
-    one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint_every=0)
+    one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0))
     now, here, back = jobs_for(one, frozenset({(1, 0)})), ("single",), (1, 0)
     assert now == [
         Job(frozenset({(1, 0)}), here),
@@ -140,7 +142,7 @@ def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():
 
 
 def test_programs_are_where_the_processes_look(config, tmp_path):
-    config.write_text(config.read_text() + "Experiment.checkpoint_every = 0\n")
+    config.write_text(config.read_text() + "CheckpointConfig.every = 0\n")
     programs = tmp_path / "programs"
     with preparer(config, programs, 2) as (process, heard):
         wish(process, NONE, FIRST)  # the second replaces the first, of which nothing was begun

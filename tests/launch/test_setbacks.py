@@ -24,8 +24,8 @@ from tests.launch.runs import (
 )
 
 pytestmark = pytest.mark.slow
-EVERY = {"Experiment__checkpoint_every": 20}
-NO_CHECKPOINTS = "--set", "Experiment.checkpoint_every=0"
+EVERY = {"CheckpointConfig__every": 20}
+NO_CHECKPOINTS = "--set", "CheckpointConfig.every=0"
 """Of the run without failures, which is the sooner done."""
 LATE = "the keeper did not answer for 30 s: killed"
 

@@ -23,7 +23,7 @@ from tests.launch.runs import (
 )
 
 pytestmark = pytest.mark.slow
-EVERY = {"Experiment__checkpoint_every": 20}
+EVERY = {"CheckpointConfig__every": 20}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_run_whose_supervisor_was_killed_goes_on(tmp_path):
 
 @pytest.mark.parametrize("who", ["keeper", "member"])
 def test_a_kill_while_a_checkpoint_is_made(tmp_path, who):
-    config = write_config(tmp_path, (2, 1, 1), 10**6, Experiment__checkpoint_every=5)
+    config = write_config(tmp_path, (2, 1, 1), 10**6, CheckpointConfig__every=5)
     with launched(config) as process:
         wait_for(process, "running with 2 processes")
         for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_kill_while_a_checkpoint_is_made(tmp_path, who):
             os.kill(victims[0], signal.SIGKILL)
             if who == "member":
                 wait_for(process, "with 2 processes")
-        go_on(process, config, "--set", "Experiment.checkpoint_every=0")
+        go_on(process, config, "--set", "CheckpointConfig.every=0")
     assert newest_checkpoint(config) == len(losses(tmp_path / "run"))
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint import CheckpointConfig, checkpoint_steps
 from swift.data import Batch, DataConfig, TextFiles
 from swift.errors import RunError
 from swift.experts import ExpertConfig
@@ -55,7 +55,7 @@ def experiment(tmp_path_factory):
         num_microbatches=2,
         sequences_per_microbatch=2,
         eval_every=0,
-        checkpoint_every=0,
+        checkpoint=CheckpointConfig(every=0),
     )
 
 
@@ -91,7 +91,7 @@ def fault_free(experiment, tmp_path_factory):
 @pytest.fixture(scope="module")
 def with_failures(experiment, tmp_path_factory):
     """The record of a run with two failures and two re-joins, and a checkpoint of its middle."""
-    setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint_every=30)
+    setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint=CheckpointConfig(every=30))
     return run(setup, tmp_path_factory.mktemp("with_failures") / "run")
 
 
@@ -139,7 +139,7 @@ def test_windows_with_failures_lose_nothing(experiment, tmp_path):
 @pytest.mark.parametrize("stop", [30, 34])
 def test_a_run_goes_on_from_a_checkpoint_with_workers_down(experiment, with_failures, tmp_path, stop):
     """Bit for bit; iteration 35, after the second stop, is the first with one of them again."""
-    setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint_every=30)
+    setup = replace(experiment, failures=TWO_IN_A_STAGE, checkpoint=CheckpointConfig(every=30))
     run(setup, tmp_path / "run", stop_at=stop)
     record = run(setup, tmp_path / "run", resume=True)
     assert measured(record) == measured(with_failures)
@@ -266,7 +266,7 @@ def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prep
 
 @pytest.mark.slow
 def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small, tmp_path):
-    setup = replace(small, checkpoint_every=4)
+    setup = replace(small, checkpoint=CheckpointConfig(every=4))
     with pytest.raises(RunError) as error:
         run(setup, tmp_path / "run", Told({3: [(0, 0)], 6: [(0, 0), (1, 0)]}), prepare="next")
     assert background_threads() == []
@@ -294,7 +294,7 @@ def test_a_stage_whose_state_is_lost_with_those_who_had_moved_there_ends_the_run
 @pytest.mark.slow
 def test_records_are_complete_whatever_windows_are_cut_by(small, tmp_path):
     """Evaluations, checkpoints, the profiler, a stop, a resume and the end come at no multiple of the window."""
-    setup = replace(small, eval_every=7, checkpoint_every=5)
+    setup = replace(small, eval_every=7, checkpoint=CheckpointConfig(every=5))
     expected = run(setup, tmp_path / "one_by_one")
     windows = replace(setup, window=3)
     first, second = Told({}), Told({})

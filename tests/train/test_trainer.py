@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint import CheckpointConfig, checkpoint_steps
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
@@ -49,7 +49,7 @@ def experiment(corpus):
         sequences_per_microbatch=8,
         eval_every=20,
         num_eval_batches=2,
-        checkpoint_every=20,
+        checkpoint=CheckpointConfig(every=20),
         target_loss=4.0,
     )
 
@@ -117,7 +117,7 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
 
 
 def test_bfloat16_learns_too(experiment, tmp_path):
-    summary = run(replace(experiment, compute_dtype="bfloat16", checkpoint_every=0), tmp_path / "run")
+    summary = run(replace(experiment, compute_dtype="bfloat16", checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
     assert summary["final_loss"] < 4
     slots = replace(experiment, compute_dtype="bfloat16").program()
     state = slots.init(jax.random.key(0))
@@ -139,12 +139,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experi
 def test_parameters_that_give_no_finite_loss_are_not_saved(wild, tmp_path):
     """The loss of an iteration is finite before the update that spoils it; its checkpoint would be the last one."""
     with pytest.raises(RunError, match=r"loss_after = nan at iteration 1: stopped; there is no checkpoint yet"):
-        run(replace(wild, checkpoint_every=1, num_checkpoints_kept=1), tmp_path / "run")
+        run(replace(wild, checkpoint=CheckpointConfig(every=1, num_kept=1)), tmp_path / "run")
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_record_of_a_step(experiment, tmp_path):
-    run(replace(experiment, checkpoint_every=0), tmp_path / "run")
+    run(replace(experiment, checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     for record in map(json.loads, text.splitlines()):
         assert record["tokens"] == 8 * 16
@@ -164,7 +164,8 @@ def test_a_finished_run_has_nothing_to_resume(experiment, tmp_path):
 
 
 def test_profiler_trace_on_demand(experiment, tmp_path):
-    run(replace(experiment, checkpoint_every=0, eval_every=0), tmp_path / "run", stop_at=4, profile=(2, 3))
+    unsaved = replace(experiment, checkpoint=CheckpointConfig(every=0), eval_every=0)
+    run(unsaved, tmp_path / "run", stop_at=4, profile=(2, 3))
     (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     assert trace.read_bytes().count(b"dot") > 10  # the traced iterations ran within the trace
 

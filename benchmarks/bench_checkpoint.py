@@ -1,0 +1,196 @@
+"""What a checkpoint costs a running iteration: partial ones against Orbax's own asynchronous save of the full state.
+
+In every round each way of saving gets its turn on the same state: a plain iteration, then one that begins with a save
+and runs while that is written. Wall time, since what counts is how long training waits; so nothing else should run.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import Trainee, demo, publish
+from orbax.checkpoint import v1 as ocp
+
+from swift.checkpoint import CheckpointConfig, partial_bytes
+from swift.experts import ExpertConfig
+from swift.experts.placement import Symi
+from swift.mesh import storage_mesh
+from swift.models import ModelConfig
+from swift.record import RunDirectory
+from swift.topology import Topology
+from swift.train import Experiment
+from swift.train.saver import Saver, split_of
+
+CLASSES = 16
+GPT_350M_16E = Experiment(
+    model=ModelConfig(num_layers=24, model_dim=1024, num_heads=16, ffn_dim=4096, sequence_length=2048),
+    experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=1),
+    topology=Topology(num_expert_ranks=CLASSES),
+)
+
+
+class Ours:
+    """Saves K experts of every layer, as ``swift train`` does.
+
+    Args:
+        trainee: whose state is saved.
+        directory: for the checkpoints.
+        k: experts of a layer, or ``all``.
+    """
+
+    def __init__(self, trainee: Trainee, directory: Path, k: Any):
+        self._trainee, self._path = trainee, directory
+        experiment = replace(trainee.experiment, checkpoint=CheckpointConfig(every=1, experts_per_layer=k))
+        self._saver = Saver(experiment, trainee.program, RunDirectory.create(directory, ""), None)
+        self.begin()  # which is full
+        self.end()
+
+    def begin(self) -> None:
+        """What training waits for."""
+        trainee = self._trainee
+        self._saver.save(trainee.program, trainee.state, {}, trainee.count + 1, full=False)
+
+    def end(self) -> None:
+        """The rest of it."""
+        why = self._saver.follow(wait=True)
+        assert why is None, why
+
+
+class Orbax:
+    """Orbax's asynchronous save of the whole state, with its own defaults; the last two are kept."""
+
+    def __init__(self, trainee: Trainee, directory: Path):
+        self._trainee, self._path, self._saved = trainee, directory, list[Path]()
+        self.begin()
+        self.end()
+
+    def begin(self) -> None:
+        """What training waits for: the old state is given up to the next iteration."""
+        self._saved.append(self._path / f"{self._trainee.count}")
+        state = self._trainee.state
+        tree = {name: getattr(state, name) for name in ("step", "master", "moments", "placement")}
+        self._response = ocp.save_async(self._saved[-1], tree)
+
+    def end(self) -> None:
+        """The rest of it."""
+        self._response.result()
+        while len(self._saved) > 2:
+            shutil.rmtree(self._saved.pop(0))
+
+
+def resident_bytes() -> int:
+    """What this process has in memory now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+@contextmanager
+def watched(peaks: list[float]) -> Any:
+    """Notes by how many megabytes the memory rises at most."""
+    before, is_over, highest = resident_bytes(), threading.Event(), [0]
+
+    def watch() -> None:
+        while not is_over.wait(0.002):
+            highest[0] = max(highest[0], resident_bytes() - before)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+    peaks.append(highest[0] / 1e6)
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Milliseconds of a call."""
+    begun = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - begun)
+
+
+def stalls(trainee: Trainee, ways: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
+    """Of every way, medians: what training waited for, and what the iteration took longer than a plain one."""
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"blocked_ms": [], "stall_ms": [], "written_ms": [], "peak_mb": []} for name in ways
+    }
+    plain, names = list[float](), list(ways)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            trainee()
+            plain.append(timed(trainee))
+            with watched(found[name]["peak_mb"]):
+                begun = time.perf_counter()
+                found[name]["blocked_ms"].append(timed(ways[name].begin))
+                trainee()
+                found[name]["stall_ms"].append(1000 * (time.perf_counter() - begun) - plain[-1])
+                ways[name].end()
+                found[name]["written_ms"].append(1000 * (time.perf_counter() - begun))
+    medians = {name: {what: round(statistics.median(of), 2) for what, of in own.items()} for name, own in found.items()}
+    return medians | {"plain_step": {"ms": round(statistics.median(plain), 2)}}
+
+
+def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
+    """Megabytes that the memory has grown by from the first quarter of many saves to the last."""
+    memory = []
+    for _ in range(num_saves):
+        way.begin()
+        trainee()
+        way.end()
+        memory.append(resident_bytes() / 1e6)
+    quarter = num_saves // 4
+    first, last = statistics.median(memory[:quarter]), statistics.median(memory[-quarter:])
+    return {"saves": num_saves, "resident_mb": round(first, 1), "grown_mb": round(last - first, 1)}
+
+
+def sizes(experiment: Experiment) -> dict[str, Any]:
+    """Shares of a full checkpoint, by the shapes of the state alone."""
+    split = split_of(experiment.program(storage_mesh(experiment.topology)))
+    num_bytes = {name: int(np.prod(leaf.shape)) * leaf.dtype.itemsize for name, leaf in split.shapes.items()}
+    dense = sum(num_bytes[name] for name in split.dense_shapes)
+    total = sum(num_bytes.values())
+    share = {k: round(partial_bytes(dense, total - dense, k, CLASSES) / total, 4) for k in (1, 2, 4, CLASSES)}
+    return {"full_gb": round(total / 1e9, 3), "dense_share": round(dense / total, 4), "share_of_full": share}
+
+
+def main() -> int:
+    """Measures, prints, and says by the exit code whether the claims hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--saves", type=int, default=200)
+    options = parser.parse_args()
+    experiment = replace(demo(Symi(), "decoupled"), experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=4))
+    trainee = Trainee(experiment)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        (path / "orbax").mkdir()
+        ways = {f"k_{k}": Ours(trainee, path / f"k_{k}", k) for k in (1, 4, "all")}
+        ways["orbax_full"] = Orbax(trainee, path / "orbax")
+        found = stalls(trainee, ways, options.rounds)
+        grown = growth(trainee, ways["k_1"], options.saves)
+    paper = {"by_shares": round(partial_bytes(0.14, 0.86, 1, 16), 4), "measured": 0.423}
+    figures = {
+        "state": sizes(experiment),
+        "stalls": found,
+        "memory": grown,
+        "gpt_350m_16e": sizes(GPT_350M_16E) | {"paper_k_1": paper},
+    }
+    orbax, partial = found["orbax_full"], found["k_1"]
+    claims = {
+        "blocked, K = 1 of 16 over Orbax's full": (round(partial["blocked_ms"] / orbax["blocked_ms"], 3), 0.2),
+        "memory grown over all saves, share": (round(grown["grown_mb"] / grown["resident_mb"], 4), 0.02),
+    }
+    return publish("checkpoint", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What a directory of checkpoints holds, and what of it is damaged, for people to read; nothing is changed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swift.checkpoint.directory import checkpoint_path, checkpoint_steps
+from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from swift.checkpoint.restoring import checker, plan_restore
+from swift.checkpoint.wording import restore_facts, restore_lines
+from swift.errors import SettingError
+
+_SETTING = "DIR"
+
+
+def find_checkpoints(path: Path) -> tuple[Path, int | None]:
+    """The directory of checkpoints that a user means: a run's, one of checkpoints, or a checkpoint in one.
+
+    Returns:
+        (the directory of all checkpoints, the iteration where a certain one is meant).
+
+    Raises:
+        SettingError: there are none.
+    """
+    for directory in (path / "checkpoints", path):
+        if checkpoint_steps(directory):
+            return directory, None
+    number = path.name.rpartition("-")[2]
+    if (path / MANIFEST).is_file() and number.isdigit() and int(number) in checkpoint_steps(path.parent):
+        return path.parent, int(number)
+    raise SettingError(_SETTING, str(path), "holds no checkpoint")
+
+
+def overview(directory: Path) -> list[dict[str, Any]]:
+    """A row for every iteration that can be restored, oldest first; of one that cannot be read, why."""
+    rows = []
+    for step in checkpoint_steps(directory):
+        path = checkpoint_path(directory, step)
+        row: dict[str, Any] = {"step": step, "path": str(path)}
+        try:
+            manifest = read_manifest(path, _SETTING)
+        except SettingError as error:
+            rows.append(row | {"error": error.allowed})
+            continue
+        ledger = manifest.ledger
+        steps = [copies[0].step for copies in ledger.copies.values()]
+        rows.append(
+            row
+            | {
+                "bytes": manifest.num_bytes,
+                "bytes_per_rank": manifest.bytes_per_rank,
+                "is_full": manifest.is_full,
+                "experts_per_layer": ledger.num_classes if manifest.is_full else ledger.k,
+                "oldest_expert": min(steps, default=step),
+                "plt": ledger.tally.plt,
+                "faults": ledger.tally.num_faults,
+            }
+        )
+    return rows
+
+
+def coverage(manifest: Manifest) -> list[dict[str, Any]]:
+    """A row for every expert: where its newest copy lies, and the one to fall back to."""
+    contained_LE = manifest.ledger.tally.contained_LE
+    rows = []
+    for unit, copies in sorted(manifest.ledger.copies.items()):
+        newest, *older = copies
+        rows.append(
+            {
+                "layer": unit[0],
+                "class": unit[1],
+                "step": newest.step,
+                "age": manifest.step - newest.step,
+                "updates_unsaved": int(contained_LE[unit]) - newest.contained,
+                "bytes": newest.num_bytes,
+                "hash": newest.content,
+                "files": sorted(newest.files),
+                "fallback": older[0].step if older else None,
+            }
+        )
+    return rows
+
+
+def what_a_restore_does(directory: Path, step: int | None = None) -> tuple[list[str], dict[str, Any]]:
+    """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a certain one."""
+    try:
+        plan = plan_restore(directory, step=step)
+    except SettingError as error:
+        return [f"nothing can be restored: {error.allowed}"], {"error": error.allowed}
+    after = plan.ledger(plan.manifest.ledger.k, None)
+    return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
+
+
+def damages(directory: Path) -> Iterator[str]:
+    """What is wrong with the files that any checkpoint would read, a phrase each."""
+    check, told = checker(directory), set[str]()
+    for step in checkpoint_steps(directory):
+        path = checkpoint_path(directory, step)
+        try:
+            manifest = read_manifest(path, _SETTING)
+        except SettingError as error:
+            yield f"{path.name} {error.allowed}"
+            continue
+        for owner, files in sorted(manifest.files_needed().items()):
+            for name, digest in files.items():
+                why = check(owner, name, digest)
+                if why is not None and why not in told:
+                    told.add(why)
+                    yield why

@@ -1,0 +1,168 @@
+"""A training state as a dense part and experts, each of which is saved and restored on its own.
+
+An expert's state is its master weights and its optimizer's moments: of every array of the group ``expert``, its class.
+Where optimizer state is tied to places instead of classes (the layout ``coupled``), there is a dense part only.
+
+Legend: P stages, L MoE layers of a stage, N ranks, E classes, K chosen classes of a layer, w numbers of a rank's slice,
+V arrays of an expert's state that have the same type.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from swift.mesh import RANKED
+from swift.mesh.live import map_specs
+
+_GROUP = jax.tree_util.DictKey("expert")
+
+Unit = tuple[int, int]
+"""An expert: (MoE layer of the model, class)."""
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their places in it."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def shape_text(leaf: Any) -> str:
+    """Type and shape, such as ``float32[4, 8]``."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one checkpoint writes, on the host.
+
+    Attributes:
+        dense: the arrays that are no expert's, ``[P, ...]``.
+        blocks: by type, experts' state ``[P * L, K, V, N, w]``.
+        chosen_LK: the classes of every MoE layer of the model, ``[P * L, K]``.
+    """
+
+    dense: dict[str, np.ndarray]
+    blocks: dict[str, np.ndarray]
+    chosen_LK: np.ndarray
+
+    def experts(self) -> Iterator[tuple[Unit, dict[str, np.ndarray]]]:
+        """Every chosen expert with its state by type, ``[V, N, w]`` each, which are views."""
+        for layer, classes in enumerate(self.chosen_LK.tolist()):
+            for nth, class_ in enumerate(classes):
+                yield (layer, class_), {dtype: block[layer, nth] for dtype, block in self.blocks.items()}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which arrays of a state are experts'.
+
+    Attributes:
+        abstract: the state's tree, of what has shapes and types: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        has_classes: whether the arrays of the experts have a dim of classes: ``[P, L, N, E, w]``.
+    """
+
+    abstract: Any
+    specs: Any
+    has_classes: bool
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        """Every array by name."""
+        return by_name(self.abstract)
+
+    @cached_property
+    def expert_names(self) -> tuple[str, ...]:
+        """The arrays that are divided by expert."""
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.abstract)[0]]
+        return tuple(name for name, path in zip(self.shapes, paths, strict=True) if self.has_classes and _GROUP in path)
+
+    @cached_property
+    def dense_shapes(self) -> dict[str, Any]:
+        """The arrays of the dense part."""
+        return {name: leaf for name, leaf in self.shapes.items() if name not in self.expert_names}
+
+    @cached_property
+    def ranked_names(self) -> frozenset[str]:
+        """The arrays of which every rank has a slice."""
+        is_ranked = by_name(map_specs(lambda spec, _: spec == RANKED, self.specs, self.abstract))
+        return frozenset(name for name, ranked in is_ranked.items() if ranked)
+
+    @cached_property
+    def names_of_type(self) -> dict[str, list[str]]:
+        """The experts' arrays by type, V each."""
+        types = {str(self.shapes[name].dtype) for name in self.expert_names}
+        return {
+            dtype: [name for name in self.expert_names if self.shapes[name].dtype == dtype] for dtype in sorted(types)
+        }
+
+    @property
+    def _expert_shape(self) -> tuple[int, ...]:
+        return self.shapes[self.expert_names[0]].shape if self.expert_names else (0, 0, 0, 0, 0)
+
+    @property
+    def num_layers(self) -> int:
+        """MoE layers of the model whose experts are saved one by one, P * L."""
+        return self._expert_shape[0] * self._expert_shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """E."""
+        return self._expert_shape[3]
+
+    @property
+    def unit_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """An expert's state by type, ``[V, N, w]`` each."""
+        _, _, num_ranks, _, size = self._expert_shape
+        return {
+            dtype: jax.ShapeDtypeStruct((len(names), num_ranks, size), dtype)
+            for dtype, names in self.names_of_type.items()
+        }
+
+    def by_stage(self, chosen_LK: np.ndarray) -> np.ndarray:
+        """Chosen classes ``[P, L, K]``."""
+        num_stages, num_rows = self._expert_shape[:2]
+        return chosen_LK.reshape(num_stages, num_rows, chosen_LK.shape[-1])
+
+    def new_blocks(self, k: int) -> dict[str, np.ndarray]:
+        """Room for K experts of every layer, see ``Snapshot``."""
+        return {
+            dtype: np.empty((self.num_layers, k, *shape.shape), shape.dtype)
+            for dtype, shape in self.unit_shapes.items()
+        }
+
+    def view(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+        """Where an array's part of the blocks is, as the array has it: ``[P, L, N, K, w]``."""
+        dtype = str(self.shapes[name].dtype)
+        block, nth = blocks[dtype], self.names_of_type[dtype].index(name)
+        of_array = block[:, :, nth].reshape(*self._expert_shape[:2], *block.shape[1:2], *block.shape[3:])
+        assert np.shares_memory(of_array, block) or not block.size
+        return of_array.transpose(0, 1, 3, 2, 4)
+
+    def host_snapshot(self, state: Any, chosen_LK: np.ndarray) -> Snapshot:
+        """Of a state on the host; its dense part is not copied."""
+        arrays, blocks = by_name(state), self.new_blocks(chosen_LK.shape[-1])
+        index = self.by_stage(chosen_LK)[:, :, None, :, None]
+        for name in self.expert_names:
+            self.view(blocks, name)[...] = np.take_along_axis(arrays[name], index, axis=3)
+        return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
+
+    def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
+        """The state's tree of a dense part, and of blocks of all experts with their classes in order."""
+        experts = {name: np.ascontiguousarray(self.view(blocks, name)) for name in self.expert_names}
+        arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
+        return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
+
+    def bytes_per_rank(self, snapshot: Snapshot) -> list[list[int]]:
+        """What every rank of every stage has of a snapshot, ``[P][N]``; what all ranks share, the first one has."""
+        num_stages = next(iter(self.shapes.values())).shape[0]
+        ranked = [snapshot.dense[name] for name in self.dense_shapes if name in self.ranked_names]
+        shared = [snapshot.dense[name] for name in self.dense_shapes if name not in self.ranked_names]
+        num_ranks = next((self.shapes[name].shape[2] for name in self.ranked_names), 1)
+        total = sum(array.nbytes for array in (*ranked, *snapshot.blocks.values()))
+        each, of_all = total // (num_stages * num_ranks), sum(array.nbytes for array in shared) // num_stages
+        return [[each + (of_all if rank == 0 else 0) for rank in range(num_ranks)] for _ in range(num_stages)]

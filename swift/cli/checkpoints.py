@@ -1,0 +1,81 @@
+"""``swift checkpoint list|inspect|verify DIR``."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from swift.checkpoint import checkpoint_path, read_manifest
+from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.errors import RunError, SettingError
+
+
+def checkpoint(options: argparse.Namespace) -> None:
+    """Shows what a directory of checkpoints holds."""
+    directory, step = find_checkpoints(options.dir)
+    if options.action == "inspect":
+        _inspect(options, directory, step if options.step is None else options.step)
+    elif options.action == "verify":
+        _verify(options, directory)
+    else:
+        rows = overview(directory)
+        _show(options, {"checkpoints": rows}, *_overview_parts(rows))
+
+
+def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> None:
+    rows = overview(directory)
+    steps = [row["step"] for row in rows]
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
+    manifest = read_manifest(checkpoint_path(directory, step), "DIR")
+    of_experts = coverage(manifest)
+    lines, restore = what_a_restore_does(directory, step)
+    (row,) = (row for row in rows if row["step"] == step)
+    dense = {"bytes": manifest.dense.num_bytes, "hashes": manifest.dense.contents}
+    said = {"checkpoint": row, "dense": dense, "experts": of_experts, "restore": restore}
+    table = Table(title=f"iteration {step}: the newest copy of every expert", title_justify="left")
+    for name in ("layer", "class", "step", "age", "updates unsaved", "bytes", "hash", "falls back to"):
+        table.add_column(name, justify="left" if name == "hash" else "right")
+    for one in of_experts:
+        names = ("layer", "class", "step", "age", "updates_unsaved", "bytes", "hash", "fallback")
+        table.add_row(*("-" if one[name] is None else f"{one[name]}" for name in names))
+    _show(options, said, *_overview_parts([row]), table, "a restore takes", *(f"  {line}" for line in lines))
+
+
+def _verify(options: argparse.Namespace, directory: Path) -> None:
+    found = list(damages(directory))
+    lines, restore = what_a_restore_does(directory)
+    verdict = [f"damaged: {why}" for why in found] or ["all files are as they were saved"]
+    said = {"damaged": found, "restore": restore}
+    _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))
+    if found:
+        raise RunError(f"{directory}: {len(found)} of its files damaged or missing")
+
+
+def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[Table | str]:
+    """A table of checkpoints, and a line for each that cannot be read."""
+    table = Table()
+    for name in ("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        if "error" not in row:
+            experts = "all" if row["is_full"] else str(row["experts_per_layer"])
+            megabytes, oldest = f"{row['bytes'] / 1e6:.2f}", f"step {row['oldest_expert']}"
+            lost, faults = f"{100 * row['plt']:.2f} %", str(row["faults"])
+            table.add_row(str(row["step"]), experts, megabytes, oldest, lost, faults)
+    yield table
+    yield from (f"step {row['step']} {row['error']}" for row in rows if "error" in row)
+
+
+def _show(options: argparse.Namespace, said: dict[str, Any], *parts: Table | str) -> None:
+    if options.format == "json":
+        print(json.dumps(said))
+        return
+    console = Console(soft_wrap=True)
+    for part in parts:
+        console.print(part, highlight=False, markup=False)

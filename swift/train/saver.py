@@ -1,0 +1,148 @@
+"""Checkpoints of a run, written behind its iterations."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from swift.checkpoint import (
+    Ledger,
+    Manifest,
+    Plan,
+    Snapshot,
+    Split,
+    checkpoint_path,
+    device_snapshot,
+    record_restore,
+    restore_facts,
+    save_checkpoint,
+    save_facts,
+    set_aside_newer,
+)
+from swift.experts.layouts import Decoupled
+from swift.pipeline import Program, TrainState
+from swift.record import RunDirectory
+from swift.train.experiment import Experiment
+
+
+def split_of(program: Program) -> Split:
+    """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
+    abstract = program.at(program.stages_mesh()).abstract()
+    has_classes = isinstance(program.layouts.get("expert"), Decoupled)
+    return Split(abstract, replace(program.specs, slots={}), has_classes)
+
+
+def first_ledger(experiment: Experiment, split: Split) -> Ledger:
+    """What a run that has saved nothing knows of its checkpoints."""
+    return Ledger.first(
+        split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
+    )
+
+
+def ledger_after(experiment: Experiment, plan: Plan) -> Ledger:
+    """What a run knows of its checkpoints that goes on from one of them."""
+    config = experiment.checkpoint
+    return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
+
+
+class Saver:
+    """Saves one checkpoint at a time; training goes on once the snapshot is on the host. A context manager.
+
+    Args:
+        experiment: what is run.
+        program: of the run, on any mesh.
+        directory: of the run.
+        start: where the run goes on from; None at its beginning.
+    """
+
+    def __init__(self, experiment: Experiment, program: Program, directory: RunDirectory, start: Plan | None):
+        self._experiment, self._directory, self._split = experiment, directory, split_of(program)
+        self._ledger = first_ledger(experiment, self._split) if start is None else ledger_after(experiment, start)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._begun: dict[str, Any] = {}
+        self._room: Snapshot | None = None
+        self._waited_ms = 0.0
+        self._saving: Future[Manifest] | None = None
+        if start is not None:
+            self._go_on(start)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.follow(wait=True)
+        self._thread.shutdown()
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """Notes an iteration, by its record in ``metrics.jsonl``."""
+        self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
+
+    def save(self, program: Program, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
+        """Begins a checkpoint; one that is under way has to be ended first, see ``follow``.
+
+        Args:
+            program: which has the state.
+            state: after ``done`` iterations; it may be given away when this returns.
+            position: of the loader.
+            done: iterations.
+            full: save all experts, whatever K is.
+        """
+        assert self._saving is None, "two saves at a time"
+        begun, config = time.perf_counter(), self._experiment.checkpoint
+        chosen_LK = self._ledger.choose(config.selection, full=full)
+        self._room = device_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
+        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
+        self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
+        self._saving = self._thread.submit(
+            save_checkpoint,
+            self._directory.checkpoints_path,
+            done,
+            self._room,
+            self._split,
+            self._ledger,
+            identity=self._experiment.identity(),
+            extra={"loader": dict(position)},
+            num_kept=config.num_kept,
+        )
+
+    def follow(self, *, wait: bool) -> str | None:
+        """Notes the end of the checkpoint that is under way.
+
+        Args:
+            wait: for it, if there is one.
+
+        Returns:
+            Why it was not saved, a line; None where nothing went wrong.
+        """
+        self._waited_ms = 0.0
+        if self._saving is None or not (wait or self._saving.done()):
+            return None
+        begun, saving, self._saving = time.perf_counter(), self._saving, None
+        step, error = self._begun["step"], saving.exception()
+        self._waited_ms = 1000 * (time.perf_counter() - begun)
+        if error is not None:
+            why = " ".join(f"{error}".split()) or type(error).__name__
+            self._directory.log_event("checkpoint_failed", step, error=why)
+            return f"the checkpoint of iteration {step} was not saved: {why}"
+        manifest = saving.result()
+        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has gone on counting
+        self._directory.log_event(
+            "checkpoint",
+            step,
+            path=checkpoint_path(self._directory.checkpoints_path, step).name,
+            stall_ms=self._begun["stall_ms"],
+            save_ms=1000 * (time.perf_counter() - self._begun["at"]),
+            **save_facts(manifest),
+        )
+        return None
+
+    def _go_on(self, start: Plan) -> None:
+        """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""
+        directory = self._directory.checkpoints_path
+        aside = set_aside_newer(directory, start.step)
+        record_restore(directory, start.manifest, self._ledger)
+        self._directory.log_event("restore", start.step, **restore_facts(start, self._ledger), set_aside=aside)

@@ -1,0 +1,284 @@
+"""Whatever happens to a checkpoint or in the midst of one, no restore gives a state that was not saved."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_steps, manifest, plan_restore, saving, settle
+from swift.checkpoint.inspection import damages
+from swift.errors import SettingError
+
+UNITS = [(layer, class_) for layer in range(4) for class_ in range(4)]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def expert_files(run, step, layer, class_):
+    return [run.directory / f"step-{step:08d}/arrays/state/expert.{layer}.{class_}.{t}" for t in ("float32", "float64")]
+
+
+@pytest.mark.parametrize(("damage", "stride"), [(flip, 3), (truncate, 7), (Path.unlink, 7)])
+def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expert_of, damage, stride, capfd):
+    """Damage to any file is found, costs what it must, is named, and never gives a wrong number."""
+    run = small_run(experts_per_layer=2, every=2).run(6)
+    whole = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    files, told = [path for path, content in whole.items() if content], list[str]()
+    assert len(files) > 60
+    for file in sorted(files)[::stride]:
+        damage(file)
+        found = list(damages(run.directory))
+        assert all(file.relative_to(run.directory).parts[0] in why for why in found)
+        assert found or (damage is Path.unlink and file.name == "manifest.json")  # then it is as if never saved
+        plan = run.lose_all()
+        told += plan.passed_over
+        saved = run.saved[plan.step]
+        np.testing.assert_array_equal(run.state["master"]["head"], saved["master"]["head"])
+        for unit, copy in plan.sources.items():
+            np.testing.assert_equal(expert_of(run.state, *unit), expert_of(run.saved[copy.step], *unit))
+        for path, content in whole.items():
+            if not path.is_file() or path.read_bytes() != content:
+                path.write_bytes(content)
+    assert len(told) > 5
+    assert all("is damaged: its file" in why for why in told)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_expert_falls_back_to_the_copy_before_and_its_updates_are_lost(small_run, expert_of):
+    run = small_run(experts_per_layer=2, every=2).run(4)
+    unit = (1, 2)
+    flip(next(expert_files(run, 4, *unit)[0].glob("[0-9]*")))
+    sound = {u: 2 if u == unit else copies[0].step for u, copies in run.ledger.copies.items()}
+    before = run.ledger
+    plan = run.lose_all()
+    name = "arrays/state/expert.1.2.float32/0.0.0"
+    assert plan.passed_over == (
+        f"expert 2 of layer 1: step-00000004 is damaged: its file {name} is not as it was saved",
+    )
+    assert {u: copy.step for u, copy in plan.sources.items()} == sound
+    np.testing.assert_equal(expert_of(run.state, *unit), expert_of(run.saved[2], *unit))
+    newest, older = before.copies[unit]
+    lost = plan.tally.lost_L[1] - sum(
+        before.tally.contained_LE[1, c] - before.copies[1, c][0].contained for c in range(4)
+    )
+    assert lost == newest.contained - older.contained > 0
+    assert all(copy.step == 2 for copy in run.ledger.copies[unit])
+
+
+def test_without_a_sound_copy_of_an_expert_an_older_iteration_is_restored(small_run):
+    run = small_run(experts_per_layer=2, every=2, num_kept=2).run(6)
+    unit = (0, 0)
+    newest, older = run.ledger.copies[unit]
+    assert (newest.step, older.step) == (4, 2)
+    for step in (4, 2):
+        truncate(next(expert_files(run, step, *unit)[0].glob("[0-9]*")))
+    with pytest.raises(
+        SettingError, match=r"cannot be restored: step-00000006 has no sound copy of expert 0 of layer 0"
+    ):
+        plan_restore(run.directory)
+
+
+def test_a_damaged_dense_part_gives_the_iteration_before_as_a_whole(small_run, expert_of):
+    run = small_run(experts_per_layer=2, every=2).run(6)
+    flip(run.directory / "step-00000006/arrays/state/master.head/0.0.0.0.0")
+    with pytest.raises(SettingError, match=r"cannot be restored: step-00000006 is damaged: its file .*master\.head"):
+        plan_restore(run.directory, step=6)
+    plan = run.lose_all()
+    assert plan.step == 4
+    assert plan.passed_over[0].startswith("step-00000006 is damaged")
+    for unit, copy in plan.sources.items():
+        assert copy.step <= 4
+        np.testing.assert_equal(expert_of(run.state, *unit), expert_of(run.saved[copy.step], *unit))
+
+
+def test_numbers_that_were_damaged_on_their_way_to_the_file_are_found(small_run, expert_of, monkeypatch):
+    """The digests of files are of what was written; those of numbers are of what was to be."""
+    run = small_run(experts_per_layer=2, every=2).run(2)
+    write = saving.write_arrays
+
+    def spoil(path, arrays):
+        write(path, {name: array + (name == "expert.1.2.float32") for name, array in arrays.items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_arrays", spoil)
+        run.run(4)
+    plan = run.lose_all()
+    assert plan.passed_over == (
+        "expert 2 of layer 1: step-00000004 is damaged: its numbers are not those that were saved",
+    )
+    assert plan.sources[1, 2].step == 2
+    np.testing.assert_equal(expert_of(run.state, 1, 2), expert_of(run.saved[2], 1, 2))
+
+
+def test_a_manifest_that_lags_is_not_taken_for_the_newest(small_run):
+    """That of an older iteration in the place of a newer one, or a newest one that did not reach the disk."""
+    run = small_run(experts_per_layer=1, every=2).run(6)
+    old, new = (run.directory / f"step-0000000{step}/manifest.json" for step in (4, 6))
+    content = new.read_bytes()
+    new.write_bytes(old.read_bytes())
+    plan = plan_restore(run.directory)
+    assert plan.step == 4
+    assert plan.passed_over == ("step-00000006 has the manifest of another checkpoint, of iteration 4",)
+    new.unlink()
+    assert plan_restore(run.directory).step == 4
+    new.write_bytes(content[: len(content) // 2])
+    assert plan_restore(run.directory).step == 4
+
+
+def test_a_directory_from_another_life_is_not_taken_for_the_copy_that_was_meant(small_run):
+    """The manifest of iteration 6 needs experts of iteration 2; what lies there is of another run."""
+    run = small_run(experts_per_layer=1, every=2).run(6)
+    other = small_run(experts_per_layer=1, every=2)
+    other.directory, other.random = run.directory.with_name("other"), np.random.default_rng(1)
+    other.run(2)
+    for file in other.directory.glob("step-00000002/arrays/state/expert.*/0.0.0"):
+        mine = run.directory / file.relative_to(other.directory)
+        if mine.exists():
+            mine.write_bytes(file.read_bytes())
+    with pytest.raises(SettingError, match="has no sound copy of expert"):
+        plan_restore(run.directory)
+
+
+@pytest.mark.parametrize("where", ["arrays", "manifest"])
+def test_a_full_disk_costs_nothing_that_was_there(small_run, monkeypatch, where):
+    run = small_run(experts_per_layer=1, every=2).run(4)
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    write = saving.write_arrays
+
+    def fill_up(path, arrays):
+        write(path, arrays)
+        truncate(max(path.rglob("*"), key=lambda file: file.is_file() and file.stat().st_size))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def cannot_write(path, content):
+        path.write_bytes(content[:-9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if where == "arrays":
+            patch.setattr(saving, "write_arrays", fill_up)
+        else:
+            patch.setattr(manifest, "replace_file", cannot_write)
+        with pytest.raises(OSError, match="No space left on device"):
+            run.run(6)
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+    assert checkpoint_steps(run.directory) == [2, 4]
+    run.run(8)
+    assert run.lose_all().step == 8
+
+
+BEGUN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from tests.checkpoint.conftest import *
+from swift.checkpoint import saving
+
+directory, point = Path(sys.argv[1]), sys.argv[2]
+state = first_state(200)
+split = Split(state, SPECS, has_classes=True)
+config = CheckpointConfig(every=2, experts_per_layer="all")
+run = SmallRun(directory, config, split, state, Ledger.first(split.num_layers, split.num_classes, CLASSES))
+run.run(4)
+"""
+
+
+def as_process(script, *arguments):
+    """A script after a run of four iterations."""
+    return subprocess.run(
+        [sys.executable, "-c", BEGUN + script, *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+FULL = """
+import resource
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(point), resource.RLIM_INFINITY))
+
+try:
+    run.run(6)
+except (OSError, ValueError) as error:
+    print(error)
+print(sorted(path.name for path in directory.iterdir()))
+"""
+
+
+@pytest.mark.parametrize("most_bytes", [200, 3000, 6000])
+def test_a_file_that_cannot_be_written_to_its_end_is_told(tmp_path, most_bytes):
+    """Really not: of all experts, of one type only, and of the manifest."""
+    done = as_process(FULL, tmp_path / "checkpoints", most_bytes)
+    assert done.returncode == 0
+    assert "_SignalingThread" not in done.stderr  # Orbax's log of the error that it raises as well
+    *told, left = done.stdout.splitlines()
+    assert "File too large" in " ".join(told)
+    assert left == "['step-00000002', 'step-00000004']"
+
+
+KILLED = """
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch():
+    while True:
+        written = [file for file in directory.glob(".step-*.tmp/**/expert.*/0.0.0") if file.stat().st_size]
+        if written:
+            die()
+
+if point == "between two files":
+    threading.Thread(target=watch, daemon=True).start()
+elif point == "before the manifest":
+    saving.write_manifest = die
+elif point == "before its name":
+    saving.commit_save = die
+else:
+    rename, calls = Path.rename, []
+    def rename_once(path, to):
+        calls.append(path)
+        if len(calls) == 2:
+            die()
+        return rename(path, to)
+    run.ledger = Ledger.first(split.num_layers, split.num_classes, CLASSES)  # as before any copy of iteration 4
+    Path.rename = rename_once
+    run.save()
+run.run(6)
+"""
+
+
+@pytest.mark.parametrize("point", ["between two files", "before the manifest", "before its name", "between two names"])
+def test_a_process_that_is_killed_in_a_save_costs_only_that(small_run, tmp_path, point):
+    done = as_process(KILLED, tmp_path / "checkpoints", point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (half,) = (tmp_path / "checkpoints").glob(".step-*.tmp")
+    assert list(half.rglob("expert.*/0.0.0"))
+    assert (half / "manifest.json").exists() == (point in ("before its name", "between two names"))
+    unbroken = small_run(size=200)
+    unbroken.directory = tmp_path / "unbroken"
+    unbroken.run(4)
+
+    run = small_run(size=200)
+    settle(run.directory)
+    assert not half.exists()
+    plan = run.lose_all()
+    assert (plan.step, plan.passed_over) == (4, ())
+    jax.tree.map(np.testing.assert_array_equal, run.state, unbroken.saved[4])
+    run.records += [None] * 4
+    run.run(6)
+    assert run.lose_all().step == 6

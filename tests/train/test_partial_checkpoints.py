@@ -1,0 +1,229 @@
+"""A run that saves some experts at a time: what is lost, what is not, and what its record says of it."""
+
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import CheckpointConfig, checkpoint_steps, device_snapshot, load_plan, plan_restore, read_manifest
+from swift.checkpoint.snapshots import _picker
+from swift.checkpoint.split import by_name
+from swift.data import DataConfig, TextFiles
+from swift.errors import RunError, SettingError
+from swift.experts import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement import FlexMoE
+from swift.mesh import SHARED
+from swift.models import ModelConfig
+from swift.record import read_run
+from swift.topology import Topology
+from swift.train import Experiment, TrainOptions, train
+from swift.train.saver import split_of
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+CLASSES = 4
+TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
+    for index in range(20):
+        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+    return Experiment(
+        model=TINY,
+        experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=3),
+        topology=Topology(num_expert_ranks=2),
+        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
+        num_steps=20,
+        sequences_per_microbatch=4,
+        eval_every=0,
+        checkpoint=CheckpointConfig(every=2, num_kept=3, experts_per_layer=1),
+    )
+
+
+def run(experiment, run_dir, **options):
+    return train(experiment, TrainOptions(run_dir, "Experiment.num_steps = 20\n", prepare="none", **options))
+
+
+def state_of(experiment, run_dir, step):
+    directory, split = run_dir / "checkpoints", split_of(experiment.program())
+    state, _ = load_plan(directory, plan_restore(directory, experiment.identity(), step), split)
+    return split.shapes.keys(), split, state
+
+
+@pytest.fixture(scope="module")
+def lost(experiment, tmp_path_factory, few_optimizations):
+    """The run directory of a run that has ended in iteration 9: saved after 2, 4, 6 and 8."""
+    run_dir = tmp_path_factory.mktemp("runs") / "lost"
+    with few_optimizations():
+        run(experiment, run_dir, stop_at=9)
+    shutil.rmtree(run_dir / "checkpoints/step-00000009")  # which is full, and would lose nothing
+    return run_dir
+
+
+@pytest.fixture
+def again(lost, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(lost, tmp_path / "run")
+
+
+def events(run_dir, name):
+    return [event for event in read_run(run_dir).events if event["event"] == name]
+
+
+def lost_updates(metrics, sources, step):
+    """By layer: what the metrics say was routed to experts, and not dropped, after the copy that they came from."""
+    lost = [0] * 2
+    for record in metrics[:step]:
+        for layer in range(2):
+            for class_ in range(CLASSES):
+                if record["step"] > sources[layer, class_]:
+                    lost[layer] += record["popularity"][layer][class_] - record["dropped"][layer][class_]
+    return lost
+
+
+def test_a_lost_run_goes_on_and_counts_what_it_has_lost(experiment, again):
+    assert checkpoint_steps(again / "checkpoints") == [6, 8]
+    before = read_run(again).metrics
+    run(experiment, again, resume=True, stop_at=11)
+    # Saved one by one after the full save: layer 0 goes round from class 0, layer 1 from class 1.
+    sources = {(0, 0): 4, (0, 1): 6, (0, 2): 8, (0, 3): 2, (1, 1): 4, (1, 2): 6, (1, 3): 8, (1, 0): 2}
+    (restore,) = events(again, "restore")
+    found = {(layer, class_): int(step) for step, units in restore["experts"].items() for layer, class_ in units}
+    assert (restore["step"], restore["dense"], found) == (8, 8, sources)
+    lost = lost_updates(before, sources, 8)
+    assert restore["updates_lost"] == lost
+    tokens = [sum(sum(record["popularity"][layer]) for record in before[:8]) for layer in range(2)]
+    assert restore["plt"] == pytest.approx(sum(n / of for n, of in zip(lost, tokens, strict=True)) / 2, rel=1e-12)
+    assert restore["plt"] > 0.01
+    assert restore["passed_over"] == []
+    tally = read_manifest(again / "checkpoints/step-00000008", "").ledger.tally
+    assert (tally.num_faults, tally.lost_L.tolist()) == (1, lost)  # lest the next fault counts them again
+    assert [record["step"] for record in read_run(again).metrics] == list(range(1, 12))
+    # Now the same tokens are out of more.
+    *_, last = events(again, "checkpoint")
+    records = read_run(again).metrics
+    tokens = [sum(sum(record["popularity"][layer]) for record in records) for layer in range(2)]
+    assert last["plt"] == pytest.approx(sum(n / of for n, of in zip(lost, tokens, strict=True)) / 2, rel=1e-12)
+
+
+def test_events_say_how_much_of_which_experts_was_saved(experiment, lost):
+    saved = events(lost, "checkpoint")
+    assert [event["step"] for event in saved] == [2, 4, 6, 8, 9]
+    assert [event["experts"] for event in saved] == ["all", [[0], [1]], [[1], [2]], [[2], [3]], "all"]
+    assert [event["experts_per_layer"] for event in saved] == [4, 1, 1, 1, 4]
+    full, partial = saved[0]["bytes"], saved[1]["bytes"]
+    split = split_of(experiment.program())
+    expert_bytes = sum(split.shapes[name].size * 4 for name in split.expert_names)
+    assert full - partial == expert_bytes * 3 // 4
+    assert all(event["save_ms"] > event["stall_ms"] > 0 for event in saved)
+
+
+def test_experts_are_those_of_the_saves_they_come_from(experiment, lost, tmp_path):
+    """Against the same run with full checkpoints, bit for bit."""
+    full = replace(experiment, checkpoint=CheckpointConfig(every=2, num_kept=4))
+    run(full, tmp_path / "full", stop_at=8)
+    names, split, mixed = state_of(experiment, lost, 8)
+    plan = plan_restore(lost / "checkpoints", step=8)
+    arrays = by_name(mixed)
+    whole = {step: by_name(state_of(full, tmp_path / "full", step)[2]) for step in (2, 4, 6, 8)}
+    for name in names:
+        if name not in split.expert_names:
+            np.testing.assert_array_equal(arrays[name], whole[8][name])
+            continue
+        for (layer, class_), copy in plan.sources.items():
+            mine, theirs = (array[0, layer, :, class_] for array in (arrays[name], whole[copy.step][name]))
+            np.testing.assert_array_equal(mine, theirs)
+            assert copy.step == 8 or np.any(mine != whole[8][name][0, layer, :, class_])
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks"),
+    [(Topology(1, 1, 2), "emulated"), (Topology(2, 2, 2), "emulated"), (Topology(1, 1, 2), "virtual")],
+)
+def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
+    program, random = replace(experiment, topology=topology, ranks=ranks).program(), np.random.default_rng(0)
+    split, live = split_of(program), program.live
+    host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
+    specs = replace(program.specs, slots={})
+    state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), specs)
+    for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
+        ours, theirs = device_snapshot(split, state, live, chosen), split.host_snapshot(host, chosen)
+        again = device_snapshot(split, state, live, chosen[:, ::-1], ours)
+        assert all(again.blocks[name] is ours.blocks[name] for name in ours.blocks)  # written over
+        ours = device_snapshot(split, state, live, chosen, again)
+        jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
+    # What leaves an accelerator is chosen there.
+    chosen_PLK = split.by_stage(np.array([[2, 0], [1, 3]]))
+    picked = _picker(live)([state.master["expert"]], live.put(chosen_PLK[live.stage_R], SHARED))[0]
+    expected = np.take_along_axis(host.master["expert"], chosen_PLK[:, :, None, :, None], axis=3)
+    np.testing.assert_array_equal(np.asarray(picked)[list(live.first_rows)], expected)
+    state.step.delete()
+    np.testing.assert_array_equal(ours.dense["step"], host.step)  # a copy
+
+
+def test_dynamic_k_doubles_after_a_fault_that_was_too_dear(experiment, again):
+    setup = replace(experiment, checkpoint=replace(experiment.checkpoint, plt_budget=1e-3))
+    run(setup, again, resume=True, stop_at=11)
+    (restore,) = events(again, "restore")
+    assert (restore["experts_per_layer_before"], restore["experts_per_layer"]) == (1, 2)
+    assert restore["plt"] > 1e-3
+    saved = [event["experts"] for event in events(again, "checkpoint")]
+    assert [len(classes) for classes in saved[-2]] == [2, 2]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
+    file = again / "checkpoints/step-00000008/arrays/state/master.head/0.0.0.0.0"
+    file.write_bytes(file.read_bytes()[:-1])
+    run(experiment, again, resume=True, stop_at=7)
+    (restore,) = events(again, "restore")
+    assert (restore["step"], restore["set_aside"]) == (6, ["step-00000008.aside"])
+    assert restore["passed_over"] == [
+        "step-00000008 is damaged: its file arrays/state/master.head/0.0.0.0.0 is not as it was saved"
+    ]
+    assert checkpoint_steps(again / "checkpoints") == [6, 7]
+    assert [record["step"] for record in read_run(again).metrics] == list(range(1, 8))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_one_before(experiment, again, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("swift.checkpoint.saving.write_arrays", fail)
+    line = "the checkpoint of iteration 10 was not saved: .*No space left on device: stopped; the checkpoint of .* 8 is"
+    with pytest.raises(RunError, match=line):
+        run(experiment, again, resume=True, stop_at=12)
+    assert checkpoint_steps(again / "checkpoints") == [6, 8]
+    assert events(again, "checkpoint_failed")[0]["step"] == 10
+
+
+def test_partial_checkpoints_are_refused_where_no_expert_has_a_state_of_its_own(experiment):
+    with pytest.raises(SettingError, match="experts_per_layer = 1: must be 'all' with OptimizerConfig"):
+        replace(experiment, placement=FlexMoE(2), optimizer=replace(experiment.optimizer, layout="coupled"))
+    with pytest.raises(SettingError, match="experts_per_layer = 5: must be at most "):
+        replace(experiment, checkpoint=CheckpointConfig(experts_per_layer=5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"every": -1}, "CheckpointConfig.every = -1: must be a whole number of at least 0"),
+        ({"num_kept": 0}, "CheckpointConfig.num_kept = 0: must be a whole number of at least 1"),
+        ({"experts_per_layer": 0}, "experts_per_layer = 0: must be a whole number of at least 1, or 'all'"),
+        ({"experts_per_layer": "some"}, "experts_per_layer = 'some': must be a whole number of at least 1, or 'all'"),
+        ({"experts_per_layer": 1.5}, "experts_per_layer = 1.5: must be a whole number of at least 1, or 'all'"),
+        ({"selection": "random"}, "CheckpointConfig.selection = 'random': choose one of sequential, load_aware"),
+        ({"plt_budget": 0.1}, "plt_budget = 0.1: would change nothing: it needs a number as"),
+        ({"plt_budget": 1, "experts_per_layer": 1}, "CheckpointConfig.plt_budget = 1: must be below 1"),
+        ({"plt_budget": float("nan"), "experts_per_layer": 1}, "CheckpointConfig.plt_budget = nan: must be a number"),
+    ],
+)
+def test_bad_settings_are_told_in_a_line(settings, line):
+    with pytest.raises(SettingError, match=line.replace("(", "\\(")):
+        CheckpointConfig(**settings)
