@@ -3,9 +3,11 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
+from swift.errors import SettingError
 from swift.launch.children import Children
 from swift.launch.keeper_wire import Answer, Command, Load, Save, command_line, read_answer
 from swift.launch.wire import Snapshot
@@ -51,6 +53,15 @@ class Saving:
     def newest(self) -> int | None:
         """The iteration of the newest checkpoint."""
         return max(checkpoint_steps(self._directory), default=None)
+
+    def goes_beyond(self, step: int) -> bool:
+        """Whether a checkpoint takes the run further than its states after ``step``, and nothing is lost by it."""
+        newest = self.newest
+        if newest is None or newest <= step:
+            return False
+        with suppress(SettingError):  # damaged
+            return read_manifest(checkpoint_path(self._directory, newest), "checkpoint").is_full
+        return False
 
     @property
     def is_busy(self) -> bool:

@@ -241,7 +241,7 @@ class Supervisor:
         is_lost = go.stamp is None and (self._reporter.written > 0 or self._terms.resumed)
         if is_lost and saved is None and not self._saving.is_busy:
             raise RunError(f"nobody is left who has the state of some stage: stopped; {self._remedy()}")
-        if is_lost or (go.stamp is not None and saved is not None and go.stamp.step < saved):
+        if is_lost or (go.stamp is not None and self._saving.goes_beyond(go.stamp.step)):
             self._restoring = go
             self._saving.load(go.number)
         else:

@@ -1,9 +1,11 @@
 """The keeper is asked one thing after the other, and again where it has died or is too late."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from swift.launch import saving
 from swift.launch.keeper_wire import Load, Save, Saved, answer_line, read_command
 from swift.launch.saving import KEEPER, Saving
 from swift.launch.wire import Snapshot
@@ -52,7 +54,7 @@ class Keeping:
         return self.saving.died()
 
     def answers(self, step):
-        self.saving.hear(answer_line(Saved(step, 0.1, f"step-{step}")))
+        self.saving.hear(answer_line(Saved(step, 0.1, f"step-{step}", {})))
 
 
 @pytest.fixture
@@ -127,3 +129,12 @@ def test_an_answer_makes_up_for_deaths(keeping):
         assert keeping.dies()
         keeping.answers(step)
         keeping.add(step + 5)
+
+
+@pytest.mark.parametrize(("step", "is_full", "goes"), [(20, True, True), (20, False, False), (40, True, False)])
+def test_a_checkpoint_is_preferred_to_states_where_it_is_newer_and_nothing_is_lost(
+    keeping, monkeypatch, step, is_full, goes
+):
+    monkeypatch.setattr(saving, "checkpoint_steps", lambda _: [20, 40])
+    monkeypatch.setattr(saving, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
+    assert keeping.saving.goes_beyond(step) == goes
