@@ -75,7 +75,7 @@ class Shift:
         self.voice.epoch, self.voice.finished = self.number, done
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
-        elif self._is_due(done, experiment.checkpoint.every) and not leave.is_restored:
+        elif done and self._is_due(done, experiment.checkpoint.every) and not leave.is_restored:
             self._snapshot()  # its parts may have been lost with who had them
         while not self._is_over(done):
             begun = time.perf_counter()

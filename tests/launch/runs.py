@@ -115,6 +115,10 @@ def launched(config, *arguments, processes=2):
         finally:
             patience.cancel()
             process.kill()
+            for pid, kind in left_behind(config).items():
+                if kind == "keeper":  # who is stopped cannot find out that it is to end
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
 
 
 def members(config):

@@ -10,9 +10,20 @@ import time
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps
 from swift.record import read_run
-from tests.launch.runs import launched, left_behind, losses, members, scratch, tell, wait_for, whole, write_config
+from tests.launch.runs import (
+    launched,
+    left_behind,
+    losses,
+    members,
+    newest_checkpoint,
+    scratch,
+    tell,
+    wait_for,
+    wait_for_checkpoint,
+    whole,
+    write_config,
+)
 
 
 def config_for(tmp_path, stages, steps):
@@ -62,10 +73,9 @@ def test_chaos_does_what_was_asked_and_the_losses_are_those_without(tmp_path, re
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_no_process_behind(tmp_path):
-    config = config_for(tmp_path, 1, 10**6)
+    config = write_config(tmp_path, (2, 1, 1), 10**6, CheckpointConfig__every=20)
     with launched(config) as process:
-        wait_for(process, "running with")
-        time.sleep(3)
+        wait_for_checkpoint(process, config)  # so that nothing has to be compiled for the last
         process.send_signal(signal.SIGINT)
         begun = time.monotonic()
         rest = process.stderr.read()
@@ -74,8 +84,7 @@ def test_ctrl_c_saves_and_leaves_no_process_behind(tmp_path):
     assert "Traceback" not in rest
     assert left_behind(config) == {}
     assert scratch(process.pid) == []
-    (step,) = checkpoint_steps(tmp_path / "run" / "checkpoints")
-    assert step == len(losses(tmp_path / "run"))
+    assert newest_checkpoint(config) == len(losses(tmp_path / "run"))
 
 
 def test_processes_end_with_their_supervisor(tmp_path):
