@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     # Threads of Orbax may write on after it has failed; what they leave is no checkpoint, and gone with the next life.
     assert before.items() <= files(keeper).items()
     assert checkpoint_steps(keeper.checkpoints) == [2]
-    assert read_answer(as_process(keeper, tmp_path, Load(None, 5)).stdout) == Loaded(Stamp(5, 2))
+    assert read_answer(as_process(keeper, tmp_path, Load(None, 5)).stdout).stamp == Stamp(5, 2)
     assert files(keeper) == before
 
 

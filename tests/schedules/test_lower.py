@@ -199,6 +199,12 @@ def test_slots_are_as_few_as_what_is_held_at_once():
     assert counts == [table.num_b_stash, table.num_held, table.num_w_stash]
 
 
+def fits(shape, larger):
+    """The permutations may be in another order."""
+    sizes = zip(shape._asdict().values(), larger._asdict().values(), strict=True)
+    return all(set(own) <= set(other) if isinstance(own, tuple) else own <= other for own, other in sizes)
+
+
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_padded_table_does_the_same(problems, random_schedule, data):
@@ -218,7 +224,7 @@ def test_a_padded_table_does_the_same(problems, random_schedule, data):
         assert (padded.opcode_TR[table.num_ticks :] == NOTHING).all()
         assert padded.num_rounds_T.tolist() == table.num_rounds_T.tolist() + [0] * (shape.num_ticks - table.num_ticks)
         assert table.padded(table.shape).shape == table.shape
-    if shape not in (tables[0].shape, tables[1].shape):
+    if not fits(tables[0].shape, tables[1].shape):
         with pytest.raises(AssertionError, match="no room"):
             tables[0].padded(tables[1].shape)
 
