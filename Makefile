@@ -20,7 +20,7 @@ PIPELINES := experiments/recycle/2x2x2.gin --set Experiment.num_steps=32
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 demo: install  ## train a small MoE GPT with moving and with static experts; and in pipelines, a process of which is killed
 	$(BIN)/python -m swift compare experiments/demo.gin experiments/demo_static.gin --run-dir $(DEMO)
-	$(BIN)/python -m swift train $(PIPELINES) --run-dir $(DEMO)/whole
+	$(BIN)/python -m swift train $(PIPELINES) --run-dir $(DEMO)/whole --prepare none
 	$(BIN)/python -m swift launch --processes 4 $(PIPELINES) --run-dir $(DEMO)/killed \
 		--chaos 'step 10: kill 0:1' 'step 11: restart 0:1' --against $(DEMO)/whole
 
