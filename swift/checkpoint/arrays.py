@@ -1,6 +1,5 @@
 """A tree of arrays on disk, beside a manifest that every file is checked against before it is read."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.digests import difference, digest, settled_digests
-from swift.checkpoint.manifest import MANIFEST, read_signed
+from swift.checkpoint.digests import difference, settled_digests
+from swift.checkpoint.manifest import check_shapes, read_signed, write_signed
 from swift.checkpoint.orbax_files import read_arrays, write_arrays
 from swift.checkpoint.split import by_name, shape_text
 from swift.errors import SettingError
-from swift.files import replace_file
 
 _VERSION = 1
 
@@ -32,8 +30,7 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     write_arrays(path, {name: np.asarray(array) for name, array in arrays.items() if array.size})
     shapes = {name: shape_text(array) for name, array in arrays.items()}
     said = {"version": _VERSION, "arrays": shapes, "files": settled_digests(path), "metadata": dict(metadata)}
-    text = json.dumps(said).encode()
-    replace_file(path / MANIFEST, digest(text).encode() + b"\n" + text)
+    write_signed(path, said)
 
 
 def load_metadata(path: Path, setting: str) -> dict[str, Any]:
@@ -64,11 +61,7 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
         SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
     """
     manifest, wanted = read_signed(path, setting, _VERSION), by_name(abstract)
-    shapes = {name: shape_text(leaf) for name, leaf in wanted.items()}
-    for name in sorted({*shapes, *manifest["arrays"]}):
-        theirs, mine = manifest["arrays"].get(name, "nothing"), shapes.get(name, "nothing")
-        if theirs != mine:
-            raise SettingError(setting, str(path), f"is of another model: it has {theirs} for {name}, here {mine}")
+    check_shapes(path, setting, manifest["arrays"], {name: shape_text(leaf) for name, leaf in wanted.items()})
     for name, expected in manifest["files"].items():
         wrong = difference(path / name, expected)
         if wrong:

@@ -186,8 +186,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         "common": {str(step): dict(files) for step, files in sorted(ledger.common.items())},
         "copies": [[*unit, [asdict(copy) for copy in copies]] for unit, copies in sorted(ledger.copies.items())],
     }
-    text = json.dumps(said).encode()
-    replace_file(path / MANIFEST, digest(text).encode() + b"\n" + text)
+    write_signed(path, said)
 
 
 def read_manifest(path: Path, setting: str) -> Manifest:
@@ -211,6 +210,12 @@ def read_manifest(path: Path, setting: str) -> Manifest:
     return Manifest(**{name: said[name] for name in names}, dense=Dense(**said["dense"]), ledger=ledger)
 
 
+def write_signed(path: Path, said: Mapping[str, Any]) -> None:
+    """Writes a manifest of any kind, for ``read_signed``; JSON."""
+    text = json.dumps(said).encode()
+    replace_file(path / MANIFEST, digest(text).encode() + b"\n" + text)
+
+
 def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
     """A manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
     try:
@@ -224,3 +229,11 @@ def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
         allowed = f"is of version {said['version']} of this format, and this Swift reads version {version}"
         raise SettingError(setting, str(path), allowed)
     return said
+
+
+def check_shapes(path: Path, setting: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Raises SettingError where a checkpoint's shapes, by name, are not those that are wanted; the line names one."""
+    for name in sorted({*theirs, *ours}):
+        there, here = theirs.get(name, "nothing"), ours.get(name, "nothing")
+        if there != here:
+            raise SettingError(setting, str(path), f"is of another model: it has {there} for {name}, here {here}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from swift.checkpoint.digests import array_digest, difference
 from swift.checkpoint.directory import ARRAYS, checkpoint_path, checkpoint_steps
-from swift.checkpoint.manifest import Copy, Files, Ledger, Manifest, read_manifest, write_manifest
+from swift.checkpoint.manifest import Copy, Files, Ledger, Manifest, check_shapes, read_manifest, write_manifest
 from swift.checkpoint.orbax_files import read_arrays
 from swift.checkpoint.plt import Tally, dynamic_k
 from swift.checkpoint.saving import unit_array
@@ -170,18 +170,13 @@ def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] 
 
 
 def _check_shapes(directory: Path, manifest: Manifest, split: Split) -> None:
-    path = checkpoint_path(directory, manifest.step)
     ours = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
     ours |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
     ours["experts"] = str([split.num_layers, split.num_classes])
     theirs = dict(manifest.dense.shapes)
     theirs |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
     theirs["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            there, here = theirs.get(name, "nothing"), ours.get(name, "nothing")
-            allowed = f"is of another model: it has {there} for {name}, here {here}"
-            raise SettingError(_SETTING, str(path), allowed)
+    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
 
 
 def _check_dense(manifest: Manifest, check: Check) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 MEMORY = "{memory}"
+"""In a command: the memory of the node on which it is started."""
 _STOP_S = 10.0
 
 

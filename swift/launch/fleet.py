@@ -183,9 +183,7 @@ class Fleet:
                 serving = threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True)
                 self._serving = [*filter(threading.Thread.is_alive, self._serving), serving]
                 serving.start()
-            except TimeoutError:
-                pass
-            except OSError:  # of a connection that is no more, or of a network that is not there now
+            except OSError:  # nobody has called; or the connection is no more, or the network not there now
                 time.sleep(_PAUSE_S)
             if time.monotonic() - pulsed >= _PULSE_S:
                 pulsed = time.monotonic()

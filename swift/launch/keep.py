@@ -4,16 +4,15 @@ An epoch ends with all that is on its devices (see ``swift.mesh.distributed``). 
 one is here, and whoever takes the place of a process that was killed finds it again.
 """
 
-import hashlib
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from swift.checkpoint.digests import array_digest
 from swift.errors import RunError
 from swift.mesh.epochs import Process, Stamp
 
@@ -42,7 +41,7 @@ class Keep:
     def save(self, stamp: Stamp, tree: Any) -> None:
         """Keeps a tree of arrays, which replaces one with the same stamp."""
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
-        head = {"arrays": [_shape(array) for array in arrays], "digest": _digest(arrays)}
+        head = {"arrays": [_shape(array) for array in arrays], "digest": array_digest(arrays)}
         path = self._path(stamp)
         temporary = path.with_name(f".{path.name}.tmp")  # in a directory that has one writer
         try:
@@ -83,7 +82,7 @@ class Keep:
             begin = _aligned(offset)
             offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
             parts.append(whole[begin:offset])
-        if len(whole) != offset or not (is_own or _digest(parts) == digest):
+        if len(whole) != offset or not (is_own or array_digest(parts) == digest):
             raise damaged
         arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
@@ -105,13 +104,6 @@ def _shape(leaf: Any) -> list[Any]:
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        digest.update(_bytes(array).data)
-    return digest.hexdigest()
 
 
 def _aligned(offset: int) -> int:

@@ -16,6 +16,9 @@ from swift.checkpoint import checkpoint_steps
 from swift.record import read_run
 
 PATIENCE_S = 240
+EVERY = {"CheckpointConfig__every": 20}
+NO_CHECKPOINTS = "--set", "CheckpointConfig.every=0"
+"""Of the run without failures, which is the sooner done."""
 SWIFT = [sys.executable, "-m", "swift"]
 KILLED = """
 Experiment.model = @ModelConfig()

@@ -8,6 +8,8 @@ import pytest
 
 from swift.record import read_run
 from tests.launch.runs import (
+    EVERY,
+    NO_CHECKPOINTS,
     go_on,
     keeper,
     launched,
@@ -24,9 +26,6 @@ from tests.launch.runs import (
 )
 
 pytestmark = pytest.mark.slow
-EVERY = {"CheckpointConfig__every": 20}
-NO_CHECKPOINTS = "--set", "CheckpointConfig.every=0"
-"""Of the run without failures, which is the sooner done."""
 LATE = "the keeper did not answer for 30 s: killed"
 
 HANGING = """

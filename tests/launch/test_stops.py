@@ -8,6 +8,8 @@ import pytest
 
 from swift.record import read_run
 from tests.launch.runs import (
+    EVERY,
+    NO_CHECKPOINTS,
     go_on,
     launched,
     left_behind,
@@ -24,9 +26,6 @@ from tests.launch.runs import (
 )
 
 pytestmark = pytest.mark.slow
-EVERY = {"CheckpointConfig__every": 20}
-NO_CHECKPOINTS = "--set", "CheckpointConfig.every=0"
-"""Of the run without failures, which is the sooner done."""
 WITHIN_S = 20
 """It stops in 10 s, and has more of them here: the machine may have other things to do."""
 

@@ -10,6 +10,7 @@ import pytest
 from swift.checkpoint import checkpoint_steps
 from swift.record import read_run
 from tests.launch.runs import (
+    EVERY,
     go_on,
     launched,
     left_behind,
@@ -23,7 +24,6 @@ from tests.launch.runs import (
 )
 
 pytestmark = pytest.mark.slow
-EVERY = {"CheckpointConfig__every": 20}
 
 
 @pytest.mark.parametrize(
