@@ -25,7 +25,6 @@ from swift.checkpoint import (
     Split,
     checkpoint_path,
     checkpoint_steps,
-    load_plan,
     plan_restore,
     read_manifest,
     record_restore,
@@ -49,7 +48,7 @@ from swift.mesh.sharing import part_shapes
 from swift.pipeline import Program, TrainState
 from swift.record import METRICS
 from swift.train import Experiment
-from swift.train.saver import first_ledger, ledger_after, split_of
+from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
 
 _PATIENCE_S = 20.0
 """For the record of an iteration whose state is there."""
@@ -140,7 +139,7 @@ class Keeper:
             ledger,
             identity=self.experiment.identity(),
             # Batches are by number of iteration, which is all that the loader has to know.
-            extra={"loader": self._loader.state() | {"next_step": stamp.step}},
+            extra=extra_of(self.program, self._loader.state() | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
 
@@ -151,7 +150,8 @@ class Keeper:
             # One of the same iteration, of which some were run again, is about to be replaced.
             with suppress(SettingError):
                 if older < step:
-                    ledger, base = read_manifest(checkpoint_path(self.checkpoints, older), "checkpoint").ledger, older
+                    manifest = read_manifest(checkpoint_path(self.checkpoints, older), "checkpoint")
+                    ledger, base = ledger_for(self.program, manifest, manifest.ledger), older
                     break
         return counted(ledger, self.checkpoints.parent / METRICS, base, step, _PATIENCE_S)
 
@@ -172,7 +172,7 @@ class Keeper:
             OSError: a part cannot be kept.
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
-        host, plan = load_plan(self.checkpoints, plan, self.split)
+        host, plan = load_state(self.checkpoints, plan, self.program)
         self._loader.restore(plan.manifest.extra["loader"])  # for its checks
         for process in processes_of(self.experiment.topology, by_rank=self.by_rank):
             parts = cut_parts(self._specs, host, process.worker[1], self._ranks(process.rank))

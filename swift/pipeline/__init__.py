@@ -14,6 +14,8 @@ from swift.pipeline.engine import PREPARE, Change, Engine, Prepare
 from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step, put_batch
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState, materialize_all
+from swift.pipeline.reshaping import StateShape, reshape_state, reshaped
+from swift.pipeline.shares import sequences_per_rank
 from swift.pipeline.split import Split, split
 from swift.pipeline.stage import Sums
 from swift.pipeline.steps import Outcome, Steps
@@ -32,6 +34,7 @@ __all__ = [
     "Prepare",
     "Program",
     "Split",
+    "StateShape",
     "Steps",
     "Sums",
     "TrainState",
@@ -45,6 +48,9 @@ __all__ = [
     "materialize_all",
     "neighbours",
     "put_batch",
+    "reshape_state",
+    "reshaped",
+    "sequences_per_rank",
     "split",
     "split_stage",
     "stage_costs",

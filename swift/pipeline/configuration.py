@@ -15,6 +15,7 @@ import numpy as np
 
 from swift.data import Batch
 from swift.mesh import Place
+from swift.pipeline.shares import share_sequences
 from swift.schedules import (
     PLANNERS,
     Costs,
@@ -177,15 +178,16 @@ def batch_of_rows(batches: Sequence[Batch], table: TickTable, pipeline_D: Sequen
         num_ranks: N, among which the sequences of a micro-batch are split.
 
     Returns:
-        ``[R, n, N, B / N, T]``; where a row meets fewer micro-batches than another, nothing is valid.
+        ``[R, n, N, B / N, T]``, see ``share_sequences``; nothing is valid where a row meets fewer micro-batches than
+        another.
     """
     iteration_Rn, pipeline_Rn, microbatch_Rn = np.moveaxis(table.data_Rn, -1, 0)
-    total, num_sequences, length = batches[0].inputs.shape
+    total = len(batches[0].inputs)
     index_Rn = np.asarray(pipeline_D)[pipeline_Rn] * (total // len(pipeline_D)) + microbatch_Rn
     is_there_Rn = iteration_Rn >= 0
 
     def chosen(leaf_KX: np.ndarray) -> np.ndarray:
         taken = leaf_KX[iteration_Rn, index_Rn] * is_there_Rn[..., None, None]
-        return taken.astype(leaf_KX.dtype).reshape(*index_Rn.shape, num_ranks, num_sequences // num_ranks, length)
+        return share_sequences(taken.astype(leaf_KX.dtype), num_ranks)
 
     return Batch(*(chosen(np.stack(leaves)) for leaves in zip(*batches, strict=True)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.stages import Wrapped
 
@@ -19,6 +18,7 @@ from swift.models import Weights
 from swift.pipeline.metrics import UpdateRecord, metrics_of
 from swift.pipeline.ops import add
 from swift.pipeline.program import Program, TrainState
+from swift.pipeline.shares import share_sequences
 from swift.pipeline.stage import DeviceBatch, Sums, forward, no_sums
 from swift.pipeline.update import Ends, apply_gradients, clip_scale, reduce_gradients, square_norm
 
@@ -26,13 +26,8 @@ _BOTH = Ends(is_first=True, is_last=True)
 
 
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
-    """A host batch ``[M, B, T]`` on a lone worker's devices: ``[1, M, rank, B / ranks, T]``, whole sequences."""
-
-    def by_rank(leaf: np.ndarray) -> np.ndarray:
-        num_microbatches, num_sequences, length = leaf.shape
-        return leaf.reshape(1, num_microbatches, live.num_ranks, num_sequences // live.num_ranks, length)
-
-    return live.put(Batch(*map(by_rank, batch)), RANKED)
+    """A host batch ``[M, B, T]`` on a lone worker's devices: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
+    return live.put(Batch(*(share_sequences(leaf[None], live.num_ranks) for leaf in batch)), RANKED)
 
 
 def lone_gradients(program: Program, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:

@@ -18,6 +18,7 @@ from swift.pipeline.lone import lone_evaluation, lone_step, put_batch
 from swift.pipeline.metrics import by_iteration
 from swift.pipeline.program import Program, TrainState
 from swift.pipeline.program_store import ProgramStore
+from swift.pipeline.shares import sequences_per_rank
 from swift.pipeline.stage import DeviceBatch, Sums
 from swift.pipeline.tables import table_arrays
 from swift.pipeline.window import barrier_step, evaluation_step, window_step
@@ -181,7 +182,7 @@ class Steps:
 
     def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
         live, length = self.program.live, self.program.gpt.config.sequence_length
-        shape = (*microbatches_Rn, live.num_ranks, self._num_sequences // live.num_ranks, length)
+        shape = (*microbatches_Rn, live.num_ranks, sequences_per_rank(self._num_sequences, live.num_ranks), length)
         types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)
         return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimiz
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, Program, stage_costs, stage_sizes
+from swift.pipeline import Engine, PlanSettings, Prepare, Program, sequences_per_rank, stage_costs, stage_sizes
 from swift.schedules import FAULT_FREE, PLANNERS
 from swift.topology import Topology, Worker
 from swift.train.failures import FailureList, parse_failures
@@ -52,7 +52,8 @@ class Experiment:
         failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
             iteration, or come back. A worker is down for the whole of a window in which it is down at all.
         move_roles: spread failures over the stages, by workers that change theirs.
-        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks.
+        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; best a multiple of them: where it
+            is none, some ranks compute on padding.
         eval_every: iterations between evaluations on the validation split; 0 for none.
         num_eval_batches: batches of an evaluation; the first ones, always the same.
         checkpoint: which checkpoints it makes.
@@ -93,8 +94,8 @@ class Experiment:
         for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
             if getattr(self, name) not in choices:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")
-        if self.sequences_per_microbatch % self.topology.num_expert_ranks:
-            allowed = f"must be a multiple of Topology.num_expert_ranks = {self.topology.num_expert_ranks}"
+        if self.sequences_per_microbatch < self.topology.num_expert_ranks:
+            allowed = f"must be at least Topology.num_expert_ranks = {self.topology.num_expert_ranks}"
             raise SettingError("Experiment.sequences_per_microbatch", self.sequences_per_microbatch, allowed)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
@@ -214,7 +215,7 @@ class Experiment:
         Raises:
             SettingError: there is too little memory for a single micro-batch.
         """
-        per_rank = self.sequences_per_microbatch // self.topology.num_expert_ranks
+        per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
         costs = stage_costs(program, per_rank)
         if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
             least = math.ceil(1000 * costs.microbatch_peak) / 1000
@@ -232,13 +233,15 @@ class Experiment:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint has to share with the run that reads it."""
-        return {
+        """What a checkpoint has to share with the run that reads it.
+
+        Where optimizer state is tied to places (the layout ``coupled``), these are part of it.
+        """
+        places = {"ExpertConfig.slots_per_rank": self.experts.slots_per_rank, "Topology": repr(self.topology)}
+        return (places if self.optimizer.layout == "coupled" else {}) | {
             "ModelConfig": repr(self.model),
             "vocabulary": self.data.vocab_size,
             "ExpertConfig.num_classes": self.experts.num_classes,
-            "ExpertConfig.slots_per_rank": self.experts.slots_per_rank,
-            "Topology": repr(self.topology),
             "OptimizerConfig.name": self.optimizer.name,
             "OptimizerConfig.layout": self.optimizer.layout,
             "Experiment.placement": repr(self.placement),

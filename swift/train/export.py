@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from swift.checkpoint import Plan, checkpoint_steps, load_arrays, load_metadata, load_plan, plan_restore, save_arrays
+from swift.checkpoint import Plan, checkpoint_steps, load_arrays, load_metadata, plan_restore, save_arrays
 from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
 from swift.train.experiment import Experiment
-from swift.train.saver import split_of
+from swift.train.saved_state import load_state
 
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> Plan:
@@ -43,7 +43,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     _check_new(out)
     program = experiment.program(storage_mesh(experiment.topology))
     plan = plan_restore(run_dir / "checkpoints", experiment.identity(), step)
-    state, plan = load_plan(run_dir / "checkpoints", plan, split_of(program))
+    state, plan = load_state(run_dir / "checkpoints", plan, program)
     weights = program.gpt.unpack(program.whole_classes(state))
     save_arrays(out, _pure(weights), {"step": step, "model": _shape(program.gpt)})
     return plan

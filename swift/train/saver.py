@@ -12,7 +12,6 @@ from swift.checkpoint import (
     Manifest,
     Plan,
     Snapshot,
-    Split,
     checkpoint_path,
     device_snapshot,
     record_restore,
@@ -21,30 +20,10 @@ from swift.checkpoint import (
     save_facts,
     set_aside_newer,
 )
-from swift.experts.layouts import Decoupled
 from swift.pipeline import Program, TrainState
 from swift.record import RunDirectory
 from swift.train.experiment import Experiment
-
-
-def split_of(program: Program) -> Split:
-    """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
-    abstract = program.at(program.stages_mesh()).abstract()
-    has_classes = isinstance(program.layouts.get("expert"), Decoupled)
-    return Split(abstract, replace(program.specs, slots={}), has_classes)
-
-
-def first_ledger(experiment: Experiment, split: Split) -> Ledger:
-    """What a run that has saved nothing knows of its checkpoints."""
-    return Ledger.first(
-        split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
-    )
-
-
-def ledger_after(experiment: Experiment, plan: Plan) -> Ledger:
-    """What a run knows of its checkpoints that goes on from one of them."""
-    config = experiment.checkpoint
-    return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
+from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, split_of
 
 
 class Saver:
@@ -59,14 +38,16 @@ class Saver:
 
     def __init__(self, experiment: Experiment, program: Program, directory: RunDirectory, start: Plan | None):
         self._experiment, self._directory, self._split = experiment, directory, split_of(program)
-        self._ledger = first_ledger(experiment, self._split) if start is None else ledger_after(experiment, start)
+        self._ledger = first_ledger(experiment, self._split)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: dict[str, Any] = {}
         self._room: Snapshot | None = None
         self._waited_ms = 0.0
         self._saving: Future[Manifest] | None = None
         if start is not None:
-            self._go_on(start)
+            after = ledger_after(experiment, start)
+            self._go_on(start, after)
+            self._ledger = ledger_for(program, start.manifest, after)
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +86,7 @@ class Saver:
             self._split,
             self._ledger,
             identity=self._experiment.identity(),
-            extra={"loader": dict(position)},
+            extra=extra_of(program, position),
             num_kept=config.num_kept,
         )
 
@@ -140,9 +121,9 @@ class Saver:
         )
         return None
 
-    def _go_on(self, start: Plan) -> None:
+    def _go_on(self, start: Plan, after: Ledger) -> None:
         """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""
         directory = self._directory.checkpoints_path
         aside = set_aside_newer(directory, start.step)
-        record_restore(directory, start.manifest, self._ledger)
-        self._directory.log_event("restore", start.step, **restore_facts(start, self._ledger), set_aside=aside)
+        record_restore(directory, start.manifest, after)
+        self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)

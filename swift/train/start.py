@@ -5,23 +5,26 @@ from pathlib import Path
 
 import jax
 
-from swift.checkpoint import Plan, checkpoint_steps, load_plan, plan_restore, settle
+from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
 from swift.errors import SettingError
 from swift.mesh import move_rows, source_rows
 from swift.pipeline import Prepare, Program, TrainState
 from swift.record import RunDirectory, check_new_run, check_same_run
 from swift.train.experiment import Experiment
 from swift.train.recovery import window_length
-from swift.train.saver import split_of
+from swift.train.saved_state import load_state
 
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "clip_norm")),
+    *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
+    *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "ExpertConfig.slots_per_rank"),
 )
-"""Settings that a resumed run may have changed: what is recorded, who fails and how the same sums are computed, and
-what helps after a loss that was not finite."""
+"""Settings that a resumed run may have changed: what is recorded, who fails, where and how the same sums are computed
+(the micro-batches of all pipelines together stay, which the loader sees to), and what helps after a loss that was not
+finite."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def begin(
     if start is None:
         return program.init(jax.random.key(experiment.seed)), None
     saved = program.at(program.stages_mesh())
-    host, start = load_plan(options.run_dir / "checkpoints", start, split_of(program))
+    host, start = load_state(options.run_dir / "checkpoints", start, program)
     specs = replace(program.specs, slots={})
     state = move_rows(
         saved.live.put(host, specs), saved.live, program.live, specs, source_rows(saved.live, program.live)

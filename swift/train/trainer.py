@@ -23,7 +23,8 @@ from swift.train.interrupt import Interrupt
 from swift.train.metrics import mean_loss, step_record
 from swift.train.progress import Progress
 from swift.train.recovery import check_failures, is_due, lost_stages
-from swift.train.saver import Saver, ledger_after
+from swift.train.saved_state import ledger_after
+from swift.train.saver import Saver
 from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run
 from swift.train.summary import summarize
 

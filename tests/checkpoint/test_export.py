@@ -17,7 +17,7 @@ from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
 from swift.train import Experiment, export_model, generate
 from swift.train.export import load_exported, whole_characters
-from swift.train.saver import split_of
+from swift.train.saved_state import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

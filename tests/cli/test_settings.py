@@ -54,7 +54,7 @@ SETTINGS = {
     "on 2 expert ranks",
     "ExpertConfig.top_k=5": "ExpertConfig.top_k = 5: a token cannot go to more than ExpertConfig.num_classes = 4 "
     "classes",
-    "Experiment.sequences_per_microbatch=5": "Experiment.sequences_per_microbatch = 5: must be a multiple of "
+    "Experiment.sequences_per_microbatch=1": "Experiment.sequences_per_microbatch = 1: must be at least "
     "Topology.num_expert_ranks = 2",
     "ModelConfig.model_dim=17": "ModelConfig.model_dim = 17: must be a multiple of ModelConfig.num_heads = 2",
     "ModelConfig.num_layers=3": "ModelConfig.moe_pattern = (False, True): its length must divide "

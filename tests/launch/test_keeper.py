@@ -27,7 +27,7 @@ from swift.mesh.sharing import fetch_parts
 from swift.record import read_run
 from swift.topology import Topology
 from swift.train import TrainOptions, train
-from swift.train.saver import first_ledger
+from swift.train.saved_state import first_ledger
 from swift.train.start import begin
 
 

@@ -149,8 +149,8 @@ from pathlib import Path
 from swift.cli.configuration import load_experiment
 from swift.launch import keeper
 config, run_dir, keeps, most_bytes = sys.argv[1:]
-load = keeper.load_plan
-keeper.load_plan = lambda *arguments: (print("noise"), load(*arguments))[1]
+load = keeper.load_state
+keeper.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
 keeper.run(load_experiment(Path(config)), Path(run_dir), Path(keeps), True, sys.stdin)
 """

@@ -20,7 +20,7 @@ from swift.models import ModelConfig
 from swift.record import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
-from swift.train.saver import split_of
+from swift.train.saved_state import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

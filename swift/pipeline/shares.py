@@ -1,0 +1,33 @@
+"""A micro-batch's sequences among the expert ranks: as even as can be, and what is missing is padding.
+
+B: sequences of a micro-batch. N: expert ranks. T: positions.
+"""
+
+import numpy as np
+
+
+def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
+    """Sequences that every rank has room for.
+
+    >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
+    (2, 3)
+    """
+    return -(-num_sequences // num_ranks)
+
+
+def share_sequences(leaf: np.ndarray, num_ranks: int) -> np.ndarray:
+    """Cuts ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in their order.
+
+    Zeros, which are not valid, where a rank has one sequence less than another.
+
+    >>> share_sequences(np.array([[1], [2], [3]]), num_ranks=2).tolist()
+    [[[1], [2]], [[3], [0]]]
+    """
+    *lead, num_sequences, length = leaf.shape
+    room = sequences_per_rank(num_sequences, num_ranks)
+    if num_sequences == num_ranks * room:
+        return leaf.reshape(*lead, num_ranks, room, length)
+    shares = np.zeros((*lead, num_ranks, room, length), leaf.dtype)
+    for rank, mine in enumerate(np.array_split(np.arange(num_sequences), num_ranks)):
+        shares[..., rank, : len(mine), :] = leaf[..., mine, :]
+    return shares
