@@ -8,7 +8,7 @@ from swift.checkpoint.plt import Tally, dynamic_k
 from swift.checkpoint.restoring import Plan, load_plan, plan_restore, record_restore
 from swift.checkpoint.saving import save_checkpoint
 from swift.checkpoint.selection import partial_bytes
-from swift.checkpoint.snapshots import device_snapshot
+from swift.checkpoint.snapshots import begin_snapshot
 from swift.checkpoint.split import Snapshot, Split
 from swift.checkpoint.wording import restore_facts, restore_lines, save_facts, source_lines
 
@@ -21,9 +21,9 @@ __all__ = [
     "Snapshot",
     "Split",
     "Tally",
+    "begin_snapshot",
     "checkpoint_path",
     "checkpoint_steps",
-    "device_snapshot",
     "dynamic_k",
     "load_arrays",
     "load_metadata",

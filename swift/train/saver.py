@@ -1,9 +1,10 @@
 """Checkpoints of a run, written behind its iterations."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,8 +13,8 @@ from swift.checkpoint import (
     Manifest,
     Plan,
     Snapshot,
+    begin_snapshot,
     checkpoint_path,
-    device_snapshot,
     record_restore,
     restore_facts,
     save_checkpoint,
@@ -27,7 +28,7 @@ from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger
 
 
 class Saver:
-    """Saves one checkpoint at a time; training goes on once the snapshot is on the host. A context manager.
+    """Saves one checkpoint at a time; training goes on while it is copied and written. A context manager.
 
     Args:
         experiment: what is run.
@@ -75,20 +76,24 @@ class Saver:
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
-        self._room = device_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
+        take = begin_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
-        self._saving = self._thread.submit(
+        save = partial(
             save_checkpoint,
             self._directory.checkpoints_path,
             done,
-            self._room,
-            self._split,
-            self._ledger,
+            split=self._split,
+            ledger=self._ledger,
             identity=self._experiment.identity(),
             extra=extra_of(program, position),
             num_kept=config.num_kept,
         )
+        self._saving = self._thread.submit(self._write, take, save)
+
+    def _write(self, take: Callable[[], Snapshot], save: Callable[..., Manifest]) -> Manifest:
+        self._room = take()
+        return save(snapshot=self._room)
 
     def follow(self, *, wait: bool) -> str | None:
         """Notes the end of the checkpoint that is under way.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import Ledger, device_snapshot, save_checkpoint
+from swift.checkpoint import Ledger, begin_snapshot, save_checkpoint
 from swift.data import ByteTokenizer
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     state = program.init(jax.random.key(3))
     split = split_of(program)
     ledger = Ledger.first(split.num_layers, split.num_classes, 3)
-    snapshot = device_snapshot(split, state, program.live, ledger.choose("sequential", full=True))
+    snapshot = begin_snapshot(split, state, program.live, ledger.choose("sequential", full=True))()
     save_checkpoint(
         directory / "checkpoints", 7, snapshot, split, ledger, identity=TINY.identity(), extra={}, num_kept=1
     )
