@@ -34,16 +34,15 @@ def begin_snapshot(
     """
     arrays, stages = by_name(state), live.with_places(tuple(live.places[row] for row in live.first_rows))
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
-    arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, live.first_rows)
+    if stages.places != live.places:
+        arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, live.first_rows)
     dense = {name: arrays[name] for name in split.dense_shapes}
     experts = {name: arrays[name] for name in split.expert_names}
     chosen = None
     if chosen_LK.shape[-1] < split.num_classes:
-        chosen = stages.put(split.by_stage(chosen_LK).astype(np.int32), SHARED)
+        chosen = jax.device_put(split.by_stage(chosen_LK).astype(np.int32), stages.shardings(SHARED))
     ranked = tuple(name for name in dense if name in split.ranked_names)
     copies = _copier(stages, ranked, tuple(dense), tuple(experts))(dense, experts, chosen)
-    for copy in copies.values():
-        copy.copy_to_host_async()
     return partial(_take, split, copies, chosen_LK, room)
 
 
@@ -53,6 +52,8 @@ def _take(split: Split, copies: dict[str, jax.Array], chosen_LK: np.ndarray, roo
         blocks = split.new_blocks(chosen_LK.shape[-1])
     else:
         dense, blocks = room.dense, room.blocks
+    for copy in copies.values():
+        copy.copy_to_host_async()
     for name, copy in copies.items():
         into = dense[name] if name in dense else split.view(blocks, name)
         for shard in copy.addressable_shards:
