@@ -10,6 +10,7 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
 from swift.cli.configuration import config_text
+from swift.launch.keep import Keep
 from swift.launch.keeper import Keeper
 from swift.launch.keeper_wire import (
     Failed,
@@ -27,7 +28,7 @@ from swift.mesh.sharing import fetch_parts
 from swift.record import read_run
 from swift.topology import Topology
 from swift.train import TrainOptions, train
-from swift.train.saved_state import first_ledger
+from swift.train.saved_state import extra_of, first_ledger
 from swift.train.start import begin
 
 
@@ -63,6 +64,27 @@ def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
+
+
+def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept):
+    """Of a checkpoint of two ranks; the next one is full, though K is 1: the copies are of another shape."""
+    partial = replace(keeper.experiment.checkpoint, experts_per_layer=1)
+    setup = replace(keeper.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
+    three, processes = replace(keeper, experiment=setup), processes_of(setup.topology, by_rank=True)
+    assert three.load(epoch=5).step == 4
+
+    def classes(of, parts, name):
+        slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
+        return np.asarray(of.program.layouts[name].classes(slices, None))
+
+    before = [kept(keeper, process, Stamp(3, 4)) for process in ranks]
+    after = [kept(three, process, Stamp(5, 4)) for process in processes]
+    for name in keeper.program.gpt.groups:
+        np.testing.assert_array_equal(classes(keeper, before, name), classes(three, after, name))
+    for process, parts in zip(processes, after, strict=True):
+        Keep(three.keeps, process).save(Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)]))
+    write_metrics(three, 6)
+    assert three.save(Stamp(5, 6), processes).is_full
 
 
 def test_train_goes_on_from_it_as_if_nothing_had_been(elsewhere, trained, tmp_path, ranks):
@@ -102,7 +124,7 @@ def write_metrics(keeper, steps):
     """Of a run in which no token was routed."""
     nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int).tolist()
     lines = [json.dumps({"step": step, "popularity": nothing, "dropped": nothing}) for step in range(1, steps + 1)]
-    keeper.checkpoints.parent.mkdir()
+    keeper.checkpoints.parent.mkdir(exist_ok=True)
     (keeper.checkpoints.parent / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -111,7 +133,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
     (tmp_path / "keeps").mkdir()
     keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=False)
-    extra, identity = {"loader": setup.loader("train").state()}, setup.identity()
+    extra, identity = extra_of(keeper.program, setup.loader("train").state()), setup.identity()
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
     save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
