@@ -1,6 +1,7 @@
 """What a run of processes has counted: the keeper reads it from the metrics, which somebody else writes."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,12 +39,30 @@ def counted(ledger: Ledger, metrics: Path, after: int, step: int, patience_s: fl
 
 
 def _newest(metrics: Path, after: int) -> Iterator[dict]:
-    """The whole lines after an iteration, the newest first; those before are not parsed."""
-    lines = metrics.read_bytes() if metrics.exists() else b""
-    rest, _, _ = lines.rpartition(b"\n")  # what follows is being written
-    while rest:
-        rest, _, line = rest.rpartition(b"\n")
+    """The whole lines after an iteration, the newest first; those before are neither read nor parsed."""
+    for line in lines_from_end(metrics) if metrics.exists() else ():
         record = json.loads(line)
         if record["step"] <= after:
             return
         yield record
+
+
+def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[bytes]:
+    """The whole lines of a file, the last one first; what follows it is being written.
+
+    Args:
+        path: of the file.
+        block_bytes: how much is read at once.
+    """
+    with path.open("rb") as file:
+        start, rest, is_torn = file.seek(0, os.SEEK_END), b"", True
+        while start:
+            end, start = start, max(start - block_bytes, 0)
+            file.seek(start)
+            rest, *lines = (file.read(end - start) + rest).split(b"\n")
+            if lines and is_torn:
+                lines.pop()
+                is_torn = False
+            yield from reversed(lines)
+        if not is_torn:
+            yield rest
