@@ -182,6 +182,49 @@ def test_dynamic_k_doubles_after_a_fault_that_was_too_dear(experiment, again):
     assert [len(classes) for classes in saved[-2]] == [2, 2]
 
 
+class Lost(Exception):
+    """The process is gone."""
+
+
+class Losses:
+    """Of everything, once before each of some iterations; a ``FailureSource``."""
+
+    def __init__(self, steps):
+        self.left = list(steps)
+
+    def failed(self, first_step, last_step):
+        if self.left and first_step <= self.left[0] <= last_step:
+            raise Lost(self.left.pop(0))
+        return frozenset()
+
+
+@pytest.mark.slow
+def test_with_a_loss_every_50_iterations_dynamic_k_keeps_lost_tokens_under_their_budget(experiment, tmp_path):
+    """Of 50 iterations K = 1 loses 3 on average, which is above the budget, and K = 2 loses 1; dropped tokens apart."""
+    config, run_dir = replace(experiment.checkpoint, plt_budget=0.045), tmp_path / "run"
+    setup, losses = replace(experiment, num_steps=204, checkpoint=config), Losses([52, 102, 152, 202])
+    options = TrainOptions(run_dir, "", prepare="none")
+    for _ in tuple(losses.left):
+        with pytest.raises(Lost):
+            train(setup, options, losses)
+        options = replace(options, resume=True)
+    train(setup, options, losses)
+    restores, metrics = events(run_dir, "restore"), read_run(run_dir).metrics
+    assert [event["step"] for event in restores] == [50, 100, 150, 200]
+    assert [event["experts_per_layer"] for event in restores] == [2, 2, 2, 2]
+    assert [event["experts_per_layer_before"] for event in restores] == [1, 2, 2, 2]
+    saved = {event["step"]: event["experts"] for event in events(run_dir, "checkpoint")}
+    assert {step: len(saved[step][0]) for step in range(4, 204, 2)} == {s: 1 + (s > 50) for s in range(4, 204, 2)}
+    lost = np.zeros(2)
+    for event in restores:
+        sources = {(layer, class_): int(s) for s, units in event["experts"].items() for layer, class_ in units}
+        lost += lost_updates(metrics, sources, event["step"])  # between two losses, every expert was saved
+        routed = np.sum([record["popularity"] for record in metrics[: event["step"]]], axis=(0, 2))
+        assert event["plt"] == pytest.approx(np.mean(lost / routed), rel=1e-12)
+    assert restores[0]["plt"] > 0.045
+    assert all(event["plt"] < 0.045 for event in restores[1:])
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
     file = again / "checkpoints/step-00000008/arrays/state/master.head/0.0.0.0.0"
     file.write_bytes(file.read_bytes()[:-1])
