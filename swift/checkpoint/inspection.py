@@ -1,6 +1,6 @@
 """What a directory of checkpoints holds, and what of it is damaged, for people to read; nothing is changed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +34,9 @@ def find_checkpoints(path: Path) -> tuple[Path, int | None]:
 def overview(directory: Path) -> list[dict[str, Any]]:
     """A row for every iteration that can be restored, oldest first; of one that cannot be read, why."""
     rows = []
-    for step in checkpoint_steps(directory):
-        path = checkpoint_path(directory, step)
-        row: dict[str, Any] = {"step": step, "path": str(path)}
-        try:
-            manifest = read_manifest(path, _SETTING)
-        except SettingError as error:
-            rows.append(row | {"error": error.allowed})
-            continue
-        ledger = manifest.ledger
-        steps = [copies[0].step for copies in ledger.copies.values()]
-        rows.append(
-            row
-            | {
-                "bytes": manifest.num_bytes,
-                "bytes_per_rank": manifest.bytes_per_rank,
-                "is_full": manifest.is_full,
-                "experts_per_layer": ledger.num_classes if manifest.is_full else ledger.k,
-                "oldest_expert": min(steps, default=step),
-                "plt": ledger.tally.plt,
-                "faults": ledger.tally.num_faults,
-            }
-        )
+    for step, manifest in _manifests(directory, checkpoint_steps(directory)):
+        facts = {"error": manifest} if isinstance(manifest, str) else _facts(manifest)
+        rows.append({"step": step, "path": str(checkpoint_path(directory, step))} | facts)
     return rows
 
 
@@ -91,15 +72,12 @@ def what_a_restore_does(directory: Path, step: int | None = None) -> tuple[list[
     return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
 
 
-def damages(directory: Path) -> Iterator[str]:
-    """What is wrong with the files that any checkpoint would read, a phrase each."""
+def damages(directory: Path, step: int | None = None) -> Iterator[str]:
+    """What is wrong with the files that any checkpoint would read, or a certain one, a phrase each."""
     check, told = checker(directory), set[str]()
-    for step in checkpoint_steps(directory):
-        path = checkpoint_path(directory, step)
-        try:
-            manifest = read_manifest(path, _SETTING)
-        except SettingError as error:
-            yield f"{path.name} {error.allowed}"
+    for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
+        if isinstance(manifest, str):
+            yield f"{checkpoint_path(directory, one).name} {manifest}"
             continue
         for owner, files in sorted(manifest.files_needed().items()):
             for name, digest in files.items():
@@ -107,3 +85,27 @@ def damages(directory: Path) -> Iterator[str]:
                 if why is not None and why not in told:
                     told.add(why)
                     yield why
+
+
+def _manifests(directory: Path, steps: Iterable[int]) -> Iterator[tuple[int, Manifest | str]]:
+    """Of every step its manifest, or why that cannot be read."""
+    for step in steps:
+        try:
+            found: Manifest | str = read_manifest(checkpoint_path(directory, step), _SETTING)
+        except SettingError as error:
+            found = error.allowed
+        yield step, found
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    ledger = manifest.ledger
+    steps = [copies[0].step for copies in ledger.copies.values()]
+    return {
+        "bytes": manifest.num_bytes,
+        "bytes_per_rank": manifest.bytes_per_rank,
+        "is_full": manifest.is_full,
+        "experts_per_layer": ledger.num_classes if manifest.is_full else ledger.k,
+        "oldest_expert": min(steps, default=manifest.step),
+        "plt": ledger.tally.plt,
+        "faults": ledger.tally.num_faults,
+    }
