@@ -20,7 +20,7 @@ def checkpoint(options: argparse.Namespace) -> None:
     if options.action == "inspect":
         _inspect(options, directory, step if options.step is None else options.step)
     elif options.action == "verify":
-        _verify(options, directory)
+        _verify(options, directory, step)
     else:
         rows = overview(directory)
         _show(options, {"checkpoints": rows}, *_overview_parts(rows))
@@ -47,14 +47,14 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
     _show(options, said, *_overview_parts([row]), table, "a restore takes", *(f"  {line}" for line in lines))
 
 
-def _verify(options: argparse.Namespace, directory: Path) -> None:
-    found = list(damages(directory))
-    lines, restore = what_a_restore_does(directory)
+def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> None:
+    found = list(damages(directory, step))
+    lines, restore = what_a_restore_does(directory, step)
     verdict = [f"damaged: {why}" for why in found] or ["all files are as they were saved"]
     said = {"damaged": found, "restore": restore}
     _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))
     if found:
-        raise RunError(f"{directory}: {len(found)} of its files damaged or missing")
+        raise RunError(f"{options.dir}: {len(found)} of its files damaged or missing")
 
 
 def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[Table | str]:

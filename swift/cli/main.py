@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         ("verify", "read all files; exit code 3 where one is damaged"),
     ):
         action = actions.add_parser(name, help=what)
-        action.add_argument("dir", type=Path, metavar="DIR", help="a run, or its directory of checkpoints")
+        action.add_argument("dir", type=Path, metavar="DIR", help="a run, all its checkpoints, or one of them")
         action.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
         if name == "inspect":
             action.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
