@@ -43,4 +43,8 @@ def difference(path: Path, expected: str) -> str | None:
     """What is wrong with a file that should have a digest; None: nothing."""
     if not path.is_file():
         return "is missing"
-    return None if file_digest(path) == expected else "is not as it was saved"
+    try:
+        found = file_digest(path)
+    except OSError as error:  # a bad sector, or no permission: another copy may be had
+        return f"cannot be read: {error.strerror}"
+    return None if found == expected else "is not as it was saved"

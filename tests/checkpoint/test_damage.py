@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, manifest, plan_restore, saving, settle
+from swift.checkpoint import checkpoint_steps, digests, manifest, plan_restore, saving, settle
 from swift.checkpoint.inspection import damages
 from swift.errors import SettingError
 
@@ -77,6 +77,21 @@ def test_a_damaged_expert_falls_back_to_the_copy_before_and_its_updates_are_lost
     )
     assert lost == newest.contained - older.contained > 0
     assert all(copy.step == 2 for copy in run.ledger.copies[unit])
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_one_that_is_damaged(small_run, expert_of, monkeypatch):
+    run = small_run(experts_per_layer=2, every=2).run(4)
+    bad, read = next(expert_files(run, 4, 1, 2)[0].glob("[0-9]*")), digests.file_digest
+
+    def fail(path):
+        if path == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(digests, "file_digest", fail)
+    (why,) = run.lose_all().passed_over
+    assert why.endswith("its file arrays/state/expert.1.2.float32/0.0.0 cannot be read: Input/output error")
+    np.testing.assert_equal(expert_of(run.state, 1, 2), expert_of(run.saved[2], 1, 2))
 
 
 def test_without_a_sound_copy_of_an_expert_an_older_iteration_is_restored(small_run):
