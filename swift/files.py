@@ -1,4 +1,4 @@
-"""Files that a reader never sees half-written."""
+"""Files that a reader never sees half-written, and names that outlast a power failure."""
 
 import os
 from pathlib import Path
@@ -25,3 +25,12 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory, as they are now, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.errors import SettingError
+from swift.files import sync_directory
 
 ARRAYS = "arrays"
 _PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
@@ -61,6 +62,7 @@ def commit_save(directory: Path, step: int) -> Path:
     if path.exists():
         path.rename(path.with_suffix(_EARLIER))
     (directory / f".{path.name}.tmp").rename(path)
+    sync_directory(directory)  # before anything goes that this one replaces
     settle(directory)
     return path
 

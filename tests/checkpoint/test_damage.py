@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, digests, manifest, plan_restore, saving, settle
+from swift.checkpoint import checkpoint_steps, digests, directory, manifest, plan_restore, saving, settle
 from swift.checkpoint.inspection import damages
 from swift.errors import SettingError
 
@@ -194,6 +194,14 @@ def test_a_full_disk_costs_nothing_that_was_there(small_run, monkeypatch, where)
     assert checkpoint_steps(run.directory) == [2, 4]
     run.run(8)
     assert run.lose_all().step == 8
+
+
+def test_a_checkpoint_has_its_name_on_the_disk_before_older_ones_go(small_run, monkeypatch):
+    run, there = small_run(experts_per_layer="all", every=2, num_kept=1).run(2), []
+    monkeypatch.setattr(directory, "sync_directory", lambda path: there.append((path, checkpoint_steps(path))))
+    run.run(4)
+    assert there == [(run.directory, [2, 4])]
+    assert checkpoint_steps(run.directory) == [4]
 
 
 BEGUN = """
