@@ -49,7 +49,7 @@ class Ours:
     """
 
     def __init__(self, trainee: Trainee, directory: Path, k: Any):
-        self._trainee, self._path = trainee, directory
+        self._trainee = trainee
         experiment = replace(trainee.experiment, checkpoint=CheckpointConfig(every=1, experts_per_layer=k))
         self._saver = Saver(experiment, trainee.program, RunDirectory.create(directory, ""), None)
         self.begin()  # which is full

@@ -1,0 +1,170 @@
+"""What lost updates do to the loss: a small model that loses everything five times, by what its checkpoints save.
+
+Every run of a seed sees the same batches. A fault ends the training between two checkpoints; the run is resumed, as
+with ``--resume``, from the newest. The proportion of lost tokens is counted twice: as events tell it, and from the
+metrics, iteration by iteration, for every expert.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from measure import publish
+
+from swift.checkpoint import CheckpointConfig
+from swift.experts import ExpertConfig
+from swift.models import ModelConfig
+from swift.record import Run, read_run
+from swift.topology import Topology, Worker
+from swift.train import Experiment, TrainOptions, train
+
+CLASSES, BUDGET = 8, 0.0375
+FAULTS = (52, 104, 156, 208, 260)
+"""Iterations before which everything is lost that was done since the newest checkpoint."""
+SMALL = Experiment(
+    model=ModelConfig(num_layers=2, model_dim=64, ffn_dim=256, moe_pattern=(True,)),
+    experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=8),
+    topology=Topology(num_expert_ranks=2),
+    sequences_per_microbatch=8,
+    eval_every=300,
+    num_eval_batches=64,
+)
+NONE, FULL = "no fault", "full"
+SAVED: dict[str, dict[str, Any]] = {
+    NONE: {},
+    FULL: {},
+    "K = 4": {"experts_per_layer": 4},
+    "K = 2": {"experts_per_layer": 2},
+    "K = 1": {"experts_per_layer": 1},
+    "K = 1, Dynamic-K": {"experts_per_layer": 1, "plt_budget": BUDGET},
+}
+
+
+class Fault(Exception):
+    """Everything is lost."""
+
+
+@dataclass
+class Faults:
+    """Ends a run before an iteration, once at each; a ``FailureSource`` in which nobody else fails."""
+
+    left: list[int]
+
+    def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
+        """Nobody, unless it is time for a fault."""
+        if self.left and first_step <= self.left[0] <= last_step:
+            raise Fault(f"iteration {self.left.pop(0)}")
+        return frozenset()
+
+
+def trained(experiment: Experiment, run_dir: Path, faults: tuple[int, ...]) -> Run:
+    """A run to its end, over all faults."""
+    options, source = TrainOptions(run_dir, "", prepare="none"), Faults(list(faults))
+    for _ in range(len(faults) + 1):
+        try:
+            train(experiment, options, source)
+        except Fault:
+            options = replace(options, resume=True)
+    return read_run(run_dir)
+
+
+def events(run: Run, *names: str) -> list[dict[str, Any]]:
+    """By kind, in the order of time."""
+    return [event for event in run.events if event["event"] in names]
+
+
+def counted_plt(run: Run) -> float:
+    """The proportion of lost tokens: of every expert, which iterations are in its state and in its newest copy."""
+    updates_TLE = np.array([np.subtract(record["popularity"], record["dropped"]) for record in run.metrics])
+    routed_TL = np.array([record["popularity"] for record in run.metrics]).sum(axis=-1)
+    num_layers = updates_TLE.shape[1]
+    units = [(layer, class_) for layer in range(num_layers) for class_ in range(CLASSES)]
+    state, copies, now, lost_L = {unit: set[int]() for unit in units}, dict[Any, set[int]](), 0, np.zeros(num_layers)
+    for event in events(run, "checkpoint", "restore"):
+        for iterations in state.values():
+            iterations.update(range(now, event["step"]))
+        now = event["step"]
+        if event["event"] == "checkpoint":
+            chosen = [range(CLASSES)] * num_layers if event["experts"] == "all" else event["experts"]
+            copies |= {(i, e): set(state[i, e]) for i, classes in enumerate(chosen) for e in classes}
+            continue
+        for (layer, class_), iterations in state.items():
+            gone = sorted(iterations - copies[layer, class_])
+            lost_L[layer] += updates_TLE[gone, layer, class_].sum()
+        state = {unit: set(copies[unit]) for unit in units}
+    return float(np.mean(lost_L / routed_TL.sum(axis=0)))
+
+
+def row(run: Run) -> dict[str, Any]:
+    """What is told of a run."""
+    saves, restores = events(run, "checkpoint"), events(run, "restore")
+    assert run.summary is not None
+    return {
+        "validation_loss": run.summary["validation_loss"],
+        "plt": saves[-1]["plt"],
+        "plt_counted": counted_plt(run),
+        "faults": len(restores),
+        "plt_after_faults": [round(event["plt"], 4) for event in restores],
+        "k_after_faults": [event["experts_per_layer"] for event in restores],
+        "written_mb": round(sum(event["bytes"] for event in saves) / 1e6, 1),
+    }
+
+
+def over_seeds(runs: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> dict[str, Any]:
+    """A variant's mean over all seeds; its loss against full checkpoints, seed by seed."""
+    more = [mine["validation_loss"] - theirs["validation_loss"] for mine, theirs in zip(runs, baseline, strict=True)]
+    return {
+        "validation_loss": round(statistics.mean(run["validation_loss"] for run in runs), 4),
+        "above_full": {"mean": round(statistics.mean(more), 4), "of_each_seed": [round(value, 4) for value in more]},
+        "plt": round(statistics.mean(run["plt"] for run in runs), 4),
+        "written_mb": round(statistics.mean(run["written_mb"] for run in runs), 1),
+    }
+
+
+def main() -> int:
+    """Trains, prints, and says by the exit code whether the claims hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=2, help="iterations between checkpoints")
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SAVED}
+    with tempfile.TemporaryDirectory() as directory:
+        jax.config.update("jax_compilation_cache_dir", f"{directory}/programs")  # every life compiles the same
+        for seed in range(options.seeds):
+            for name, saved in SAVED.items():
+                experiment = replace(SMALL, seed=seed, checkpoint=CheckpointConfig(every=options.every, **saved))
+                faults = () if name == NONE else FAULTS
+                found[name].append(row(trained(experiment, Path(directory) / f"{name}, seed {seed}", faults)))
+    means = {name: over_seeds(runs, found[FULL]) for name, runs in found.items()}
+    losses = [run["validation_loss"] for run in found[FULL]]
+    runs = [run for of_variant in found.values() for run in of_variant]
+    full, none = found[FULL], found[NONE]
+    figures = {
+        "every": options.every,
+        "num_steps": SMALL.num_steps,
+        "faults": FAULTS,
+        "classes": CLASSES,
+        "plt_budget": BUDGET,
+        "variants": means,
+        "spread_of_seeds": round(max(losses) - min(losses), 4),
+        "runs": found,
+    }
+    claims = {
+        "loss of full checkpoints from that without a fault": (
+            max(abs(a["validation_loss"] - b["validation_loss"]) for a, b in zip(full, none, strict=True)),
+            0.0,
+        ),
+        "lost tokens from those counted": (max(abs(run["plt"] - run["plt_counted"]) for run in runs), 1e-12),
+        "lost tokens of Dynamic-K at the end": (max(run["plt"] for run in found["K = 1, Dynamic-K"]), BUDGET),
+    }
+    return publish("faults", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
