@@ -6,7 +6,7 @@ from typing import Any
 
 from swift.checkpoint.directory import checkpoint_path, checkpoint_steps
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from swift.checkpoint.restoring import checker, plan_restore
+from swift.checkpoint.restoring import Check, plan_restore
 from swift.checkpoint.wording import restore_facts, restore_lines
 from swift.errors import SettingError
 
@@ -62,19 +62,21 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
     return rows
 
 
-def what_a_restore_does(directory: Path, step: int | None = None) -> tuple[list[str], dict[str, Any]]:
+def what_a_restore_does(
+    directory: Path, step: int | None = None, check: Check | None = None
+) -> tuple[list[str], dict[str, Any]]:
     """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a certain one."""
     try:
-        plan = plan_restore(directory, step=step)
+        plan = plan_restore(directory, step=step, check=check)
     except SettingError as error:
         return [f"nothing can be restored: {error.allowed}"], {"error": error.allowed}
     after = plan.ledger(plan.manifest.ledger.k, None)
     return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
 
 
-def damages(directory: Path, step: int | None = None) -> Iterator[str]:
-    """What is wrong with the files that any checkpoint would read, or a certain one, a phrase each."""
-    check, told = checker(directory), set[str]()
+def damages(directory: Path, step: int | None, check: Check) -> Iterator[str]:
+    """What is wrong with the files that any checkpoint would read, or a certain one, a phrase each; see ``checker``."""
+    told = set[str]()
     for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
             yield f"{checkpoint_path(directory, one).name} {manifest}"

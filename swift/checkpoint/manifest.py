@@ -220,8 +220,10 @@ def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
     """A manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
     try:
         signature, _, text = (path / MANIFEST).read_bytes().partition(b"\n")
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise SettingError(setting, str(path), f"holds no checkpoint: there is no {MANIFEST} in it") from None
+    except OSError as error:
+        raise SettingError(setting, str(path), f"its file {MANIFEST} cannot be read: {error.strerror}") from None
     if signature != digest(text).encode():
         raise SettingError(setting, str(path), f"is damaged: its file {MANIFEST} is not as it was saved")
     said = json.loads(text)

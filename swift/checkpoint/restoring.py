@@ -19,6 +19,9 @@ from swift.errors import SettingError
 
 _SETTING = "checkpoint"
 
+Check = Callable[[int, str, str], str | None]
+"""(step, file, digest) -> what is wrong with it."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -70,6 +73,7 @@ def plan_restore(
     identity: Mapping[str, Any] | None = None,
     step: int | None = None,
     doubtful: Collection[tuple[Unit, int]] = (),
+    check: Check | None = None,
 ) -> Plan:
     """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
 
@@ -78,6 +82,7 @@ def plan_restore(
         identity: what the run has to share with the checkpoint; None: nothing is asked.
         step: the iteration, where it has to be a certain one.
         doubtful: copies that are damaged though their files are not: (expert, step).
+        check: what holds files against their digests; one of its own unless given.
 
     Raises:
         SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
@@ -86,7 +91,7 @@ def plan_restore(
     steps = checkpoint_steps(directory) if step is None else [step]
     if not steps:
         raise SettingError(_SETTING, str(directory), "holds no checkpoint")
-    check, passed_over = checker(directory), list[str]()
+    check, passed_over = check or checker(directory), list[str]()
     for candidate in reversed(steps):
         path = checkpoint_path(directory, candidate)
         try:
@@ -140,10 +145,6 @@ def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
 
 class Damaged(Exception):
     """What is wrong with a checkpoint, as a phrase."""
-
-
-Check = Callable[[int, str, str], str | None]
-"""(step, file, digest) -> what is wrong with it."""
 
 
 def checker(directory: Path) -> Check:

@@ -1,8 +1,8 @@
 """Writing a checkpoint: arrays first, then what they are held against, then its name."""
 
-import os
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from swift.checkpoint.directory import ARRAYS, begin_save, commit_save, retire
 from swift.checkpoint.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest
 from swift.checkpoint.orbax_files import files_of, write_arrays
 from swift.checkpoint.split import Snapshot, Split, Unit, shape_text
+from swift.files import sync_directory
 
 
 def save_checkpoint(
@@ -70,7 +71,8 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    retire(directory, num_kept)
+    with suppress(OSError):  # it is saved; what cannot go now is tried again with the next
+        retire(directory, num_kept)
     return manifest
 
 
@@ -119,8 +121,4 @@ def _copies(
 def _settle_directories(path: Path) -> None:
     """Has the names of all files on the disk, too."""
     for directory in (path, *(below for below in path.rglob("*") if below.is_dir())):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(directory)

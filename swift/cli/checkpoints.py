@@ -11,6 +11,7 @@ from rich.table import Table
 
 from swift.checkpoint import checkpoint_path, read_manifest
 from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.restoring import checker
 from swift.errors import RunError, SettingError
 
 
@@ -48,8 +49,9 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
 
 
 def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> None:
-    found = list(damages(directory, step))
-    lines, restore = what_a_restore_does(directory, step)
+    check = checker(directory)
+    found = list(damages(directory, step, check))
+    lines, restore = what_a_restore_does(directory, step, check)
     verdict = [f"damaged: {why}" for why in found] or ["all files are as they were saved"]
     said = {"damaged": found, "restore": restore}
     _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))

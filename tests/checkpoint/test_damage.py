@@ -13,6 +13,7 @@ import pytest
 
 from swift.checkpoint import checkpoint_steps, digests, directory, manifest, plan_restore, saving, settle
 from swift.checkpoint.inspection import damages
+from swift.checkpoint.restoring import checker
 from swift.errors import SettingError
 
 UNITS = [(layer, class_) for layer in range(4) for class_ in range(4)]
@@ -41,7 +42,7 @@ def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expe
     assert len(files) > 60
     for file in sorted(files)[::stride]:
         damage(file)
-        found = list(damages(run.directory))
+        found = list(damages(run.directory, None, checker(run.directory)))
         assert all(file.relative_to(run.directory).parts[0] in why for why in found)
         assert found or (damage is Path.unlink and file.name == "manifest.json")  # then it is as if never saved
         plan = run.lose_all()
