@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from swift.cli.planning_options import add_plan, add_simulate
 from swift.errors import RunError, SettingError
 
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
 _MODULES = {
     "plan": "swift.cli.plan",
+    "simulate": "swift.cli.simulate",
     "launch": "swift.cli.launch",
     "checkpoint": "swift.cli.checkpoints",
 } | dict.fromkeys(_HIDDEN, "swift.cli.processes")
@@ -177,60 +179,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "inspect":
             action.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
 
-    _add_plan(commands)
+    add_plan(commands)
+    add_simulate(commands)
     return parser
-
-
-def _add_plan(commands: Any) -> None:
-    plan = commands.add_parser(
-        "plan",
-        help="plan a pipeline schedule around failed workers",
-        description="Plans a pipeline schedule in which the peers of failed workers run their micro-batches. Times and "
-        "memory are in the unit of --costs; without them F, B and W take 1 each, and an F-stash is 1.",
-    )
-    plan.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
-    plan.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
-    plan.add_argument("--microbatches", type=int, required=True, metavar="M", help="per pipeline and iteration")
-    plan.add_argument(
-        "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down: pipeline:stage"
-    )
-    plan.add_argument(
-        "--memory-limit", type=float, metavar="UNITS", help="per worker, in F-stashes (default: no limit)"
-    )
-    plan.add_argument(
-        "--costs",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="times tF tB tW (1) and tU tComm (0); bytes of F-stash (1), W-stash (as F-stash) and inbox (0), which is "
-        "a message",
-    )
-    plan.add_argument("--iterations", type=int, default=3, metavar="K", help="of the window (default: %(default)s)")
-    plan.add_argument(
-        "--solver",
-        default="adaptive",
-        metavar="NAME",
-        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases), or for no failure gpipe, "
-        "one_f_one_b, zero_bubble "
-        "(default: %(default)s)",
-    )
-    plan.add_argument("--no-decouple", action="store_true", help="hold W to its B, as a plain backward does")
-    plan.add_argument("--no-stagger", action="store_true", help="hold all updates until all stages are through")
-    plan.add_argument(
-        "--format",
-        choices=["text", "json", "svg", "trace"],
-        help="of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or what --out ends in)",
-    )
-    plan.add_argument("--ops", action="store_true", help="list all ops in --format json")
-    plan.add_argument("--out", type=Path, metavar="FILE", help="instead of stdout; a picture may be .svg or .png")
-    plan.add_argument("--store", type=Path, metavar="DIR", help="keep plans there, and take them from there")
-    plan.add_argument(
-        "--prepare",
-        type=int,
-        metavar="F",
-        help="count the plans for up to F failures, after normalization; with --store, make those that are missing",
-    )
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from swift.cli.kinds import Written
 from swift.cli.mistakes import nearest
+from swift.cli.named import costs_of
 from swift.cli.summary import summarize
 from swift.errors import SettingError, check_count, check_number
 from swift.files import replace_file
-from swift.schedules import PLANNERS, Costs, Problem, Schedule
+from swift.schedules import PLANNERS, Problem, Schedule
 from swift.schedules.document import COST_NAMES, document
 from swift.schedules.draw.rows import counted
 from swift.schedules.draw.text import draw_chart
@@ -27,7 +28,6 @@ from swift.schedules.store import PlanStore
 from swift.topology import Topology, Worker
 
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
-MAX_COST = 1e18
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
 MAX_OPS = 20_000_000
 """Beyond what fits into a few gigabytes."""
@@ -92,7 +92,7 @@ class _Timed:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    costs = _costs(options.costs)
+    costs = costs_of(options.costs)
     num_ops = 3 * options.pipelines * options.stages * options.microbatches * options.iterations
     if num_ops > MAX_OPS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
@@ -126,25 +126,6 @@ def _failed(texts: Sequence[str]) -> frozenset[Worker]:
             raise SettingError("--fail", text, "must be PIPELINE:STAGE, such as 1:2")
         failed.add((int(numbers[1]), int(numbers[2])))
     return frozenset(failed)
-
-
-def _costs(texts: Sequence[str]) -> Costs:
-    values: dict[str, float] = {}
-    for text in texts:
-        name, is_set, number = text.partition("=")
-        if not is_set:
-            raise SettingError("--costs", text, "must be NAME=VALUE, such as tB=1.3")
-        if name not in COST_NAMES:
-            raise SettingError("--costs", text, f"there is no {name}; {nearest(name, COST_NAMES)}")
-        try:
-            values[COST_NAMES[name]] = float(number)
-        except ValueError as error:
-            raise SettingError("--costs", text, f"{number!r} is not a number") from error
-        if values[COST_NAMES[name]] > MAX_COST:
-            raise SettingError("--costs", text, f"must be at most {MAX_COST:g}: take a larger unit")
-    if "f_stash" in values:
-        values.setdefault("w_stash", values["f_stash"])
-    return Costs(**values)
 
 
 def _planner(options: argparse.Namespace) -> Callable[[Problem], Schedule]:
@@ -266,6 +247,6 @@ def _translate(error: SettingError, options: argparse.Namespace) -> SettingError
     if setting in ("failed workers", "Problem.failed"):
         value = " ".join(options.fail)
     if setting == "Problem.memory_limit":
-        value, stash = options.memory_limit, _costs(options.costs).f_stash
+        value, stash = options.memory_limit, costs_of(options.costs).f_stash
         allowed += "" if stash == 1 else f" (in the unit of --costs: an F-stash is {stash:g})"
     return SettingError(_OPTIONS.get(setting, setting), value, allowed)

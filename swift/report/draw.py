@@ -53,7 +53,7 @@ def draw_curves(
         levels: target values, marked by dotted lines.
         top: the largest value that there can be, if there is one.
     """
-    figure, (axes,) = _figure(height=3.4)
+    figure, (axes,) = new_figure(height=3.4)
     for curve in curves:
         points = thin(curve.values_T)
         axes.plot(curve.steps_T[points], curve.values_T[points], color=curve.color, alpha=0.22, linewidth=0.8)
@@ -69,7 +69,7 @@ def draw_curves(
         axes.set_ylim(max(0.0, low - 0.06 * (top - low) - 0.2), top + 0.04 * (top - low) + 0.2)
     axes.set_ylabel(ylabel)
     axes.set_xlabel("step")
-    _legend(figure, [(curve.label, curve.color) for curve in curves])
+    put_legend(figure, [(curve.label, curve.color) for curve in curves])
     return figure
 
 
@@ -108,7 +108,7 @@ def draw_drops(steps_T: np.ndarray, dropped_TLE: np.ndarray, popularity_TLE: np.
     num_layers = popularity_TLE.shape[1]
     drops_TL = 100 * ratio(dropped_TLE.sum(axis=-1), popularity_TLE.sum(axis=-1))
     colors = [colormaps["viridis"](0.85 * layer / max(1, num_layers - 1)) for layer in range(num_layers)]
-    figure, (axes,) = _figure(height=3.0)
+    figure, (axes,) = new_figure(height=3.0)
     for layer, color in enumerate(colors):
         smooth_T = smooth(drops_TL[:, layer])
         points = thin(smooth_T)
@@ -118,7 +118,7 @@ def draw_drops(steps_T: np.ndarray, dropped_TLE: np.ndarray, popularity_TLE: np.
     axes.set_ylabel("tokens dropped (%)")
     axes.set_xlabel("step")
     shown = sorted(set(np.linspace(0, num_layers - 1, min(num_layers, MAX_LAYER_LABELS)).astype(int).tolist()))
-    _legend(figure, [(f"layer {layer}", colors[layer]) for layer in shown])
+    put_legend(figure, [(f"layer {layer}", colors[layer]) for layer in shown])
     return figure
 
 
@@ -129,18 +129,18 @@ def draw_layer(layer: int, steps_T: np.ndarray, popularity_TE: np.ndarray, repli
     a heat map of shares of tokens, and one of shares of replicas in the same colours.
     """
     tokens_BE, replicas_BE = (100 * shares(bin_steps(counts)) for counts in (popularity_TE, replicas_TE))
-    figure, (lines, *maps) = _figure(height=6.6, num_rows=3)
-    _title(lines, f"layer {layer}, the classes that vary most: tokens thin, replicas thick")
+    figure, (lines, *maps) = new_figure(height=6.6, num_rows=3)
+    put_title(lines, f"layer {layer}, the classes that vary most: tokens thin, replicas thick")
     _draw_classes(lines, np.linspace(steps_T[0], steps_T[-1], len(tokens_BE)), tokens_BE, replicas_BE)
     classes = _varying_classes(tokens_BE)
-    _legend(figure, [(f"class {expert}", color) for expert, color in zip(classes, CLASS_COLORS, strict=False)])
+    put_legend(figure, [(f"class {expert}", color) for expert, color in zip(classes, CLASS_COLORS, strict=False)])
     largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
     # Most classes have a small share: the square root leaves them room in the colours.
     norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
     extent = (steps_T[0] - 0.5, steps_T[-1] + 0.5, tokens_BE.shape[1] - 0.5, -0.5)
     for axes, shares_BE, title in zip(maps, (tokens_BE, replicas_BE), ("tokens", "replicas"), strict=True):
         image = axes.imshow(shares_BE.T, aspect="auto", norm=norm, interpolation="nearest", extent=extent)
-        _title(axes, f"layer {layer}, all classes: share of {title}")
+        put_title(axes, f"layer {layer}, all classes: share of {title}")
         axes.set_ylabel("expert class")
         axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.grid(visible=False)
@@ -166,9 +166,10 @@ def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
     return sorted(np.argsort(-range_E, kind="stable")[: len(CLASS_COLORS)].tolist())
 
 
-def _figure(height: float, num_rows: int = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(height: float, num_rows: int = 1, *, shares_x: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure in the style of all, and its axes from top to bottom, which share the x axis or not."""
     figure = Figure(figsize=(6.0, height), layout="constrained", facecolor=GROUND)
-    rows = figure.subplots(num_rows, 1, sharex=True, squeeze=False)[:, 0]
+    rows = figure.subplots(num_rows, 1, sharex=shares_x, squeeze=False)[:, 0]
     for axes in rows:
         axes.set_facecolor(GROUND)
         axes.grid(visible=True, color=GRID, linewidth=0.8)
@@ -182,11 +183,12 @@ def _figure(height: float, num_rows: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, list(rows)
 
 
-def _title(axes: Axes, text: str) -> None:
+def put_title(axes: Axes, text: str) -> None:
+    """Puts a title over axes."""
     axes.set_title(text, fontsize=FONT_SIZE, color=INK, loc="left")
 
 
-def _legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
+def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
     """Puts the legend above the axes, where it hides nothing; a name is shown as it is, never as mathematics."""
     handles = [Line2D([], [], color=color, linewidth=2.5) for _, color in entries]
     labels = [_drawable(label) for label, _ in entries]

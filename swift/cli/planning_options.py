@@ -1,0 +1,118 @@
+"""The options of the commands that plan and simulate; what they import is loaded only when they run."""
+
+from pathlib import Path
+from typing import Any
+
+
+def add_plan(commands: Any) -> None:
+    """``swift plan``."""
+    plan = commands.add_parser(
+        "plan",
+        help="plan a pipeline schedule around failed workers",
+        description="Plans a pipeline schedule in which the peers of failed workers run their micro-batches. Times and "
+        "memory are in the unit of --costs; without them F, B and W take 1 each, and an F-stash is 1.",
+    )
+    plan.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
+    plan.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
+    plan.add_argument("--microbatches", type=int, required=True, metavar="M", help="per pipeline and iteration")
+    plan.add_argument(
+        "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down: pipeline:stage"
+    )
+    plan.add_argument(
+        "--memory-limit", type=float, metavar="UNITS", help="per worker, in F-stashes (default: no limit)"
+    )
+    plan.add_argument(
+        "--costs",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="times tF tB tW (1) and tU tComm (0); bytes of F-stash (1), W-stash (as F-stash) and inbox (0), which is "
+        "a message",
+    )
+    plan.add_argument("--iterations", type=int, default=3, metavar="K", help="of the window (default: %(default)s)")
+    plan.add_argument(
+        "--solver",
+        default="adaptive",
+        metavar="NAME",
+        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases), or for no failure gpipe, "
+        "one_f_one_b, zero_bubble "
+        "(default: %(default)s)",
+    )
+    plan.add_argument("--no-decouple", action="store_true", help="hold W to its B, as a plain backward does")
+    plan.add_argument("--no-stagger", action="store_true", help="hold all updates until all stages are through")
+    plan.add_argument(
+        "--format",
+        choices=["text", "json", "svg", "trace"],
+        help="of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or what --out ends in)",
+    )
+    plan.add_argument("--ops", action="store_true", help="list all ops in --format json")
+    plan.add_argument("--out", type=Path, metavar="FILE", help="instead of stdout; a picture may be .svg or .png")
+    plan.add_argument("--store", type=Path, metavar="DIR", help="keep plans there, and take them from there")
+    plan.add_argument(
+        "--prepare",
+        type=int,
+        metavar="F",
+        help="count the plans for up to F failures, after normalization; with --store, make those that are missing",
+    )
+
+
+def add_simulate(commands: Any) -> None:
+    """``swift simulate``."""
+    simulate = commands.add_parser(
+        "simulate",
+        help="let strategies run through a failure trace",
+        description="Simulates what becomes of a training job while its workers fail and come back. A worker is a node "
+        "of the trace. Durations are such as 90s, 10m, 6h, 2d.",
+    )
+    simulate.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
+    simulate.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
+    simulate.add_argument("--microbatches", type=int, required=True, metavar="M", help="per pipeline and iteration")
+    simulate.add_argument(
+        "--expert-ranks", type=int, default=1, metavar="R", help="devices of a worker (default: %(default)s)"
+    )
+    simulate.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="rows of milliseconds,add|remove,node, or of YYYY-MM-DD, HH:MM:SS, live nodes",
+    )
+    simulate.add_argument("--mtbf", metavar="DURATION", help="random failures: mean time between two, of any worker")
+    simulate.add_argument("--weibull", type=float, metavar="SHAPE", help="of the times between (default: Poisson)")
+    simulate.add_argument(
+        "--repair", default="60s", metavar="DURATION", help="until a failed worker, or a spare, is ready (default: 60s)"
+    )
+    simulate.add_argument("--duration", default="24h", help="of random failures (default: %(default)s)")
+    simulate.add_argument("--remove-every", metavar="DURATION", help="one worker goes each time, and none comes back")
+    simulate.add_argument("--removals", type=int, metavar="N", help="how many of them (default: half of the workers)")
+    simulate.add_argument("--seed", type=int, default=0, help="of all that is random (default: %(default)s)")
+    simulate.add_argument(
+        "--costs", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="as for plan, in any unit of time"
+    )
+    simulate.add_argument("--memory-limit", type=float, metavar="UNITS", help="as for plan (default: no limit)")
+    simulate.add_argument(
+        "--job",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="iteration (2) in s; state (26e9) in bytes, expert-share (0.86) of it, experts (16) of a layer; bandwidths "
+        "host (25e9, of each device), network (12.5e9, of each worker), storage (2e9, of all) in bytes/s; restart (17) "
+        "in s; checkpoint-every in iterations (default: what suits each strategy), K (1) experts in a partial one",
+    )
+    simulate.add_argument(
+        "--model",
+        metavar="NAME",
+        help="whose published figures oobleck, varuna and bamboo follow: bert-large, gpt-2, gpt3-medium, gpt3-2.7b, "
+        "gpt3-6.7b",
+    )
+    simulate.add_argument(
+        "--strategy",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="ideal, swift, recycle, memory, moc, full, oobleck, varuna or bamboo; may be given several times "
+        "(default: all that can run)",
+    )
+    simulate.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+    simulate.add_argument("--plot", type=Path, metavar="FILE", help="draw goodput over time there, as .svg or .png")

@@ -1,0 +1,224 @@
+"""``swift simulate``: strategies that run through a failure trace, told in words, as JSON, and drawn."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swift.cli.kinds import Written
+from swift.cli.mistakes import nearest
+from swift.cli.named import costs_of, named_numbers
+from swift.errors import SettingError, check_count, check_number
+from swift.files import replace_file
+from swift.schedules import Problem
+from swift.simulate import (
+    CAUSES,
+    STRATEGIES,
+    CannotRun,
+    Job,
+    Trace,
+    document,
+    evenly_spaced,
+    poisson,
+    published,
+    read_trace,
+    strategies,
+    weibull,
+)
+from swift.simulate import (
+    simulate as run_through,
+)
+from swift.topology import Topology
+
+JOB_NAMES = {
+    "iteration": "iteration_s",
+    "state": "state_bytes",
+    "expert-share": "expert_share",
+    "experts": "num_experts",
+    "host": "host_bandwidth",
+    "network": "network_bandwidth",
+    "storage": "storage_bandwidth",
+    "restart": "restart_s",
+    "checkpoint-every": "checkpoint_every",
+    "K": "experts_per_checkpoint",
+}
+"""What a person calls the fields of ``Job``."""
+_WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_FAILURES = 1_000_000
+_SETTINGS = {
+    "Topology.num_pipelines": "--pipelines",
+    "Topology.num_stages": "--stages",
+    "Topology.num_expert_ranks": "--expert-ranks",
+    "Problem.num_microbatches": "--microbatches",
+    "Problem.memory_limit": "--memory-limit",
+    "trace": "--trace",
+    "seed": "--seed",
+    "shape": "--weibull",
+    "mtbf (s)": "--mtbf",
+    "period (s)": "--remove-every",
+    "trace horizon (s)": "--duration",
+    "model": "--model",
+    "strategy": "--strategy",
+}
+"""What the library calls a setting, and what the command line does."""
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """``swift simulate --pipelines D --stages P --microbatches M --mtbf 10m``."""
+    _check_plot(options.plot)
+    for name in options.strategy:
+        if name not in STRATEGIES:
+            known = f"must be one of {', '.join(STRATEGIES)}"
+            raise SettingError("--strategy", name, nearest(name, STRATEGIES, known))
+    with _users_words(options):
+        job, model = _job(options), published(options.model) if options.model else None
+        trace = _trace(options, job.num_workers)
+        chosen = strategies(job, trace, model, options.strategy or STRATEGIES)
+        for one in chosen:
+            if options.strategy and isinstance(one, CannotRun) and not one.out_of_memory:
+                raise SettingError("strategy", one.name, one.why)
+        facts = document(job, trace, (one if isinstance(one, CannotRun) else run_through(one, trace) for one in chosen))
+    if options.plot is not None:
+        _draw(options.plot, facts)
+    if options.format == "json":
+        print(json.dumps(facts))
+    else:
+        _print(facts)
+
+
+def _job(options: argparse.Namespace) -> Job:
+    topology = Topology(options.pipelines, options.stages, options.expert_ranks)
+    limit, costs = options.memory_limit, costs_of(options.costs)
+    if limit is not None:
+        check_number("--memory-limit", limit, above=0)
+    problem = Problem(
+        topology, options.microbatches, costs=costs, memory_limit=None if limit is None else limit * costs.f_stash
+    )
+    values: dict[str, Any] = named_numbers("--job", options.job, JOB_NAMES, "iteration=2")
+    for name in _WHOLE:
+        if name in values and values[name] % 1 == 0:
+            values[name] = int(values[name])
+    return Job(problem, **values)
+
+
+def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
+    told = {name: getattr(options, name) is not None for name in ("trace", "mtbf", "remove_every")}
+    if sum(told.values()) != 1:
+        allowed = "give one of --trace FILE, --mtbf DURATION and --remove-every DURATION"
+        raise SettingError("trace", Written("(not set)" if not any(told.values()) else "(set twice)"), allowed)
+    if options.trace is not None:
+        return read_trace(options.trace, lambda line: print(f"swift: {line}", file=sys.stderr), options.seed)
+    if options.remove_every is not None:
+        num_removals = num_workers // 2 if options.removals is None else options.removals
+        check_count("--removals", num_removals, least=1)
+        return evenly_spaced(num_workers, _seconds("--remove-every", options.remove_every), num_removals, options.seed)
+    mtbf_s, repair_s = _seconds("--mtbf", options.mtbf), _seconds("--repair", options.repair)
+    horizon_s = _seconds("--duration", options.duration)
+    if mtbf_s > 0 and horizon_s / mtbf_s > MAX_FAILURES:
+        allowed = f"makes {horizon_s / mtbf_s:,.0f} failures in --duration {options.duration}; at most {MAX_FAILURES:,}"
+        raise SettingError("--mtbf", options.mtbf, allowed)
+    if options.weibull is None:
+        return poisson(num_workers, mtbf_s, repair_s, horizon_s, options.seed)
+    return weibull(num_workers, mtbf_s, options.weibull, repair_s, horizon_s, options.seed)
+
+
+def _seconds(option: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
+    if not found:
+        raise SettingError(option, text, "must be a duration, such as 90s, 10m, 6h or 2d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _check_plot(path: Path | None) -> None:
+    """All that can be wrong with it is told before the simulation takes its time."""
+    if path is None:
+        return
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise SettingError("--plot", str(path), "must end in .svg or .png")
+    if not path.parent.is_dir():
+        raise SettingError("--plot", str(path), f"cannot be written: there is no directory {path.parent}")
+
+
+def _draw(path: Path, facts: Mapping[str, Any]) -> None:
+    # Matplotlib is imported only where there is a picture to draw.
+    from swift.report.simulation import simulation_file
+
+    try:
+        replace_file(path, simulation_file(facts, "png" if path.suffix.lower() == ".png" else "svg"))
+    except OSError as error:
+        raise SettingError("--plot", str(path), f"cannot be written: {error.strerror}") from error
+
+
+def _print(facts: Mapping[str, Any]) -> None:
+    sys.stdout.write("\n".join((*_headings(facts), "", *_table(facts), "", *_remarks(facts))) + "\n")
+    sys.stdout.flush()
+
+
+def _headings(facts: Mapping[str, Any]) -> Iterator[str]:
+    job, trace = facts["job"], facts["trace"]
+    num_workers = job["num_pipelines"] * job["num_stages"]
+    yield (
+        f"{job['num_pipelines']} pipelines x {job['num_stages']} stages x {job['num_expert_ranks']} expert ranks: "
+        f"{num_workers} workers, {num_workers * job['num_expert_ranks']} devices; "
+        f"{job['num_microbatches']} micro-batches per pipeline, {job['iteration_s']:g} s an iteration"
+    )
+    mtbf_s = trace["mean_time_between_failures_s"]
+    often = f", one in {mtbf_s / 60:.3g} minutes" if mtbf_s else ""
+    yield f"{trace['hours']:.4g} hours, {trace['failures']:,} failures{often}, at most {trace['most_nodes']:,} nodes"
+
+
+def _table(facts: Mapping[str, Any]) -> Iterator[str]:
+    rows = facts["strategies"]
+    spent = [cause for cause in CAUSES if any(row["spent_s"] and row["spent_s"][cause] > 0 for row in rows)]
+    has_samples = any(row["samples_per_s"] is not None for row in rows)
+    headings = [
+        "  ETTR",
+        "iterations",
+        *["samples/s"] * has_samples,
+        *(f"{cause} %".replace("_", " ") for cause in spent),
+    ]
+    width = max(map(len, STRATEGIES)) + 2
+    yield "strategy".ljust(width) + "  ".join(headings)
+    for row in rows:
+        if row["spent_s"] is None:
+            yield row["name"].ljust(width) + "out of memory"
+            continue
+        rate = "-" if row["samples_per_s"] is None else f"{row['samples_per_s']:.4g}"
+        total = sum(row["spent_s"].values())
+        shares = [f"{100 * row['spent_s'][cause] / total:.2f}" for cause in spent]
+        cells = [f"{row['ettr']:.4f}", f"{row['iterations']:,.0f}", *[rate] * has_samples, *shares]
+        yield row["name"].ljust(width) + "  ".join(
+            cell.rjust(len(heading)) for cell, heading in zip(cells, headings, strict=True)
+        )
+
+
+def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
+    for row in facts["strategies"]:
+        yield f"{row['name']}: {row['why'] if row['spent_s'] is None else row['source']}"
+    for one in facts["left_out"]:
+        yield f"{one['name']} is left out: {one['why']}"
+
+
+@contextmanager
+def _users_words(options: argparse.Namespace) -> Iterator[None]:
+    """Tells a mistake by the option that the user gave, not by the library's name for it."""
+    try:
+        yield
+    except SettingError as error:
+        raise _translate(error, options) from error
+
+
+def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:
+    setting, value = error.setting, error.value
+    field = setting.partition(".")[2]
+    if setting.startswith("Job.") and field in JOB_NAMES.values():
+        (name,) = (name for name, known in JOB_NAMES.items() if known == field)
+        return SettingError("--job", Written(f"{name}={value:g}"), error.allowed)
+    if setting.startswith("Costs."):
+        return SettingError("--costs", " ".join(options.costs), error.allowed)
+    return SettingError(_SETTINGS.get(setting, setting), value, error.allowed)

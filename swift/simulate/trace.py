@@ -1,0 +1,106 @@
+"""A failure trace: which nodes come and go, and when."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from swift.errors import check_number
+
+
+class Event(NamedTuple):
+    """A node comes or goes.
+
+    Attributes:
+        time_s: since the beginning of the trace.
+        kind: which of the two.
+        node: its name. A name that comes back is the same machine, repaired.
+    """
+
+    time_s: float
+    kind: Literal["add", "remove"]
+    node: str
+
+
+class Change(NamedTuple):
+    """All that happens at one time.
+
+    Attributes:
+        time_s: since the beginning of the trace.
+        removed: nodes that were there and go.
+        added: nodes that come, or that go and come back at once.
+    """
+
+    time_s: float
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events in their order, and when the trace ends.
+
+    Attributes:
+        events: by time; a node is removed only where it is there, and added only where it is not.
+        horizon_s: the length of the trace; no event is later.
+
+    Raises:
+        SettingError: the trace has no length.
+    """
+
+    events: tuple[Event, ...]
+    horizon_s: float
+
+    def __post_init__(self) -> None:
+        check_number("trace horizon (s)", self.horizon_s, above=0)
+        assert all(0 <= event.time_s <= self.horizon_s for event in self.events), "an event outside of the trace"
+
+    @property
+    def initial(self) -> tuple[str, ...]:
+        """The nodes that are there when the trace begins, in their order."""
+        first = next(self._all_changes(), None)
+        return first.added if first is not None and first.time_s == 0 else ()
+
+    @property
+    def changes(self) -> Iterator[Change]:
+        """What happens after the beginning, time by time."""
+        return (change for change in self._all_changes() if change.time_s > 0)
+
+    @property
+    def num_failures(self) -> int:
+        """How many nodes go after the beginning."""
+        return sum(len(change.removed) for change in self.changes)
+
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes that are there at once."""
+        num_nodes, most = len(self.initial), len(self.initial)
+        for change in self.changes:
+            num_nodes += len(change.added) - len(change.removed)
+            most = max(most, num_nodes)
+        return most
+
+    @property
+    def mean_time_between_failures_s(self) -> float:
+        """The length of the trace by its failures; infinite without any."""
+        return self.horizon_s / self.num_failures if self.num_failures else float("inf")
+
+    def _all_changes(self) -> Iterator[Change]:
+        live: dict[str, None] = {}
+        position = 0
+        while position < len(self.events):
+            time_s, before, removed = self.events[position].time_s, set(live), dict[str, None]()
+            touched = dict[str, None]()
+            while position < len(self.events) and self.events[position].time_s == time_s:
+                _, kind, node = self.events[position]
+                assert (node in live) == (kind == "remove"), f"{kind} {node}"
+                touched[node] = None
+                if kind == "add":
+                    live[node] = None
+                else:
+                    del live[node]
+                    if node in before:
+                        removed[node] = None
+                position += 1
+            added = tuple(node for node in touched if node in live and (node not in before or node in removed))
+            if removed or added:
+                yield Change(time_s, tuple(removed), added)
