@@ -96,8 +96,8 @@ def add_simulate(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="NAME=VALUE",
-        help="iteration (2) in s; state (26e9) in bytes, expert-share (0.86) of it, experts (16) of a layer; bandwidths "
-        "host (25e9, of each device), network (12.5e9, of each worker), storage (2e9, of all) in bytes/s; restart (17) "
+        help="iteration (2) in s; state (26e9) in bytes, expert-share (0.86) of it, experts (16) of a layer; bytes/s "
+        "to host (25e9, of each device), network (12.5e9, of each worker), storage (2e9, of all); restart (17) "
         "in s; checkpoint-every in iterations (default: what suits each strategy), K (1) experts in a partial one",
     )
     simulate.add_argument(

@@ -75,12 +75,12 @@ class Job:
     @property
     def num_workers(self) -> int:
         """Workers of the whole cluster, each of which is a node of the trace."""
-        return len(self.problem.topology.workers)
+        return self.problem.num_pipelines * self.problem.num_stages
 
     @property
     def num_devices(self) -> int:
         """Devices of the whole cluster."""
-        return self.problem.topology.num_devices
+        return self.num_workers * self.problem.topology.num_expert_ranks
 
     @property
     def per_worker_s(self) -> float:
@@ -102,6 +102,7 @@ class Job:
         """A worker gets the state of its stage from a peer."""
         return self.state_bytes / self.problem.num_stages / self.network_bandwidth
 
-    def iterations_of(self, seconds: float) -> int:
-        """How many iterations of the whole cluster last so long; at least one."""
-        return max(1, math.ceil(seconds / self.iteration_s - 1e-9))
+
+def iterations_of(seconds: float, iteration_s: float) -> int:
+    """How many iterations last so long; at least one."""
+    return max(1, math.ceil(seconds / iteration_s - 1e-9))

@@ -5,7 +5,7 @@ P: stages.
 
 from dataclasses import dataclass, field, replace
 
-from swift.schedules import Problem, adaptive, one_f_one_b, period, tight_bound
+from swift.schedules import Problem, adaptive, one_f_one_b, period, spread, tight_bound
 from swift.schedules.normalize import canonical
 
 MAX_PLANNED_OPS = 50_000
@@ -26,6 +26,7 @@ class Periods:
     problem: Problem
     _known: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False, compare=False)
     _known_lone: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    _known_spread: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def are_planned(self) -> bool:
@@ -49,6 +50,12 @@ class Periods:
             SettingError: a stage has no survivor.
         """
         return max(1.0, self._period(failures_P) / self._period((0,) * self.problem.num_stages))
+
+    def spread(self, num_failures: int) -> tuple[int, ...]:
+        """How many failures every stage should have where roles can be moved; see ``schedules.spread``."""
+        if num_failures not in self._known_spread:
+            self._known_spread[num_failures] = spread(self.problem, num_failures)
+        return self._known_spread[num_failures]
 
     def elastic_ratio(self, num_pipelines: int) -> float:
         """The 1F1B period where fewer pipelines, all whole, share the micro-batches, over that of all pipelines.

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swift.schedules import spread
-from swift.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S, Job
+from swift.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S, Job, iterations_of
 from swift.simulate.periods import Periods
 from swift.simulate.strategy import Moment, Pace, Pause, Saves, Turn
 
@@ -18,13 +17,15 @@ class _Crew(NamedTuple):
 
     Attributes:
         stage_of: the stage of every node that has a place.
-        spare: nodes for which there was none, in the order in which they came.
+        live_P: how many there are in every stage.
+        spare: nodes for which there was no place, in the order in which they came.
         is_lost: a stage had no survivor, and the state has not been restored yet.
     """
 
     stage_of: Mapping[str, int]
+    live_P: tuple[int, ...]
     spare: tuple[str, ...]
-    is_lost: bool
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,38 +71,34 @@ class Rerouting:
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Crew, Turn]:
         """Nodes take their places pipeline by pipeline."""
-        crew, _ = self._fill(_Crew({}, nodes, False))
+        crew, _ = self._fill(_Crew({}, (0,) * self.job.problem.num_stages, nodes))
         return crew, Turn(self._pace(crew))
 
     def change(self, state: _Crew, moment: Moment) -> tuple[_Crew, Turn | None]:
         """Survivors go on without those who are gone, then those who come are taken in."""
-        gone = frozenset(moment.removed)
-        stage_of = {node: stage for node, stage in state.stage_of.items() if node not in gone}
-        spare = tuple(node for node in (*state.spare, *moment.added) if node not in gone or node in moment.added)
-        num_lost = len(state.stage_of) - len(stage_of)
-        was_whole = not state.is_lost and all(self._live_P(state))
-        left = _Crew(
-            stage_of, spare, state.is_lost or (was_whole and not all(self._live_P(_Crew(stage_of, (), False))))
+        left = _without(state, moment.removed)
+        num_lost = len(state.stage_of) - len(left.stage_of)
+        was_running = not state.is_lost and all(state.live_P)
+        left = left._replace(
+            spare=left.spare + moment.added, is_lost=state.is_lost or (was_running and not all(left.live_P))
         )
         crew, num_placed = self._fill(left)
-        num_moved = 0
-        if self.moves_roles:
-            crew, num_moved = self._balance(crew)
+        crew, num_moved = self._balance(crew) if self.moves_roles else (crew, 0)
         pace = self._pace(crew)
         if left.is_lost:
-            return self._restored(crew, pace, was_whole)
+            return self._restored(crew, pace, was_running)
         if not num_lost and not num_placed:
             return crew, None
         pauses = (self._recovery() if num_lost else ()) + (self._join() if num_placed or num_moved else ())
         return crew, Turn(pace, "iteration" if num_lost else "nothing", pauses)
 
-    def _restored(self, crew: _Crew, pace: Pace | None, was_whole: bool) -> tuple[_Crew, Turn]:
+    def _restored(self, crew: _Crew, pace: Pace | None, was_running: bool) -> tuple[_Crew, Turn]:
         """What a lost stage costs: all since the newest checkpoint, and waiting until the stage is filled."""
-        if pace is None:
-            return crew, Turn(None, "storage" if was_whole else "iteration", self._recovery()[:1] if was_whole else ())
-        restore = Pause("reconfiguration", self.job.restart_s + self.job.per_worker_s + self.job.stored_s)
-        pauses = (*self._recovery()[:1], restore) if was_whole else (restore,)
-        return crew._replace(is_lost=False), Turn(pace, "storage" if was_whole else "iteration", pauses)
+        pauses = self._recovery()[:1] if was_running else ()
+        if pace is not None:
+            restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
+            pauses = (*pauses, Pause("reconfiguration", restore_s))
+        return crew._replace(is_lost=pace is None), Turn(pace, "storage" if was_running else "iteration", pauses)
 
     def _recovery(self) -> tuple[Pause, ...]:
         recovery_s = MEASURED_RECOVERY_S + self.job.per_worker_s
@@ -112,42 +109,48 @@ class Rerouting:
         return (Pause("reconfiguration", join_s),)
 
     def _pace(self, crew: _Crew) -> Pace | None:
-        live_P = self._live_P(crew)
-        if not all(live_P):
+        if not all(crew.live_P):
             return None
         D = self.job.problem.num_pipelines
-        ratio = self.periods.ratio(tuple(D - live for live in live_P))
-        every = self.job.checkpoint_every or self.job.iterations_of(self.job.stored_s)
-        lag = min(every, self.job.iterations_of(self.job.stored_s))
-        return Pace(self.job.iteration_s * ratio, Saves(every, self.job.snapshot_s, lag))
-
-    def _live_P(self, crew: _Crew) -> list[int]:
-        live_P = [0] * self.job.problem.num_stages
-        for stage in crew.stage_of.values():
-            live_P[stage] += 1
-        return live_P
+        iteration_s = self.job.iteration_s * self.periods.ratio(tuple(D - live for live in crew.live_P))
+        stored = iterations_of(self.job.stored_s, iteration_s)
+        every = self.job.checkpoint_every or stored
+        return Pace(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
 
     def _fill(self, crew: _Crew) -> tuple[_Crew, int]:
         """Spare nodes take the places that are free, and how many do."""
-        live_P, stage_of = self._live_P(crew), dict(crew.stage_of)
-        num_placed = min(len(crew.spare), self.job.num_workers - len(stage_of))
+        num_placed = min(len(crew.spare), self.job.num_workers - len(crew.stage_of))
+        if not num_placed:
+            return crew, 0
+        live_P, stage_of = list(crew.live_P), dict(crew.stage_of)
         for node in crew.spare[:num_placed]:
-            stage = min(range(len(live_P)), key=lambda p: (live_P[p], p))
+            stage = min(range(len(live_P)), key=live_P.__getitem__)
             stage_of[node] = stage
             live_P[stage] += 1
-        return _Crew(stage_of, crew.spare[num_placed:], crew.is_lost), num_placed
+        return crew._replace(stage_of=stage_of, live_P=tuple(live_P), spare=crew.spare[num_placed:]), num_placed
 
     def _balance(self, crew: _Crew) -> tuple[_Crew, int]:
-        """The fewest workers change their stage; none do where there are too few for all stages."""
-        problem, live_P = self.job.problem, self._live_P(crew)
-        num_failures = self.job.num_workers - sum(live_P)
-        if sum(live_P) < problem.num_stages:
+        """The fewest workers change their stage, and how many; none do where there are too few for all stages."""
+        D, live_P = self.job.problem.num_pipelines, list(crew.live_P)
+        if sum(live_P) < len(live_P):
             return crew, 0
-        target_P = [problem.num_pipelines - count for count in spread(problem, num_failures)]
+        target_P = tuple(D - count for count in self.periods.spread(self.job.num_workers - sum(live_P)))
         wanted = [p for p, live in enumerate(live_P) for _ in range(target_P[p] - live)]
+        if not wanted:
+            return crew, 0
         stage_of, num_moved = dict(crew.stage_of), len(wanted)
         for node, stage in crew.stage_of.items():
             if wanted and live_P[stage] > target_P[stage]:
                 live_P[stage] -= 1
                 stage_of[node] = wanted.pop()
-        return crew._replace(stage_of=stage_of), num_moved
+        return crew._replace(stage_of=stage_of, live_P=target_P), num_moved
+
+
+def _without(crew: _Crew, removed: tuple[str, ...]) -> _Crew:
+    """Those who are left."""
+    live_P, stage_of = list(crew.live_P), dict(crew.stage_of)
+    for node in removed:
+        if node in stage_of:
+            live_P[stage_of.pop(node)] -= 1
+    spare = tuple(node for node in crew.spare if node not in removed)
+    return crew._replace(stage_of=stage_of, live_P=tuple(live_P), spare=spare)

@@ -4,9 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job
+from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, iterations_of
 from swift.simulate.periods import Periods
 from swift.simulate.strategy import Moment, Pace, Pause, Saves, Turn
+
+_LONGEST_S = 1e9
+"""What counts as the mean time between failures where there are none."""
 
 
 class PartialExperts(NamedTuple):
@@ -32,8 +35,8 @@ class Checkpoints(Protocol):
     def source(self) -> str:
         """Whose figures it follows."""
 
-    def saves(self, job: Job, partial: PartialExperts) -> Saves:
-        """When a state is saved."""
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
+        """When a state is saved, where an iteration takes ``iteration_s``."""
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:
         """Getting the state back after the loss of so many workers."""
@@ -56,11 +59,10 @@ class FullCheckpoints:
     name = "full"
     source = "blocking full checkpoints, Young's interval"
 
-    def saves(self, job: Job, partial: PartialExperts) -> Saves:  # noqa: ARG002 - all experts are saved
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
         """Training waits for all of it."""
-        most = 1e9 * job.iteration_s
-        young_s = math.sqrt(2 * job.stored_s * min(self.mtbf_s, most))
-        return Saves(job.checkpoint_every or job.iterations_of(young_s), job.stored_s)
+        young_s = math.sqrt(2 * job.stored_s * min(self.mtbf_s, _LONGEST_S))
+        return Saves(job.checkpoint_every or iterations_of(young_s, iteration_s), job.stored_s)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
         """Everybody reads from storage."""
@@ -85,13 +87,14 @@ class PartialCheckpoints:
     name = "moc"
     source = "MoC-System's formulas, two levels, Dynamic-K"
 
-    def saves(self, job: Job, partial: PartialExperts) -> Saves:
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
         """O_save is what does not fit behind an iteration, or behind an interval."""
         share = 1 - job.expert_share * (1 - partial.k / job.num_experts)
         persist_s = share * job.stored_s
-        every = job.checkpoint_every or job.iterations_of(persist_s)
-        stall_s = max(0.0, share * job.snapshot_s - job.iteration_s, persist_s - every * job.iteration_s)
-        return Saves(every, stall_s, lag=min(every, job.iterations_of(persist_s)))
+        persisted = iterations_of(persist_s, iteration_s)
+        every = job.checkpoint_every or persisted
+        stall_s = max(0.0, share * job.snapshot_s - iteration_s, persist_s - every * iteration_s)
+        return Saves(every, stall_s, lag=min(every, persisted))
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
         """Failed workers' shares come from storage, those of others from their hosts at the same time."""
@@ -99,7 +102,7 @@ class PartialCheckpoints:
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
         """Dynamic-K."""
-        every, k = self.saves(job, partial).every, partial.k
+        every, k = self.saves(job, partial, job.iteration_s).every, partial.k
         lost = partial.lost_iterations + every * (job.num_experts / k - 1) / 2
         exceeds = lost > PLT_BUDGET * max(1, iterations)
         return PartialExperts(min(job.num_experts, 2 * k) if exceeds else k, lost)
@@ -115,10 +118,11 @@ class InMemoryCheckpoints:
     name = "memory"
     source = "a snapshot each iteration with a buddy's copy, storage behind"
 
-    def saves(self, job: Job, partial: PartialExperts) -> Saves:  # noqa: ARG002 - all experts are saved
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
         """Training waits for what does not fit behind an iteration."""
-        stall_s = max(0.0, job.snapshot_s - job.iteration_s)
-        return Saves(1, stall_s, lag=1, storage_every=job.checkpoint_every or job.iterations_of(job.stored_s))
+        stall_s = max(0.0, job.snapshot_s - iteration_s)
+        stored = iterations_of(job.stored_s, iteration_s)
+        return Saves(1, stall_s, lag=1, storage_every=job.checkpoint_every or stored)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
         """From hosts, all at once, or everybody from storage."""
@@ -181,11 +185,13 @@ class Restarting:
 
     def change(self, state: _Cluster, moment: Moment) -> tuple[_Cluster, Turn | None]:
         """A restart, where a node that is used is lost or another pipeline is possible."""
-        gone, job = frozenset(moment.removed), self.job
+        job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages
-        lost = [index for index, node in enumerate(state.nodes[:num_used]) if node in gone]
-        nodes = (*(node for node in state.nodes if node not in gone), *moment.added)
-        cluster = state._replace(nodes=nodes)
+        gone = sorted(nodes.index(node) for node in moment.removed)
+        lost = [index for index in gone if index < num_used]
+        for index in reversed(gone):
+            del nodes[index]
+        cluster = state._replace(nodes=(*nodes, *moment.added))
         if lost:
             # Buddies are 0 and 1, 2 and 3, ...
             from_storage = not moment.is_running or len({index // 2 for index in lost}) < len(lost)
@@ -201,8 +207,9 @@ class Restarting:
         assert after > before, "a spare node was part of a pipeline"
         load_s = self.checkpoints.load_s(job, 0, from_storage=before == 0)
         pauses = (self._restart(load_s),)
-        if before:
-            pauses = (Pause("saving", self.checkpoints.saves(job, cluster.partial).stall_s), *pauses)
+        pace = self._pace(state)
+        if pace is not None and pace.saves is not None:
+            pauses = (Pause("saving", pace.saves.stall_s), *pauses)
         return cluster, Turn(self._pace(cluster), "nothing", pauses, saved=before > 0)
 
     def _num_pipelines(self, cluster: _Cluster) -> int:
@@ -213,8 +220,8 @@ class Restarting:
         num_pipelines = self._num_pipelines(cluster)
         if not num_pipelines:
             return None
-        ratio = self.periods.elastic_ratio(num_pipelines)
-        return Pace(self.job.iteration_s * ratio, self.checkpoints.saves(self.job, cluster.partial))
+        iteration_s = self.job.iteration_s * self.periods.elastic_ratio(num_pipelines)
+        return Pace(iteration_s, self.checkpoints.saves(self.job, cluster.partial, iteration_s))
 
     def _restart(self, load_s: float) -> Pause:
         return Pause("reconfiguration", self.job.restart_s + self.job.per_worker_s + load_s)

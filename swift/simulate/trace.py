@@ -85,22 +85,21 @@ class Trace:
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
     def _all_changes(self) -> Iterator[Change]:
-        live: dict[str, None] = {}
-        position = 0
+        live, position = set[str](), 0
         while position < len(self.events):
-            time_s, before, removed = self.events[position].time_s, set(live), dict[str, None]()
-            touched = dict[str, None]()
+            time_s = self.events[position].time_s
+            was_live, removed = dict[str, bool](), dict[str, None]()
             while position < len(self.events) and self.events[position].time_s == time_s:
                 _, kind, node = self.events[position]
                 assert (node in live) == (kind == "remove"), f"{kind} {node}"
-                touched[node] = None
+                was_live.setdefault(node, node in live)
                 if kind == "add":
-                    live[node] = None
+                    live.add(node)
                 else:
-                    del live[node]
-                    if node in before:
+                    live.remove(node)
+                    if was_live[node]:
                         removed[node] = None
                 position += 1
-            added = tuple(node for node in touched if node in live and (node not in before or node in removed))
+            added = tuple(node for node, was in was_live.items() if node in live and (not was or node in removed))
             if removed or added:
                 yield Change(time_s, tuple(removed), added)
