@@ -8,7 +8,7 @@ from swift.simulate.published import MOST_NODES, Published, throughput
 from swift.simulate.strategy import Moment, Pace, Pause, Turn
 
 STAGES = 12
-"""Of a pipeline where stages are assigned to nodes. (Its table of throughputs is of pipelines of 6 nodes.)"""
+"""Of a pipeline."""
 SLOWDOWN = 1.5
 """An iteration takes so much longer from a removal until stages are assigned anew."""
 GLOBAL_RENDEZVOUS_S = 30.0
@@ -43,8 +43,8 @@ class _Assignment(NamedTuple):
 class Bamboo:
     """Every node holds its successor's stage, too, and runs both when that one goes; nothing is lost.
 
-    A removal is fatal, and costs a global rendezvous and the iteration under way, where the node or its shadow has two
-    stages already. At the end of the iteration stages are assigned anew if there are as many spare nodes as doubled
+    A removal is fatal, and costs a global rendezvous and the iteration under way, where the node has two stages or its
+    shadow is gone. At the end of the iteration stages are assigned anew if there are as many spare nodes as doubled
     ones, if too many are at risk, or if another pipeline fits. That takes a local rendezvous.
 
     Attributes:
@@ -126,7 +126,7 @@ def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
     left = left._replace(place_of=place_of, doubled=state.doubled - {node})
     pipeline, stage = state.place_of[node]
     shadows = [other for other, place in place_of.items() if place == (pipeline, (stage - 1) % STAGES)]
-    if node in state.doubled or not shadows or shadows[0] in state.doubled:
+    if node in state.doubled or not shadows:
         return left, True
     return left._replace(doubled=left.doubled | {shadows[0]}), False
 

@@ -53,11 +53,13 @@ class _Finish:
         start_s: when it began.
         spent_s: on it so far.
         left_s: that it still takes.
+        share: of its work that is done.
     """
 
     start_s: float
     spent_s: float
     left_s: float
+    share: float
 
 
 @dataclass
@@ -103,6 +105,7 @@ class _Run:
                 self.spent_s[phase.cause] += step_s
                 phase.left_s -= step_s
             elif isinstance(phase, _Finish):
+                phase.share += (1 - phase.share) * (step_s / phase.left_s if phase.left_s else 1.0)
                 phase.spent_s += step_s
                 phase.left_s -= step_s
             if phase.left_s > 1e-12 * max(1.0, self.time_s):
@@ -140,8 +143,8 @@ class _Run:
             self.stretches.append(Stretch(self.time_s - at.partial_s, self.time_s, at.partial_s / T, T))
         for phase in self._phases:
             if isinstance(phase, _Finish):
-                whole_s = phase.spent_s + phase.left_s
-                self.stretches.append(Stretch(phase.start_s, self.time_s, phase.spent_s / whole_s, whole_s))
+                iteration_s = phase.spent_s / phase.share
+                self.stretches.append(Stretch(phase.start_s, self.time_s, phase.share, iteration_s))
 
     def _position(self) -> Position:
         if self._pace is None or self._phases:
@@ -172,7 +175,8 @@ class _Run:
                 phase.left_s *= stretch
         if at.partial_s and self._pace is not None:
             left_s = (self._pace.iteration_s - at.partial_s) * stretch
-            self._phases.append(_Finish(self.time_s - at.partial_s, at.partial_s, left_s))
+            share = at.partial_s / self._pace.iteration_s
+            self._phases.append(_Finish(self.time_s - at.partial_s, at.partial_s, left_s, share))
         if at.save_left_s:
             self._phases.append(_Standstill("saving", at.save_left_s))
 

@@ -42,7 +42,7 @@ def position(pace: Pace, elapsed_s: float) -> Position:
         whole = min(times, int((left_s + _ROUNDING * T) // cycle_s))
         if whole:
             done, saving_s, left_s = done + whole * count, saving_s + whole * saves.stall_s, left_s - whole * cycle_s
-            before, latest = (latest if whole == 1 else done - count), done
+            before, latest = done - count, done
         if whole < times:
             break
     left_s = max(0.0, left_s)

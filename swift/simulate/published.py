@@ -1,7 +1,7 @@
 """Figures that Oobleck's authors published for Oobleck, Bamboo and Varuna: their artifact's simulators (SOSP'23).
 
-github.com/SymbioticLab/Oobleck, tools/simulator: throughput in samples/s for 30 nodes with one A40 each, down to 15, as
-measured or estimated by them, and what a failure costs. Only these figures are taken from there.
+github.com/SymbioticLab/Oobleck, tools/simulator: throughput in samples/s of 30 nodes, 29 and so on down to 15, and what
+a failure costs. Only these figures are taken from there.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from swift.errors import SettingError
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
-"""Nodes 30, 29 to 24, 23 to 18 and 17 to 15: 5, 4, 3 and 2 of Bamboo's pipelines of 6."""
+"""Nodes 30, 29 to 24, 23 to 18 and 17 to 15, between which Bamboo's throughput changes with the number of pipelines."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,20 @@ def test_more_failures_never_help_the_ideal(trace, data):
     assert more.ettr <= fewer.ettr + 1e-9
 
 
+@given(draw_traces())
+@settings(max_examples=60, deadline=None)
+def test_the_ideal_is_the_share_of_live_workers_at_every_moment(trace):
+    live, since_s, worker_s, is_empty = len(trace.initial), 0.0, 0.0, not trace.initial
+    for time_s, removed, added in trace.changes:
+        worker_s, since_s = worker_s + min(live, 4) * (time_s - since_s), time_s
+        live += len(added) - len(removed)
+        is_empty |= not live
+    expected = (worker_s + min(live, 4) * (trace.horizon_s - since_s)) / 4 / trace.horizon_s
+    found = simulate(named("ideal"), trace).ettr
+    # Where nobody is left, the iteration under way is lost.
+    assert found <= expected + 1e-9 if is_empty else found == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_same_seed_gives_the_same_outcome(name):
     def outcome(seed):
