@@ -40,8 +40,9 @@ class Rerouting:
     Attributes:
         job: what is trained on what.
         periods: of its problem.
-        moves_roles: ReCycle's paper: after each change live workers leave their stages for others, so that the
-            failures are spread as ``schedules.spread`` has it; one copy of a stage. Swift's runtime does not do that.
+        moves_roles: as in ReCycle's paper, and with ``Experiment.move_roles`` (``swift launch`` does not do that yet):
+            after each change live workers leave their stages for others, so that the failures are spread as
+            ``schedules.spread`` has it; one copy of a stage.
     """
 
     job: Job
