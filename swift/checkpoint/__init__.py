@@ -3,6 +3,7 @@
 from swift.checkpoint.arrays import load_arrays, load_metadata, save_arrays
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.directory import checkpoint_path, checkpoint_steps, set_aside_newer, settle
+from swift.checkpoint.lost_ranks import RankCopy, Recovered, recover_ranks
 from swift.checkpoint.manifest import Copy, Ledger, Manifest, read_manifest
 from swift.checkpoint.plt import Tally, dynamic_k
 from swift.checkpoint.restoring import Plan, load_plan, plan_restore, record_restore
@@ -18,6 +19,8 @@ __all__ = [
     "Ledger",
     "Manifest",
     "Plan",
+    "RankCopy",
+    "Recovered",
     "Snapshot",
     "Split",
     "Tally",
@@ -32,6 +35,7 @@ __all__ = [
     "plan_restore",
     "read_manifest",
     "record_restore",
+    "recover_ranks",
     "restore_facts",
     "restore_lines",
     "save_arrays",

@@ -58,9 +58,17 @@ class Tally:
         Args:
             contained_LE: updates that the restored copies contain.
         """
-        lost_LE = self.contained_LE - contained_LE
+        return self.fell_back(self.contained_LE - contained_LE)
+
+    def fell_back(self, lost_LE: np.ndarray) -> "Tally":
+        """After a fault that left the state where it was, but for some slices of experts.
+
+        Args:
+            lost_LE: updates that those slices no longer contain, each for as much of its expert as it is.
+        """
         assert (lost_LE >= 0).all(), "a copy is newer than the state"
-        return Tally(contained_LE, self.routed_L, self.lost_L + lost_LE.sum(axis=1), self.num_faults + 1)
+        contained_LE, lost_L = self.contained_LE - lost_LE, self.lost_L + lost_LE.sum(axis=1)
+        return Tally(contained_LE, self.routed_L, lost_L, self.num_faults + 1)
 
     @property
     def plt(self) -> float:

@@ -105,9 +105,24 @@ class Split:
         return self.shapes[self.expert_names[0]].shape if self.expert_names else (0, 0, 0, 0, 0)
 
     @property
+    def num_stages(self) -> int:
+        """P."""
+        return next(iter(self.shapes.values())).shape[0]
+
+    @property
+    def num_ranks(self) -> int:
+        """N."""
+        return next((self.shapes[name].shape[2] for name in self.ranked_names), 1)
+
+    @property
+    def rows_per_stage(self) -> int:
+        """MoE layers of a stage whose experts are saved one by one, L."""
+        return self._expert_shape[1]
+
+    @property
     def num_layers(self) -> int:
         """MoE layers of the model whose experts are saved one by one, P * L."""
-        return self._expert_shape[0] * self._expert_shape[1]
+        return self._expert_shape[0] * self.rows_per_stage
 
     @property
     def num_classes(self) -> int:
@@ -159,10 +174,9 @@ class Split:
 
     def bytes_per_rank(self, snapshot: Snapshot) -> list[list[int]]:
         """What every rank of every stage has of a snapshot, ``[P][N]``; what all ranks share, the first one has."""
-        num_stages = next(iter(self.shapes.values())).shape[0]
         ranked = [snapshot.dense[name] for name in self.dense_shapes if name in self.ranked_names]
         shared = [snapshot.dense[name] for name in self.dense_shapes if name not in self.ranked_names]
-        num_ranks = next((self.shapes[name].shape[2] for name in self.ranked_names), 1)
         total = sum(array.nbytes for array in (*ranked, *snapshot.blocks.values()))
-        each, of_all = total // (num_stages * num_ranks), sum(array.nbytes for array in shared) // num_stages
-        return [[each + (of_all if rank == 0 else 0) for rank in range(num_ranks)] for _ in range(num_stages)]
+        of_all = sum(array.nbytes for array in shared) // self.num_stages
+        each = total // (self.num_stages * self.num_ranks)
+        return [[each + (of_all if rank == 0 else 0) for rank in range(self.num_ranks)] for _ in range(self.num_stages)]
