@@ -6,6 +6,7 @@ from typing import Literal
 from swift.errors import SettingError, check_count, check_number
 
 SELECTIONS = ("sequential", "load_aware")
+_EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer": "whole snapshots"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class CheckpointConfig:
             full checkpoints.
         selection: which experts: ``sequential`` goes round, ``load_aware`` takes those with most updates unsaved.
         plt_budget: proportion of lost tokens above which a fault doubles K (Dynamic-K), such as 0.0375; None: K stays.
+        snapshot_every: iterations between snapshots of every expert rank's slices in the memory of the next rank, from
+            which a rank that is lost comes back; 0 for none at all.
+        snapshot_experts_per_layer: experts of every layer that a snapshot copies beside the whole dense part, chosen by
+            ``selection``; ``all``: every one.
     """
 
     every: int = 100
@@ -28,12 +33,18 @@ class CheckpointConfig:
     experts_per_layer: int | Literal["all"] = "all"
     selection: Literal["sequential", "load_aware"] = "sequential"
     plt_budget: float | None = None
+    snapshot_every: int = 0
+    snapshot_experts_per_layer: int | Literal["all"] = "all"
 
     def __post_init__(self) -> None:
         check_count("CheckpointConfig.every", self.every, least=0)
         check_count("CheckpointConfig.num_kept", self.num_kept, least=1)
-        if self.experts_per_layer != "all":
-            _check_experts_per_layer(self.experts_per_layer)
+        check_count("CheckpointConfig.snapshot_every", self.snapshot_every, least=0)
+        for name in _EXPERTS:
+            _check_experts_per_layer(f"CheckpointConfig.{name}", getattr(self, name))
+        if self.snapshot_experts_per_layer != "all" and not self.snapshot_every:
+            allowed = "would change nothing: it needs a number as CheckpointConfig.snapshot_every"
+            raise SettingError("CheckpointConfig.snapshot_experts_per_layer", self.snapshot_experts_per_layer, allowed)
         if self.selection not in SELECTIONS:
             raise SettingError("CheckpointConfig.selection", self.selection, f"choose one of {', '.join(SELECTIONS)}")
         if self.plt_budget is not None:
@@ -45,17 +56,22 @@ class CheckpointConfig:
                 raise SettingError("CheckpointConfig.plt_budget", self.plt_budget, allowed)
 
     def check_classes(self, num_classes: int) -> None:
-        """Raises SettingError where a checkpoint would save more experts of a layer than there are."""
-        if self.experts_per_layer != "all" and self.experts_per_layer > num_classes:
-            allowed = f"must be at most ExpertConfig.num_classes = {num_classes}; 'all' for full checkpoints"
-            raise SettingError("CheckpointConfig.experts_per_layer", self.experts_per_layer, allowed)
+        """Raises SettingError where a checkpoint or a snapshot would have more experts of a layer than there are."""
+        for name, all_of_them in _EXPERTS.items():
+            value = getattr(self, name)
+            if value != "all" and value > num_classes:
+                allowed = f"must be at most ExpertConfig.num_classes = {num_classes}; 'all' for {all_of_them}"
+                raise SettingError(f"CheckpointConfig.{name}", value, allowed)
 
     def first_k(self, num_classes: int) -> int:
         """K at the beginning of a run."""
         return num_classes if self.experts_per_layer == "all" else self.experts_per_layer
 
+    def snapshot_k(self, num_classes: int) -> int:
+        """Experts of a layer that a snapshot copies."""
+        return num_classes if self.snapshot_experts_per_layer == "all" else self.snapshot_experts_per_layer
 
-def _check_experts_per_layer(value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        allowed = "must be a whole number of at least 1, or 'all'"
-        raise SettingError("CheckpointConfig.experts_per_layer", value, allowed)
+
+def _check_experts_per_layer(setting: str, value: object) -> None:
+    if value != "all" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise SettingError(setting, value, "must be a whole number of at least 1, or 'all'")

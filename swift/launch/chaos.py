@@ -1,19 +1,17 @@
 """What is done to processes on purpose: harm at an iteration, a new start at another."""
 
-import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from swift.errors import SettingError
 from swift.mesh.epochs import Process
 from swift.topology import Topology
-from swift.train.failures import parse_event
+from swift.train.failures import parse_event, parse_rank
 
 SETTING = "--chaos"
 HARMS = ("kill", "freeze", "hang")
 """SIGKILL; SIGSTOP; an iteration that never ends while the heart beats."""
 _RESTART = "restart"
-_RANK = re.compile(r"(.*\S)\s+rank\s+(\d+)\s*")
 
 
 class Trouble(NamedTuple):
@@ -76,7 +74,6 @@ def parse_chaos(texts: Sequence[str], topology: Topology, processes: Collection[
 
 
 def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> Trouble:
-    with_rank = _RANK.fullmatch(text)
-    event, rank = (with_rank[1], int(with_rank[2])) if with_rank else (text, 0)
+    event, rank = parse_rank(text)
     step, kind, worker = parse_event(SETTING, event, (*HARMS, _RESTART), topology, last_step)
-    return Trouble(step, kind, Process(worker, rank))
+    return Trouble(step, kind, Process(worker, rank or 0))

@@ -17,7 +17,7 @@ under ``vmap`` as N virtual ranks on one device. The axis ``worker`` has a name 
 R: rows of the axis ``worker``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -119,6 +119,12 @@ class LiveMesh:
         """Other rows on the devices of this mesh, which has those of all workers that are asked for."""
         rows = [self.workers.index(place.worker) for place in places]
         return replace(self, places=places, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[rows], AXES))
+
+    def with_ranks(self, ranks: Sequence[int]) -> "LiveMesh":
+        """The same rows on some of the expert ranks, which keep their devices and are numbered anew in their order."""
+        topology = replace(self.topology, num_expert_ranks=len(ranks))
+        mesh = self.mesh if self.virtual else Mesh(self.mesh.devices[:, list(ranks)], AXES)
+        return replace(self, topology=topology, mesh=mesh)
 
     def row_index(self) -> jax.Array:
         """The row that a per-rank function runs for, an int32 scalar; only inside of one.

@@ -1,7 +1,7 @@
 """An experiment: every setting of a run, and the program that they make."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -50,7 +50,8 @@ class Experiment:
             events.
         remat: keep only a stage's input for the backward pass, and compute the rest again: a third more FLOPs.
         failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
-            iteration, or come back. A worker is down for the whole of a window in which it is down at all.
+            iteration, or come back; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. Who is down in a
+            window is down for the whole of it.
         move_roles: spread failures over the stages, by workers that change theirs.
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; best a multiple of them: where it
             is none, some ranks compute on padding.
@@ -103,6 +104,7 @@ class Experiment:
         # Refused here, before anything is written or JAX has started.
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
+        self._check_snapshots()
         if self.optimizer.layout == "coupled":
             self._check_coupled()
 
@@ -125,7 +127,8 @@ class Experiment:
             if is_lone and getattr(self, name) != only:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
         periods = {f"Experiment.{name}": getattr(self, name) for name in ("num_steps", "eval_every")}
-        for name, period in (periods | {"CheckpointConfig.every": self.checkpoint.every}).items():
+        periods |= {f"CheckpointConfig.{name}": getattr(self.checkpoint, name) for name in ("every", "snapshot_every")}
+        for name, period in periods.items():
             if 0 < period < self.window:
                 allowed = f"must be at most {name} = {period}, or no window would ever be whole"
                 raise SettingError("Experiment.window", self.window, allowed)
@@ -133,10 +136,17 @@ class Experiment:
             check_number("Experiment.memory_limit", self.memory_limit, least=1)
         if self.planner not in PLANNERS:
             raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
-        if self.failure_list.events and self.planner in FAULT_FREE:
+        if any(event.rank is None for event in self.failure_list.events) and self.planner in FAULT_FREE:
             able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
             allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
             raise SettingError("Experiment.planner", self.planner, allowed)
+
+    def _check_snapshots(self) -> None:
+        setting, every = "CheckpointConfig.snapshot_every", self.checkpoint.snapshot_every
+        if every and self.topology.num_pipelines > 1:
+            raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
+        if every and self.topology.num_expert_ranks == 1:
+            raise SettingError(setting, every, "must be 0 with one expert rank: there is no other to keep its snapshot")
 
     def _check_coupled(self) -> None:
         if len(self.topology.workers) > 1:
@@ -146,6 +156,12 @@ class Experiment:
         if self.checkpoint.experts_per_layer != "all":
             allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
             raise SettingError("CheckpointConfig.experts_per_layer", self.checkpoint.experts_per_layer, allowed)
+        if self.checkpoint.snapshot_every:
+            allowed = "must be 0 with OptimizerConfig.layout = 'coupled', whose state is tied to its ranks"
+            raise SettingError("CheckpointConfig.snapshot_every", self.checkpoint.snapshot_every, allowed)
+        if self.failures:
+            allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
+            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
         if not isinstance(self.placement, Static):
             return
         if self.ranks == "virtual":
@@ -179,6 +195,23 @@ class Experiment:
             seed=self.seed,
         )
 
+    def on_ranks(self, num_ranks: int) -> "Experiment":
+        """The same sums on fewer expert ranks, with a slot at least for every class; nobody fails there.
+
+        How many slots a rank has tells how many tokens a class may have, unless ``ExpertConfig.capacity_factor`` is
+        None.
+        """
+        if num_ranks == self.topology.num_expert_ranks:
+            return self
+        slots = max(self.experts.slots_per_rank, -(-self.experts.num_classes // num_ranks))
+        return replace(
+            self,
+            topology=replace(self.topology, num_expert_ranks=num_ranks),
+            experts=replace(self.experts, slots_per_rank=slots),
+            checkpoint=replace(self.checkpoint, snapshot_every=0, snapshot_experts_per_layer="all"),
+            failures=(),
+        )
+
     def program(self, live: LiveMesh | None = None) -> Program:
         """The program of an iteration, on a mesh of its own unless one is given."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
@@ -199,13 +232,13 @@ class Experiment:
             remat=self.remat,
         )
 
-    def engine(self, failed: frozenset[Worker], prepare: Prepare) -> Engine:
-        """What runs this experiment, with some workers down at first.
+    def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
+        """What runs this experiment, with some workers down at first, on a mesh of its own unless one is given.
 
         Raises:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
-        program = self.program()
+        program = self.program(live)
         settings = self.plan_settings(program)
         return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
 

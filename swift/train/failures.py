@@ -1,7 +1,10 @@
-"""Who is down, and when: the failure list of an experiment, and what a run asks of it."""
+"""Who is down, and when: the failure list of an experiment, and what a run asks of it.
+
+Where a stage has peers, a rank that fails takes its worker with it; with one pipeline, ranks fail by themselves.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -9,7 +12,10 @@ from swift.errors import SettingError
 from swift.topology import Topology, Worker
 
 SETTING = "Experiment.failures"
+StageRank = tuple[int, int]
+"""An expert rank of the only pipeline: (stage, rank)."""
 _FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*([a-z]+)\s+([0-9]+):([0-9]+)\s*")
+_WITH_RANK = re.compile(r"(.*\S)\s+rank\s+([0-9]+)\s*")
 
 
 class FailureSource(Protocol):
@@ -22,19 +28,30 @@ class FailureSource(Protocol):
         from its first step. Who comes back does so at the first window that starts no earlier.
         """
 
+    def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
+        """The expert ranks without which they are run, where ranks fail by themselves; the same holds for them."""
+
 
 class FailureEvent(NamedTuple):
-    """A worker fails, or joins again.
+    """A worker or one of its expert ranks fails, or joins again.
 
     Attributes:
-        step: the first iteration without the worker, or with it again; from 1.
+        step: the first iteration without it, or with it again; from 1.
         kind: which of the two.
         worker: (pipeline, stage).
+        rank: of the worker; None: all of it.
     """
 
     step: int
     kind: Literal["fail", "rejoin"]
     worker: Worker
+    rank: int | None = None
+
+    @property
+    def who(self) -> str:
+        """The worker or the rank, in words."""
+        name = "worker {}:{}".format(*self.worker)
+        return name if self.rank is None else f"rank {self.rank} of {name}"
 
 
 @dataclass(frozen=True)
@@ -55,41 +72,63 @@ class FailureList:
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
         """The workers that are down in a window, see ``FailureSource``."""
-        down: set[Worker] = set()
-        for step, kind, worker in self.events:
+        return frozenset(worker for worker, rank in self._down(first_step, last_step) if rank is None)
+
+    def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
+        """The ranks that are down in a window, see ``FailureSource``."""
+        down = self._down(first_step, last_step)
+        return frozenset((stage, rank) for (_, stage), rank in down if rank is not None)
+
+    def _down(self, first_step: int, last_step: int) -> set[tuple[Worker, int | None]]:
+        down: set[tuple[Worker, int | None]] = set()
+        for step, kind, worker, rank in self.events:
             if kind == "fail" and step <= last_step:
-                down.add(worker)
+                down.add((worker, rank))
             elif kind == "rejoin" and step <= first_step:
-                down.discard(worker)
-        return frozenset(down)
+                down.discard((worker, rank))
+        return down
 
 
 def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, window: int = 1) -> FailureList:
     """The failure list of an experiment.
 
     Args:
-        texts: such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, in any order of steps.
+        texts: such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, or ``step 20: fail 0:0 rank 3`` with one
+            pipeline, in any order of steps.
         topology: whose workers fail, pipeline:stage.
         num_steps: of the experiment.
         window: iterations that are run as one program.
 
     Raises:
-        SettingError: a text is not of that form, names a step or a worker that is not there, fails a worker that is
-            down, re-joins one that is up, or leaves a stage without a live worker in
+        SettingError: a text is not of that form, names a step, a worker or a rank that is not there, fails one that is
+            down, re-joins one that is up, or leaves a stage without a live worker or the run without an expert rank in
             some window.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise SettingError(SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
     told = [(text, _parse(text, topology, num_steps)) for text in texts]
     told.sort(key=lambda pair: pair[1].step)
-    down: set[Worker] = set()
+    down: dict[tuple[Worker, int | None], int] = {}
     for text, event in told:
         _check_turn(text, event, down, topology)
-        (down.add if event.kind == "fail" else down.remove)(event.worker)
+        if event.kind == "fail":
+            down[event.worker, event.rank] = event.step
+        else:
+            del down[event.worker, event.rank]
     failures = FailureList(tuple(event for _, event in told))
     for text, event in told:
         _check_window(text, event, failures, topology, window)
     return failures
+
+
+def parse_rank(text: str) -> tuple[str, int | None]:
+    """A text without the rank at its end, and that rank; None where it names none.
+
+    >>> parse_rank("step 20: fail 0:0 rank 3"), parse_rank("step 20: fail 1:2")
+    (('step 20: fail 0:0', 3), ('step 20: fail 1:2', None))
+    """
+    found = _WITH_RANK.fullmatch(text)
+    return (found[1], int(found[2])) if found else (text, None)
 
 
 def parse_event(
@@ -122,31 +161,57 @@ def parse_event(
 
 
 def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
+    of_worker, rank = parse_rank(text)
     last_step = ("Experiment.num_steps", num_steps)
-    step, kind, worker = parse_event(SETTING, text, ("fail", "rejoin"), topology, last_step)
-    return FailureEvent(step, "fail" if kind == "fail" else "rejoin", worker)
+    try:
+        step, kind, worker = parse_event(SETTING, of_worker, ("fail", "rejoin"), topology, last_step)
+    except SettingError as error:
+        raise SettingError(SETTING, text, error.allowed) from None
+    if rank is not None and topology.num_pipelines > 1:
+        allowed = "may name a rank with one pipeline only: where a stage has peers, its worker fails as a whole"
+        raise SettingError(SETTING, text, allowed)
+    if rank is not None and rank >= topology.num_expert_ranks:
+        raise SettingError(SETTING, text, f"no such rank among {topology.num_expert_ranks}, counted from 0")
+    return FailureEvent(step, "fail" if kind == "fail" else "rejoin", worker, rank)
 
 
-def _check_turn(text: str, event: FailureEvent, down: set[Worker], topology: Topology) -> None:
-    """Raises SettingError unless the event can follow those after which ``down`` are down."""
-    (d, p), is_down = event.worker, event.worker in down
+def _check_turn(
+    text: str, event: FailureEvent, down: Mapping[tuple[Worker, int | None], int], topology: Topology
+) -> None:
+    """Raises SettingError unless the event can follow those after which ``down`` are down, each since a step."""
+    (d, p), since = event.worker, down.get((event.worker, event.rank))
     if event.kind == "rejoin":
-        if not is_down:
-            raise SettingError(SETTING, text, f"worker {d}:{p} is live at that time")
-    elif is_down:
-        raise SettingError(SETTING, text, f"worker {d}:{p} is down already at that time")
-    elif all((peer, p) in down for peer in range(topology.num_pipelines) if peer != d):
-        raise SettingError(SETTING, text, f"leaves stage {p} without a live worker")
+        if since is None:
+            raise SettingError(SETTING, text, f"{event.who} is live at that time")
+        if event.rank is not None and since == event.step:
+            raise SettingError(SETTING, text, f"{event.who} fails in that iteration, and can be back after it")
+    elif since is not None:
+        raise SettingError(SETTING, text, f"{event.who} is down already at that time")
+    elif event.rank is not None:
+        if len({rank for _, rank in down} | {event.rank}) == topology.num_expert_ranks:
+            raise SettingError(SETTING, text, f"leaves {_no_rank(topology)}")
+    elif all(((peer, p), None) in down for peer in range(topology.num_pipelines) if peer != d):
+        hint = f"; a rank of it can fail: '{text.strip()} rank 0'" if topology.num_pipelines == 1 else ""
+        raise SettingError(SETTING, text, f"leaves stage {p} without a live worker{hint}")
+
+
+def _no_rank(topology: Topology) -> str:
+    """What is left where too many have failed: who is lost in one stage leaves them all."""
+    return "no live expert rank" + (" that all stages have" if topology.num_stages > 1 else "")
 
 
 def _check_window(text: str, event: FailureEvent, failures: FailureList, topology: Topology, window: int) -> None:
-    """Raises SettingError where a failure and others in a window before it leave a stage without a live worker.
+    """Raises SettingError where a failure and others in a window before it leave a stage without a live worker or rank.
 
     Any window that ends with the failure counts: evaluations, checkpoints and a resumed run shift where windows begin.
     """
-    step, kind, (_, p) = event
-    down = failures.failed(max(1, step - window + 1), step)
-    if kind == "fail" and all((d, p) in down for d in range(topology.num_pipelines)):
-        allowed = f"may leave stage {p} without a live worker: in a window of Experiment.window = {window} iterations "
-        allowed += "who fails is down from its start, and who re-joins is back after its end"
-        raise SettingError(SETTING, text, allowed)
+    if event.kind == "rejoin":
+        return
+    first, last, stage = max(1, event.step - window + 1), event.step, event.worker[1]
+    how = f"in a window of Experiment.window = {window} iterations who fails is down from its start, and who re-joins "
+    how += "is back after its end"
+    down = failures.failed(first, last)
+    if all((d, stage) in down for d in range(topology.num_pipelines)):
+        raise SettingError(SETTING, text, f"may leave stage {stage} without a live worker: {how}")
+    if len({rank for _, rank in failures.lost_ranks(first, last)}) == topology.num_expert_ranks:
+        raise SettingError(SETTING, text, f"may leave {_no_rank(topology)}: {how}")

@@ -17,6 +17,7 @@ from swift.train.saved_state import load_state
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
+    *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
     *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "clip_norm")),
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
@@ -102,5 +103,5 @@ def open_run(options: TrainOptions, done: int) -> RunDirectory:
 def next_length(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> int:
     """How many iterations come next as one program, see ``window_length``."""
     first, last = options.profile or (0, 0)
-    periods = (experiment.eval_every, experiment.checkpoint.every)
+    periods = (experiment.eval_every, experiment.checkpoint.every, experiment.checkpoint.snapshot_every)
     return window_length(experiment.window, done, last_step, periods, breaks=(first - 1, last))
