@@ -1,6 +1,7 @@
 """Checkpoints: what is saved of a run, which experts of it, and how it is checked when it is read back."""
 
 from swift.checkpoint.arrays import load_arrays, load_metadata, save_arrays
+from swift.checkpoint.buddies import BuddyCopies
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.directory import checkpoint_path, checkpoint_steps, set_aside_newer, settle
 from swift.checkpoint.lost_ranks import RankCopy, Recovered, recover_ranks
@@ -14,6 +15,7 @@ from swift.checkpoint.split import Snapshot, Split
 from swift.checkpoint.wording import restore_facts, restore_lines, save_facts, source_lines
 
 __all__ = [
+    "BuddyCopies",
     "CheckpointConfig",
     "Copy",
     "Ledger",

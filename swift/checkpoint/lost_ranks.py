@@ -86,6 +86,7 @@ def recover_ranks(
     step: int,
     ledger: Ledger,
     stored: Callable[[], tuple[Any, Plan] | None],
+    names: Sequence[int] | None = None,
 ) -> Recovered:
     """Fills in the slices of lost ranks.
 
@@ -99,30 +100,33 @@ def recover_ranks(
         ledger: as of this iteration.
         stored: reads the newest sound checkpoint, cut for the ranks that were, and says where it came from; called
             once, where memory has not all. None: there is none.
+        names: of the ranks, where they are not their numbers: those of a run that has lost some before.
 
     Raises:
         RunError: something is neither in memory nor in storage.
     """
     arrays = {name: np.array(leaf) for name, leaf in by_name(state).items()}
     newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
-    search = _Search(split, arrays["placement"], slots or {}, frozenset(lost), newest_first, step, cache(stored))
+    names = range(split.num_ranks) if names is None else names
+    gone, stored = frozenset(lost), cache(stored)
+    search = _Search(split, arrays["placement"], slots or {}, gone, newest_first, step, stored, names)
     sources, lost_LE = list[RankSource](), np.zeros_like(ledger.tally.contained_LE)
     for part in _parts(split, lost):
         weights, moments = search.find(part)
         masters, others = _names(split, part.unit)
-        for found, names in ((weights, masters), (moments, others)):
-            for name in names:
+        for found, of_kind in ((weights, masters), (moments, others)):
+            for name in of_kind:
                 _slice(split, arrays[name], part)[...] = found.read(name)
         if part.unit is not None and weights.contained is not None:
             updates = max(0, int(ledger.tally.contained_LE[part.unit]) - weights.contained)
             lost_LE[part.unit] += -(-updates // split.num_ranks)  # only this slice of the expert has gone back
-        sources.append(RankSource(*part, weights.origin, moments.origin if others else None))
+        sources.append(RankSource(*part, weights.origin, moments.origin if others else None).named(names))
     tally = ledger.tally.fell_back(lost_LE)
     facts = {"sources": rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
     return Recovered(
         jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
         replace(ledger, tally=tally),
-        rank_lines(sources, split, step),
+        rank_lines(sources, split, step) + [f"passed over: {why}" for why in _passed_over(stored)],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
 
@@ -138,6 +142,7 @@ class _Search:
     copies: Sequence[RankCopy]
     step: int
     stored: Callable[[], tuple[Any, Plan] | None]
+    names: Sequence[int]
 
     def find(self, part: _Part) -> tuple[_Found, _Found]:
         """The best copies of a part's weights, and of its moments."""
@@ -194,7 +199,7 @@ class _Search:
         if found is None:
             what = "the dense part" if part.unit is None else f"expert {part.unit[1]} of layer {part.unit[0]}"
             missing = f"its slice of {what} is in no other memory and in no checkpoint"
-            raise RunError(f"rank {part.rank} is lost, and {missing}")
+            raise RunError(f"rank {self.names[part.rank]} is lost, and {missing}")
         state, plan = found
         arrays = by_name(state)
         origin, contained = Origin("storage", plan.step), None
@@ -202,6 +207,12 @@ class _Search:
             copy = plan.sources[part.unit]
             origin, contained = Origin("storage", copy.step), copy.contained
         return _Found(origin, lambda name: _slice(self.split, arrays[name], part), contained)
+
+
+def _passed_over(stored: Any) -> tuple[str, ...]:
+    """What was damaged in storage, if anybody has looked there."""
+    found = stored() if stored.cache_info().currsize else None
+    return () if found is None else found[1].passed_over
 
 
 def _parts(split: Split, lost: Collection[tuple[int, int]]) -> Iterator[_Part]:

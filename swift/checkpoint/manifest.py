@@ -118,6 +118,13 @@ class Ledger:
         turn_L = next_turns(self.turn_L, self.num_classes, self.k) if is_partial else self.turn_L
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
+    def anew(self, k: int) -> "Ledger":
+        """For checkpoints of a state of another shape, of K experts each; copies are of one shape in a checkpoint.
+
+        So the next one is full.
+        """
+        return replace(self, copies={}, common={}, k=k)
+
     def _newest(self) -> list[Copy | None]:
         """Of every expert in order; None where there is no copy."""
         return [next(iter(self.copies.get(unit, ())), None) for unit in np.ndindex(*self.tally.contained_LE.shape)]

@@ -21,6 +21,10 @@ class Origin(NamedTuple):
     step: int
     holder: int = -1
 
+    def named(self, names: Sequence[int]) -> "Origin":
+        """With the name of a rank in place of its number."""
+        return self if self.holder < 0 else self._replace(holder=names[self.holder])
+
 
 class RankSource(NamedTuple):
     """Where a lost rank's slices of the dense part or of an expert have come from.
@@ -37,6 +41,11 @@ class RankSource(NamedTuple):
     unit: Unit | None
     weights: Origin
     moments: Origin | None
+
+    def named(self, names: Sequence[int]) -> "RankSource":
+        """With the names of ranks in place of their numbers."""
+        moments = self.moments and self.moments.named(names)
+        return RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
 
 
 def rank_lines(sources: Sequence[RankSource], split: Split, step: int) -> list[str]:

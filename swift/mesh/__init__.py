@@ -16,7 +16,7 @@ from swift.mesh.live import (
     own_row,
     storage_mesh,
 )
-from swift.mesh.moving import move_rows, moved_bytes, source_rows
+from swift.mesh.moving import host_stages, move_rows, moved_bytes, source_rows
 from swift.mesh.peers import PeerSum, how_unequal
 from swift.mesh.traffic import collective_bytes
 
@@ -35,6 +35,7 @@ __all__ = [
     "RankKind",
     "collective_bytes",
     "emulate_devices",
+    "host_stages",
     "how_unequal",
     "live_mesh",
     "move_rows",

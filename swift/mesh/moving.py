@@ -1,16 +1,19 @@
 """State between configurations: rows of the axis ``worker`` go from one live mesh to another, from device to device.
 
+Where the axis ``expert`` changes, they go by way of the host.
+
 R: rows of the axis ``worker``.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
-from swift.mesh.live import REPLICATED, LiveMesh, map_specs
+from swift.mesh.live import RANKED, REPLICATED, LiveMesh, map_specs
 
 
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
@@ -63,6 +66,33 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
         return jax.make_array_from_single_device_arrays(shape, new.shardings(spec), parts)
 
     return map_specs(move, specs, tree)
+
+
+def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[int, int]] = ()) -> Any:
+    """A copy on the host of the state of every stage: the row that speaks for it, without what lost ranks had.
+
+    Args:
+        tree: arrays ``[worker, ...]`` on ``live``.
+        live: the mesh that holds the state; this process has all its devices.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        lost: (stage, rank) whose devices are not read; in place of their numbers there is NaN, lest they are used.
+
+    Returns:
+        Arrays ``[P, ...]``.
+    """
+    gone = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
+
+    def copy(spec: PartitionSpec, leaf: jax.Array) -> np.ndarray:
+        whole = np.empty(leaf.shape, leaf.dtype)
+        for shard in leaf.addressable_shards:
+            if shard.device not in gone:
+                whole[shard.index] = shard.data
+        stages = whole[list(live.first_rows)]
+        for stage, rank in lost if spec == RANKED else ():
+            stages[stage, :, rank] = np.nan
+        return stages
+
+    return map_specs(copy, specs, tree)
 
 
 def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:

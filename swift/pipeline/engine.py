@@ -83,7 +83,10 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # XLA cannot be interrupted: a compilation that is under way is waited for.
+        self.close()
+
+    def close(self) -> None:
+        """Prepares nothing more. XLA cannot be interrupted: a compilation that is under way is waited for."""
         self._background.shutdown(wait=True, cancel_futures=True)
 
     @property

@@ -4,7 +4,7 @@ Where a stage has peers, a rank that fails takes its worker with it; with one pi
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 

@@ -6,17 +6,18 @@ from typing import Any
 import numpy as np
 
 from swift.data import Batch, Loader
+from swift.mesh import LiveMesh
 from swift.pipeline import Sums
 
 
-def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, live_workers: int) -> dict[str, Any]:
+def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, live: LiveMesh) -> dict[str, Any]:
     """The record of one iteration.
 
     Args:
         step: iterations done, from 1.
         metrics: what the step returned, on the host, without its worker dim.
         step_s: how long the iteration took, in seconds.
-        live_workers: workers that took part.
+        live: whose workers and expert ranks took part.
     """
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
     routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
@@ -33,7 +34,8 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, liv
         "learning_rate": float(metrics["learning_rate"]),
         "step_ms": 1000 * step_s,
         "tokens_per_s": tokens / step_s,
-        "live_workers": live_workers,
+        "live_workers": live.num_rows,
+        "live_ranks": live.num_ranks,
         "popularity": popularity_LE.tolist(),
         "replicas": replicas_LE.tolist(),
         "dropped": dropped_LE.tolist(),

@@ -72,5 +72,7 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
         failed = failures.failed(step, step + window - 1)
         for stage in lost_stages(topology, places, before, failed):
             allowed = f"leave nobody with the state of stage {stage} at step {step}, after roles have moved"
-            raise SettingError(SETTING, [f"{kind} {d}:{p}" for _, kind, (d, p) in failures.events], allowed)
+            raise SettingError(
+                SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
+            )
         places, before = engine.configure(failed).places, failed

@@ -7,6 +7,7 @@ from typing import Any
 
 from swift.checkpoint import Ledger, Manifest, Plan, Split, load_plan
 from swift.experts.layouts import Decoupled
+from swift.mesh import move_rows, source_rows
 from swift.pipeline import Program, StateShape, TrainState, reshape_state, reshaped
 from swift.train.experiment import Experiment
 
@@ -44,6 +45,13 @@ def load_state(directory: Path, plan: Plan, program: Program) -> tuple[TrainStat
     return reshape_state(state, saved, program), plan
 
 
+def put_state(program: Program, state: TrainState) -> TrainState:
+    """A state that is on the host, one row for every stage, on the devices of all live workers; with slots."""
+    saved, specs = program.at(program.stages_mesh()).live, replace(program.specs, slots={})
+    sources = source_rows(saved, program.live)
+    return program.fill_slots(move_rows(saved.put(state, specs), saved, program.live, specs, sources))
+
+
 def first_ledger(experiment: Experiment, split: Split) -> Ledger:
     """What a run that has saved nothing knows of its checkpoints."""
     return Ledger.first(
@@ -58,12 +66,9 @@ def ledger_after(experiment: Experiment, plan: Plan) -> Ledger:
 
 
 def ledger_for(program: Program, manifest: Manifest, ledger: Ledger) -> Ledger:
-    """A ledger of a checkpoint, for the checkpoints of a run that may be of another shape.
-
-    Copies of experts are of one shape in a checkpoint. So the first one after a change is full.
-    """
+    """A ledger of a checkpoint, for the checkpoints of a run that may be of another shape, see ``Ledger.anew``."""
     is_same = _shape_of(manifest, program) == StateShape.of(program)
-    return ledger if is_same else replace(ledger, copies={}, common={})
+    return ledger if is_same else ledger.anew(ledger.k)
 
 
 def _shape_of(manifest: Manifest, program: Program) -> StateShape:

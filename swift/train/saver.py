@@ -1,4 +1,4 @@
-"""Checkpoints of a run, written behind its iterations."""
+"""Checkpoints of a run, written behind its iterations, and snapshots of its ranks in the memory of others."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,26 +9,32 @@ from types import TracebackType
 from typing import Any, Self
 
 from swift.checkpoint import (
+    BuddyCopies,
     Ledger,
     Manifest,
     Plan,
+    RankCopy,
     Snapshot,
     begin_snapshot,
     checkpoint_path,
+    checkpoint_steps,
+    dynamic_k,
+    plan_restore,
     record_restore,
     restore_facts,
     save_checkpoint,
     save_facts,
     set_aside_newer,
 )
+from swift.errors import RunError, SettingError
 from swift.pipeline import Program, TrainState
 from swift.record import RunDirectory
 from swift.train.experiment import Experiment
-from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, split_of
+from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
 
 
 class Saver:
-    """Saves one checkpoint at a time; training goes on while it is copied and written. A context manager.
+    """Saves one checkpoint and one snapshot at a time, while training goes on. A context manager.
 
     Args:
         experiment: what is run.
@@ -45,6 +51,7 @@ class Saver:
         self._room: Snapshot | None = None
         self._waited_ms = 0.0
         self._saving: Future[Manifest] | None = None
+        self._buddies = BuddyCopies(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
             self._go_on(start, after)
@@ -58,6 +65,12 @@ class Saver:
     ) -> None:
         self.follow(wait=True)
         self._thread.shutdown()
+        self._buddies.close()
+
+    @property
+    def ledger(self) -> Ledger:
+        """As of the iterations that were counted."""
+        return self._ledger
 
     def count(self, record: Mapping[str, Any]) -> None:
         """Notes an iteration, by its record in ``metrics.jsonl``."""
@@ -125,6 +138,44 @@ class Saver:
             **save_facts(manifest),
         )
         return None
+
+    def snapshot(self, program: Program, state: TrainState, done: int) -> None:
+        """Begins a snapshot where one is due, or where there is none; see ``save``."""
+        every = self._experiment.checkpoint.snapshot_every
+        if every and program.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
+            self._buddies.begin(replace(state, slots={}), program.live, done, self._ledger.tally.contained_LE)
+
+    def copies(self) -> list[RankCopy]:
+        """The snapshots that there are."""
+        return self._buddies.copies()
+
+    def load(self, program: Program) -> tuple[TrainState, Plan] | None:
+        """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
+
+        Raises:
+            RunError: none is sound.
+        """
+        directory = self._directory.checkpoints_path
+        if not checkpoint_steps(directory):
+            return None
+        try:
+            return load_state(directory, plan_restore(directory, self._experiment.identity()), program)
+        except SettingError as error:
+            raise RunError(str(error)) from error
+
+    def go_on_with(self, program: Program, ledger: Ledger) -> None:
+        """Goes on with a state of other ranks: of it there is nothing yet, in memory or on the disk.
+
+        Args:
+            program: which has the state.
+            ledger: with what was lost.
+        """
+        assert self._saving is None, "what is being saved is of other ranks"
+        config = self._experiment.checkpoint
+        k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes)
+        self._split, self._room, self._ledger = split_of(program), None, ledger.anew(k)
+        self._buddies.close()
+        self._buddies = BuddyCopies(self._split, config)
 
     def _go_on(self, start: Plan, after: Ledger) -> None:
         """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""

@@ -1,18 +1,17 @@
 """Before a run begins: is there anything to do, from which state, and in which directory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
 from swift.errors import SettingError
-from swift.mesh import move_rows, source_rows
 from swift.pipeline import Prepare, Program, TrainState
 from swift.record import RunDirectory, check_new_run, check_same_run
 from swift.train.experiment import Experiment
 from swift.train.recovery import window_length
-from swift.train.saved_state import load_state
+from swift.train.saved_state import load_state, put_state
 
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
@@ -84,13 +83,8 @@ def begin(
     """The state to go on from, and where it came from: the plan, but for what turned out to be damaged after all."""
     if start is None:
         return program.init(jax.random.key(experiment.seed)), None
-    saved = program.at(program.stages_mesh())
-    host, start = load_state(options.run_dir / "checkpoints", start, program)
-    specs = replace(program.specs, slots={})
-    state = move_rows(
-        saved.live.put(host, specs), saved.live, program.live, specs, source_rows(saved.live, program.live)
-    )
-    return program.fill_slots(state), start
+    state, start = load_state(options.run_dir / "checkpoints", start, program)
+    return put_state(program, state), start
 
 
 def open_run(options: TrainOptions, done: int) -> RunDirectory:

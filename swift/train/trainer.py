@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,13 @@ from swift.errors import RunError
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
 from swift.record import RunDirectory
-from swift.topology import Worker
+from swift.train.cluster import Cluster, StateLost
 from swift.train.experiment import Experiment
 from swift.train.failures import FailureSource
 from swift.train.interrupt import Interrupt
 from swift.train.metrics import mean_loss, step_record
 from swift.train.progress import Progress
-from swift.train.recovery import check_failures, is_due, lost_stages
+from swift.train.recovery import is_due
 from swift.train.saved_state import ledger_after
 from swift.train.saver import Saver
 from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run
@@ -56,19 +56,20 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
     first = done + next_length(experiment, options, done, last_step)
     loader, validation = experiment.loader("train"), experiment.loader("validation")
     with (
-        experiment.engine(failures.failed(done + 1, first), options.prepare) as engine,
+        Cluster(experiment, options.prepare, failures, done + 1, first) as cluster,
         Interrupt() as interrupt,
     ):
-        check_failures(engine, listed, experiment.window)
-        *first_state, start = begin(experiment, engine.program, options, start)
+        cluster.check(listed)
+        program = cluster.engine.program
+        *first_state, start = begin(experiment, program, options, start)
         if start is not None:
             loader.restore(start.manifest.extra["loader"])
         with (
             open_run(options, done) as directory,
-            Saver(experiment, engine.program, directory, start) as saver,
+            Saver(experiment, program, directory, start) as saver,
             Progress(options.run_dir.name, last_step, done + 1) as progress,
         ):
-            run = _Run(experiment, options, engine, failures, directory, saver, progress, interrupt)
+            run = _Run(experiment, options, cluster, directory, saver, progress, interrupt)
             run.announce(done, start)
             # Given away: kept here, it would take memory as long as the run.
             run.loop(first_state.pop(), loader, validation, last_step)
@@ -81,12 +82,16 @@ class _Run:
 
     experiment: Experiment
     options: TrainOptions
-    engine: Engine
-    failures: FailureSource
+    cluster: Cluster
     directory: RunDirectory
     saver: Saver
     progress: Progress
     interrupt: Interrupt
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the live."""
+        return self.cluster.engine
 
     def announce(self, done: int, start: Plan | None) -> None:
         program = self.engine.program
@@ -123,12 +128,14 @@ class _Run:
             )
 
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
-        engine, done = self.engine, int(own_row(state.step))
+        done = int(own_row(state.step))
         started, rows = time.perf_counter(), None
         batches = self._next(loader, done, last_step)
         while done < last_step:
             first, end = done + 1, done + len(batches)
+            self.saver.snapshot(self.engine.program, state, done)
             state, is_changed = self._follow(state, first, end)
+            engine = self.engine
             if rows is None or is_changed:
                 rows = engine.put(batches)
             position = loader.state()  # what a checkpoint after these iterations has to hold
@@ -142,7 +149,7 @@ class _Run:
             done, state, batches = end, outcome.state, upcoming
             step_s = (time.perf_counter() - started) / len(outcome.metrics)
             records = [
-                step_record(step, metrics, step_s, engine.num_live)
+                step_record(step, metrics, step_s, engine.program.live)
                 | self._pipeline_record(was_discarded=outcome.was_discarded)
                 for step, metrics in enumerate(outcome.metrics, first)
             ]
@@ -164,30 +171,30 @@ class _Run:
         return [next(loader) for _ in range(count)]
 
     def _follow(self, state: TrainState, first: int, end: int) -> tuple[TrainState, bool]:
-        """Goes on with the workers that are live in these iterations: the state, and whether they are others."""
-        engine, failed = self.engine, self.failures.failed(first, end)
-        before = engine.configuration.failed
-        if failed == before:
+        """Goes on with those who are live in these iterations: the state, and whether they are others."""
+        down = self.cluster.change(first, end)
+        if down is None:
             return state, False
-        self._check_stages(failed, first)
-        state, change = engine.reconfigure(state, failed)
-        costs = {"failed": _names(failed - before), "rejoined": _names(before - failed)}
+        self._follow_save(wait=True)
+        try:
+            followed = self.cluster.follow(state, down, first, self.saver)
+        except StateLost as lost:
+            self.directory.log_event(lost.event, first, **lost.facts)
+            raise RunError(f"{lost}: stopped; {self._how_to_go_on(lost.remedy)}") from None
+        engine = self.engine
+        self.saver.snapshot(engine.program, followed.state, first - 1)
         self.directory.log_event(
             "reconfigure",
             first,
-            **costs,
-            **asdict(change),
+            **followed.facts,
             **self._pipeline_record(),
             live_workers=engine.num_live,
+            live_ranks=engine.program.live.num_ranks,
             stash_bytes_per_rank=engine.stash_bytes,
         )
-        who = " and ".join(f"{', '.join(names)} {how}" for how, names in costs.items() if names)
-        took = change.plan_ms + change.compile_ms + change.move_ms
-        self.progress.note(
-            f"iteration {first}: worker {who}; {engine.num_live} live, period {engine.period_ratio:.2f} x fault-free; "
-            f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
-        )
-        return state, True
+        for line in followed.lines:
+            self.progress.note(f"iteration {first}: {line}")
+        return followed.state, True
 
     def _pipeline_record(self, **more: Any) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""
@@ -226,17 +233,6 @@ class _Run:
         if why is not None:
             raise RunError(f"{why}: stopped; {self._how_to_go_on()}")
 
-    def _check_stages(self, failed: frozenset[Worker], step: int) -> None:
-        configuration = self.engine.configuration
-        lost = lost_stages(self.experiment.topology, configuration.places, configuration.failed, failed)
-        if not lost:
-            return
-        self.saver.follow(wait=True)  # what is said of checkpoints has to be so
-        self.directory.log_event("stage_lost", step, stages=lost, failed=_names(failed))
-        stages = ", ".join(map(str, lost))
-        how = self._how_to_go_on("an Experiment.failures that leaves it one")
-        raise RunError(f"stage {stages} has no live worker left at iteration {step}: stopped; {how}")
-
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):
             return
@@ -274,7 +270,3 @@ class _Run:
         if window and end == window[1]:
             jax.profiler.stop_trace()
             self.progress.note(f"profiler trace of iterations {window[0]}-{window[1]} in {self.directory.path}/profile")
-
-
-def _names(workers: frozenset[Worker]) -> list[str]:
-    return [f"{d}:{p}" for d, p in sorted(workers)]

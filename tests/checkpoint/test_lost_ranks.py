@@ -73,7 +73,7 @@ def ledger_of(split):
 def plan_of(steps):
     """A checkpoint: of every expert, the step of its copy."""
     sources = {unit: SimpleNamespace(step=step, contained=int(contained(step)[unit])) for unit, step in steps.items()}
-    return SimpleNamespace(step=max(steps.values()), sources=sources)
+    return SimpleNamespace(step=max(steps.values()), sources=sources, passed_over=())
 
 
 def never():

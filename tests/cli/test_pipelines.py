@@ -94,6 +94,9 @@ class StageDies:
     def failed(self, first_step, last_step):  # noqa: ARG002 - a window of one iteration
         return frozenset([(0, 0)][: first_step >= 2] + [(1, 0)][: first_step >= 4])
 
+    def lost_ranks(self, first_step, last_step):  # noqa: ARG002 - there are peers
+        return frozenset()
+
 
 def test_a_stage_that_dies_exits_with_3_and_says_how_to_go_on(tell, here, monkeypatch):
     with monkeypatch.context() as patch:

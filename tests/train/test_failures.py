@@ -101,3 +101,90 @@ def test_mistakes(texts, offending, why):
 def test_a_lone_worker_cannot_fail():
     with pytest.raises(SettingError, match="leaves stage 0 without a live worker"):
         parse_failures(["step 1: fail 0:0"], Topology(), 9)
+
+
+RANKS = Topology(1, 2, 3)
+
+
+@st.composite
+def lists_of_ranks(draw):
+    """As above, of the ranks of the only pipeline, some rank of all stages left at any time."""
+    down, texts, after = set(), [], {}
+    for step in range(1, 13):
+        for stage, rank in draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), max_size=2, unique=True)):
+            if (stage, rank) in down:
+                down.remove((stage, rank))
+                texts.append((step, f"step {step}: rejoin 0:{stage} rank {rank}"))
+            elif len({other for _, other in down} | {rank}) < 3:
+                down.add((stage, rank))
+                texts.append((step, f"step {step}: fail 0:{stage} rank {rank}"))
+        after[step] = frozenset(down)
+    steps = draw(st.permutations(sorted({step for step, _ in texts})))
+    return [text for step in steps for of, text in texts if of == step], after
+
+
+@given(listed=lists_of_ranks(), first=st.integers(1, 12), length=st.integers(1, 6))
+def test_a_window_does_without_ranks_in_the_same_way(listed, first, length):
+    texts, after = listed
+    failures, last = parse_failures(texts, RANKS, 12), min(12, first + length - 1)
+    assert failures.lost_ranks(first, first) == after[first]
+    assert failures.lost_ranks(first, last) == frozenset().union(*(after[step] for step in range(first, last + 1)))
+    assert failures.failed(first, last) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("texts", "window", "why"),
+    [
+        (["step 2: fail 0:0 rank"], 1, "must be 'step STEP: fail PIPELINE:STAGE'"),
+        (["step 2: fail 0:0 rank -1"], 1, "must be 'step STEP: fail PIPELINE:STAGE'"),
+        (["step 2: fail 1:0 rank 0"], 1, "no such worker among 1 pipelines x 2 stages, both counted from 0"),
+        (["step 2: fail 0:1 rank 3"], 1, "no such rank among 3, counted from 0"),
+        (
+            ["step 2: fail 0:0"],
+            1,
+            "leaves stage 0 without a live worker; a rank of it can fail: 'step 2: fail 0:0 rank 0'",
+        ),
+        (["step 2: rejoin 0:0 rank 1"], 1, "rank 1 of worker 0:0 is live at that time"),
+        (
+            ["step 2: fail 0:1 rank 1", "step 3: fail 0:1 rank 1"],
+            1,
+            "rank 1 of worker 0:1 is down already at that time",
+        ),
+        (
+            ["step 2: fail 0:1 rank 1", "step 2: rejoin 0:1 rank 1"],
+            1,
+            "rank 1 of worker 0:1 fails in that iteration, and can be back after it",
+        ),
+        (
+            ["step 2: fail 0:0 rank 0", "step 3: fail 0:1 rank 1", "step 4: fail 0:0 rank 2"],
+            1,
+            "leaves no live expert rank that all stages have",
+        ),
+        (
+            [
+                "step 2: fail 0:0 rank 0",
+                "step 3: fail 0:0 rank 1",
+                "step 4: rejoin 0:0 rank 1",
+                "step 5: fail 0:0 rank 2",
+            ],
+            3,
+            "may leave no live expert rank that all stages have: in a window of Experiment.window = 3 iterations who "
+            "fails is down from its start, and who re-joins is back after its end",
+        ),
+    ],
+)
+def test_mistakes_with_ranks_are_told(texts, window, why):
+    with pytest.raises(SettingError) as raised:
+        parse_failures(texts, RANKS, 60, window)
+    assert raised.value.allowed.startswith(why)
+    assert raised.value.setting == "Experiment.failures"
+    assert raised.value.value == texts[-1]
+
+
+def test_where_a_stage_has_peers_a_rank_takes_its_worker_with_it():
+    with pytest.raises(SettingError) as raised:
+        parse_failures(["step 2: fail 0:0 rank 0"], Topology(2, 1, 3), 60)
+    assert (
+        raised.value.allowed
+        == "may name a rank with one pipeline only: where a stage has peers, its worker fails as a whole"
+    )

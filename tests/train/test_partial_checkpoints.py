@@ -268,6 +268,15 @@ def test_partial_checkpoints_are_refused_where_no_expert_has_a_state_of_its_own(
         ({"selection": "random"}, "CheckpointConfig.selection = 'random': choose one of sequential, load_aware"),
         ({"plt_budget": 0.1}, "plt_budget = 0.1: would change nothing: it needs a number as"),
         ({"plt_budget": 1, "experts_per_layer": 1}, "CheckpointConfig.plt_budget = 1: must be below 1"),
+        ({"snapshot_every": -1}, "CheckpointConfig.snapshot_every = -1: must be a whole number of at least 0"),
+        (
+            {"snapshot_every": 1, "snapshot_experts_per_layer": 0},
+            "CheckpointConfig.snapshot_experts_per_layer = 0: must be a whole number of at least 1, or 'all'",
+        ),
+        (
+            {"snapshot_experts_per_layer": 2},
+            "snapshot_experts_per_layer = 2: would change nothing: it needs a number as",
+        ),
         ({"plt_budget": float("nan"), "experts_per_layer": 1}, "CheckpointConfig.plt_budget = nan: must be a number"),
     ],
 )

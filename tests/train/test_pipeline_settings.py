@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift.checkpoint import CheckpointConfig
 from swift.errors import SettingError
+from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.models import ModelConfig
 from swift.topology import Topology
@@ -12,7 +14,9 @@ from swift.train import Experiment
 from swift.train.failures import parse_failures
 
 
-def make(pipelines=2, stages=2, layers=2, pattern=(True,), **settings):
+def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settings):
+    if layout:
+        settings["optimizer"] = OptimizerConfig(layout=layout)
     model = ModelConfig(
         num_layers=layers, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=pattern
     )
@@ -96,6 +100,35 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), **settings):
             "Experiment.failures = 'step 5: fail 1:1': may leave stage 1 without a live worker: in a window of "
             "Experiment.window = 3 iterations who fails is down from its start, and who re-joins is back after its end",
         ),
+        (
+            {"checkpoint": CheckpointConfig(snapshot_every=1)},
+            "CheckpointConfig.snapshot_every = 1: must be 0 with several pipelines, where peers have what is lost",
+        ),
+        (
+            {"pipelines": 1, "window": 3, "checkpoint": CheckpointConfig(snapshot_every=2)},
+            "Experiment.window = 3: must be at most CheckpointConfig.snapshot_every = 2, or no window would ever be "
+            "whole",
+        ),
+        (
+            {"checkpoint": CheckpointConfig(snapshot_every=5, snapshot_experts_per_layer=17)},
+            "CheckpointConfig.snapshot_experts_per_layer = 17: must be at most ExpertConfig.num_classes = 8; 'all' for "
+            "whole snapshots",
+        ),
+        (
+            {"pipelines": 1, "stages": 1, "layout": "coupled", "checkpoint": CheckpointConfig(snapshot_every=1)},
+            "CheckpointConfig.snapshot_every = 1: must be 0 with OptimizerConfig.layout = 'coupled', whose state is "
+            "tied to its ranks",
+        ),
+        (
+            {"pipelines": 1, "stages": 1, "layout": "coupled", "failures": ("step 2: fail 0:0 rank 1",)},
+            "OptimizerConfig.layout = 'coupled': ties state to its ranks, and some fail in Experiment.failures: use "
+            "decoupled",
+        ),
+        (
+            {"failures": ("step 2: fail 0:0 rank 1",)},
+            "Experiment.failures = 'step 2: fail 0:0 rank 1': may name a rank with one pipeline only: where a stage "
+            "has peers, its worker fails as a whole",
+        ),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else None,
 )
@@ -147,3 +180,20 @@ def test_a_list_is_refused_just_where_some_window_would_have_nobody_at_a_stage(c
             parse_failures(texts, Topology(2, 1), 40, window)
     else:
         assert parse_failures(texts, Topology(2, 1), 40, window) == told
+
+
+def test_a_rank_alone_has_nobody_to_keep_its_snapshots():
+    with pytest.raises(SettingError) as raised:
+        Experiment(
+            experts=ExpertConfig(4, slots_per_rank=4),
+            topology=Topology(),
+            checkpoint=CheckpointConfig(snapshot_every=1),
+        )
+    assert str(raised.value) == (
+        "CheckpointConfig.snapshot_every = 1: must be 0 with one expert rank: there is no other to keep its snapshot"
+    )
+
+
+def test_a_planner_for_no_failures_runs_what_is_left_of_a_pipeline():
+    failures = ("step 2: fail 0:0 rank 1",)
+    assert make(pipelines=1, planner="gpipe", failures=failures).failures == failures
