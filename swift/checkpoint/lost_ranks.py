@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint.manifest import Ledger
-from swift.checkpoint.rank_wording import Origin, RankSource, rank_facts, rank_lines
+from swift.checkpoint.rank_wording import Origin, RankSource, kept_lines, rank_facts, rank_lines
 from swift.checkpoint.restoring import Plan
 from swift.checkpoint.split import Snapshot, Split, Unit, by_name
 from swift.errors import RunError
@@ -126,7 +126,11 @@ def recover_ranks(
     return Recovered(
         jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
         replace(ledger, tally=tally),
-        rank_lines(sources, split, step) + [f"passed over: {why}" for why in _passed_over(stored)],
+        [
+            *rank_lines(sources, split, step),
+            *kept_lines(gone, split.num_stages, names),
+            *(f"passed over: {why}" for why in _passed_over(stored)),
+        ],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
 

@@ -74,6 +74,20 @@ def rank_lines(sources: Sequence[RankSource], split: Split, step: int) -> list[s
     return lines
 
 
+def kept_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
+    """A line for each rank that is lost in some stages only.
+
+    >>> kept_lines({(1, 3)}, 3, range(4))
+    ['rank 3: slices of stages 0, 2: still on their devices']
+    """
+    lines = []
+    for rank in sorted({rank for _, rank in lost}):
+        stages = [stage for stage in range(num_stages) if (stage, rank) not in lost]
+        where = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        lines += [f"rank {names[rank]}: slices of {where}: still on their devices"] * bool(stages)
+    return lines
+
+
 def rank_facts(sources: Sequence[RankSource]) -> list[dict[str, Any]]:
     """The same for ``events.jsonl``: experts are ``[layer, class]``."""
     facts = []

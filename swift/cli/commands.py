@@ -21,6 +21,7 @@ from swift.files import replace_file
 from swift.mesh import EmulationError, emulate_devices
 from swift.record import METRICS, Run, read_run, scalars
 from swift.report import comparison_rows, comparison_table, write_report
+from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, export_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
@@ -141,16 +142,19 @@ def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterat
         whole = replace(experiment, failures=())
         others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
         if others:
-            yield distance_line(run, others[0], len(experiment.topology.workers))
+            yield distance_line(run, others[0], experiment.topology)
 
 
-def distance_line(run: Run, other: Run, num_workers: int) -> str:
-    """How far the losses of a run that has lost workers are from those of one that has not, over the steps of both."""
+def distance_line(run: Run, other: Run, topology: Topology) -> str:
+    """How far the losses of a run that has lost workers or ranks are from those of one that has not, where both are."""
     num_steps = min(len(run.metrics), len(other.metrics))
     distance_T = np.abs(scalars(run, "loss")[:num_steps] - scalars(other, "loss")[:num_steps])
-    fewest = min(record["live_workers"] for record in run.metrics)
+    fewest = f"{min(record['live_workers'] for record in run.metrics)} of {len(topology.workers)} workers"
+    if topology.num_pipelines == 1:
+        num_ranks = topology.num_expert_ranks
+        fewest = f"{min(record.get('live_ranks', num_ranks) for record in run.metrics)} of {num_ranks} expert ranks"
     return (
-        f"{run.name}: with {fewest} of {num_workers} workers at the least, its loss is at most {distance_T.max():.1e} "
+        f"{run.name}: with {fewest} at the least, its loss is at most {distance_T.max():.1e} "
         f"from that of {other.name}, and {distance_T[-1]:.1e} in the end"
     )
 

@@ -77,7 +77,7 @@ def launch(options: argparse.Namespace) -> None:
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
     if against is not None:
-        line = distance_line(ended, against, len(experiment.topology.workers))
+        line = distance_line(ended, against, experiment.topology)
         print(line, file=sys.stderr if options.format == "json" else sys.stdout)
 
 

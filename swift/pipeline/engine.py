@@ -77,13 +77,17 @@ class Engine:
         self.steps = self._steps_for(failed)
 
     def __enter__(self) -> Self:
-        self._prepare_next()
-        return self
+        return self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def open(self) -> Self:
+        """Begins to prepare; ``close`` has to follow."""
+        self._prepare_next()
+        return self
 
     def close(self) -> None:
         """Prepares nothing more. XLA cannot be interrupted: a compilation that is under way is waited for."""

@@ -86,7 +86,7 @@ class Cluster:
         self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
 
     def __enter__(self) -> Self:
-        self.engine.__enter__()
+        self.engine.open()
         return self
 
     def __exit__(
@@ -113,11 +113,10 @@ class Cluster:
         """
         window = self._experiment.window
         check_failures(self.engine, failures, window)
-        left = [self._left(failures.lost_ranks(event.step, event.step + window - 1)) for event in failures.events]
-        for ranks in {len(ranks): ranks for ranks in left}.values():
+        lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
+        for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
             fewer = self._experiment.on_ranks(len(ranks))
-            if fewer.memory_limit is not None:
-                fewer.plan_settings(fewer.program(self._live.with_ranks(ranks)))
+            fewer.plan_settings(fewer.program(self._live.with_ranks(ranks)))
 
     def change(self, first: int, last: int) -> Down | None:
         """Who is down in some iterations; None where the live stay who they are."""
@@ -161,7 +160,7 @@ class Cluster:
         who = {"failed": _ranks(lost - self._lost), "rejoined": _ranks(self._lost - lost)}
         is_planned = ranks in self._engines
         if not is_planned:
-            self._engines[ranks] = self._make(ranks, frozenset()).__enter__()
+            self._engines[ranks] = self._make(ranks, frozenset()).open()
         engine = self._engines[ranks]
         is_prepared = is_planned and engine.steps.is_compiled(engine.steps.main)
         times.append(time.perf_counter())
@@ -180,6 +179,7 @@ class Cluster:
         self._lost = lost
         for other in self._engines.keys() - {ranks, self._left(frozenset())}:
             self._engines.pop(other).close()
+        k = saver.ledger.k
         saver.go_on_with(program, found.ledger)
         plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -187,6 +187,9 @@ class Cluster:
         live = f"{len(ranks)} expert ranks live"
         lines = [f"{_who(who).replace('0:0 ', '')}; {live}; {_took(change)}", *found.lines]
         slots, had = (one.experts.slots_per_rank for one in (program, old))
+        if gone:
+            lines.append(f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}")
+        lines += [f"K is now {saver.ledger.k} experts of a layer, and was {k}"] * (saver.ledger.k != k)
         lines += [f"every rank has {slots} slots now, and had {had}"] * (slots != had)
         return Followed(state, who | asdict(change) | {"slots_per_rank": slots} | found.facts, lines)
 
