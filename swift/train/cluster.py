@@ -156,15 +156,15 @@ class Cluster:
     def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Saver) -> Followed:
         """Goes on with other expert ranks, by way of the host."""
         times = [time.perf_counter()]
-        before, old, ranks = self.ranks, self.engine.program, self._left(lost)
+        before, old, ranks, k = self.ranks, self.engine.program, self._left(lost), saver.ledger.k
         who = {"failed": _ranks(lost - self._lost), "rejoined": _ranks(self._lost - lost)}
         is_planned = ranks in self._engines
         if not is_planned:
             self._engines[ranks] = self._make(ranks, frozenset()).open()
-        engine = self._engines[ranks]
-        is_prepared = is_planned and engine.steps.is_compiled(engine.steps.main)
+        steps = self._engines[ranks].steps
+        is_prepared = is_planned and steps.is_compiled(steps.main)
         times.append(time.perf_counter())
-        engine.steps.compiled(engine.steps.main)
+        steps.compiled(steps.main)
         times.append(time.perf_counter())
         gone = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
         try:
@@ -173,24 +173,21 @@ class Cluster:
             why = f"{error}, at iteration {first}"
             raise StateLost(why, "rank_lost", who, "a CheckpointConfig.snapshot_every above 0") from None
         jax.tree.map(lambda leaf: leaf.delete(), state)
-        program = engine.program
-        state = jax.block_until_ready(put_state(program, reshape_state(found.state, old, program)))
+        state = jax.block_until_ready(put_state(steps.program, reshape_state(found.state, old, steps.program)))
         times.append(time.perf_counter())
         self._lost = lost
         for other in self._engines.keys() - {ranks, self._left(frozenset())}:
             self._engines.pop(other).close()
-        k = saver.ledger.k
-        saver.go_on_with(program, found.ledger)
-        plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        change = Change(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
-        live = f"{len(ranks)} expert ranks live"
-        lines = [f"{_who(who).replace('0:0 ', '')}; {live}; {_took(change)}", *found.lines]
-        slots, had = (one.experts.slots_per_rank for one in (program, old))
-        if gone:
-            lines.append(f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}")
-        lines += [f"K is now {saver.ledger.k} experts of a layer, and was {k}"] * (saver.ledger.k != k)
-        lines += [f"every rank has {slots} slots now, and had {had}"] * (slots != had)
+        saver.go_on_with(steps.program, found.ledger)
+        change = _change(state, times, is_prepared=is_prepared)
+        slots, had = (program.experts.slots_per_rank for program in (steps.program, old))
+        lines = [
+            f"{_who(who).replace('0:0 ', '')}; {len(ranks)} expert ranks live; {_took(change)}",
+            *found.lines,
+            *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
+            *[f"K is now {saver.ledger.k} experts of a layer, and was {k}"] * (saver.ledger.k != k),
+            *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
+        ]
         return Followed(state, who | asdict(change) | {"slots_per_rank": slots} | found.facts, lines)
 
     def _left(self, lost: frozenset[StageRank]) -> Ranks:
@@ -213,6 +210,12 @@ def _collect(
         return Recovered(host, saver.ledger, [], {})
     copies, split = saver.copies(), split_of(old)
     return recover_ranks(host, slots, split, gone, copies, done, saver.ledger, lambda: saver.load(old), names)
+
+
+def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Change:
+    """What it cost to go by way of the host."""
+    plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
+    return Change(is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
 
 
 def _who(changed: Mapping[str, Sequence[str]]) -> str:
