@@ -79,7 +79,8 @@ def run_and_keep_states(experiment, run_dir):
 
     def keep(saver, program, state, done):
         specs = replace(program.specs, slots={})
-        states[done] = by_name(host_stages(replace(state, slots={}), program.live, specs))
+        # The first one: after a loss there is another, of the ranks that are left.
+        states.setdefault(done, by_name(host_stages(replace(state, slots={}), program.live, specs)))
         snapshot(saver, program, state, done)
 
     with pytest.MonkeyPatch.context() as patch:
