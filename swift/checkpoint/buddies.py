@@ -1,10 +1,12 @@
 """Level 1 of checkpoints: snapshots of every rank's slices in the memory of the next rank (MoC-System).
 
-Legend: L MoE layers of the model, E classes, K classes of a layer that a snapshot copies, N ranks.
+Legend: P stages, L MoE layers of the model, E classes, K classes of a layer that a snapshot copies, N ranks,
+V arrays of an expert's state of one type, w numbers of a rank's slice.
 """
 
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,17 +24,59 @@ PATIENCE_S = 60.0
 """How long who needs the copies waits for the one that is under way."""
 
 
-@dataclass(frozen=True)
-class _Generation:
-    """One snapshot of all ranks, as ``RankCopy`` has it of one; the dense part of an old one is empty."""
+class _Store:
+    """The newest copy of everything, and the one before; memory for two whole snapshots, whatever K is.
 
-    step: int
-    snapshot: Snapshot
-    contained_LE: np.ndarray
+    Attributes:
+        dense: (step, the dense part), the newest first.
+        step_CLE: of every expert's copies; -1: not there.
+        contained_CLE: token updates that are in them.
+    """
 
-    def has(self, num_classes: int) -> np.ndarray:
-        """Which experts are in it, ``[L, E]``."""
-        return (self.snapshot.chosen_LK[:, :, None] == np.arange(num_classes)).any(axis=1)
+    def __init__(self, split: Split):
+        shape = (_NUM_COPIES, split.num_layers, split.num_classes)
+        self._split = split
+        self._blocks = {dtype: np.empty((*shape, *unit.shape), unit.dtype) for dtype, unit in split.unit_shapes.items()}
+        self.dense: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.step_CLE, self.contained_CLE = np.full(shape, -1), np.zeros(shape, np.int64)
+
+    def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
+        """Takes in a snapshot, each expert in place of the older of its copies; returns room for another."""
+        chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
+        where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
+        self.step_CLE[where] = -1  # what is half written does not count
+        for dtype, block in snapshot.blocks.items():
+            self._blocks[dtype][where] = block
+        self.contained_CLE[where] = contained_LE[layers_L1, chosen_LK]
+        self.step_CLE[where] = step
+        self.dense.insert(0, (step, snapshot.dense))
+        return replace(snapshot, dense=self.dense.pop()[1]) if len(self.dense) > _NUM_COPIES else None
+
+    def newest(self) -> tuple[np.ndarray, np.ndarray]:
+        """(token updates, step) of the newest copy of every expert, ``[L, E]``."""
+        newest_1LE = self.step_CLE.argmax(axis=0)[None]
+        return tuple(np.take_along_axis(of, newest_1LE, axis=0)[0] for of in (self.contained_CLE, self.step_CLE))
+
+    def of_rank(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
+        """(step, what there is of a rank from then, token updates ``[L, E]``), the newest first.
+
+        Where layers have unequally many experts of a step, -1 fills up the chosen ones.
+        """
+        dense, ranked = dict(self.dense), self._split.ranked_names
+        found = []
+        for step in sorted({*dense, *self.step_CLE[self.step_CLE >= 0].tolist()}, reverse=True):
+            is_of_LEC = np.moveaxis(self.step_CLE == step, 0, -1)
+            classes = [np.argwhere(of_layer) for of_layer in is_of_LEC]
+            chosen_LK = np.full((len(classes), max(map(len, classes), default=0)), -1)
+            copy_LK = np.zeros_like(chosen_LK)
+            for layer, of_layer in enumerate(classes):
+                chosen_LK[layer, : len(of_layer)], copy_LK[layer, : len(of_layer)] = of_layer.T
+            where = (copy_LK, np.arange(len(classes))[:, None], chosen_LK)
+            blocks = {dtype: block[..., rank : rank + 1, :][where] for dtype, block in self._blocks.items()}
+            mine = {name: leaf[:, :, rank : rank + 1] for name, leaf in dense.get(step, {}).items() if name in ranked}
+            contained_LE = np.where(is_of_LEC, np.moveaxis(self.contained_CLE, 0, -1), 0).max(axis=-1)
+            found.append((step, Snapshot(mine, blocks, chosen_LK), contained_LE))
+        return found
 
 
 class BuddyCopies:
@@ -50,10 +94,11 @@ class BuddyCopies:
         self._split, self._selection = split, config.selection
         self._k = config.snapshot_k(split.num_classes)
         self._turn_L = first_turns(split.num_layers, split.num_classes, self._k)
-        self._generations: list[_Generation] = []  # the newest first
+        self._store = _Store(split)
         self._room: Snapshot | None = None
         self._thread = ThreadPoolExecutor(1, "snapshot")
-        self._copying: Future[_Generation] | None = None
+        self._copying: Future[None] | None = None
+        self._trouble: str | None = None
 
     def close(self) -> None:
         """Takes no more; what is being copied comes to nothing."""
@@ -62,9 +107,9 @@ class BuddyCopies:
     @property
     def is_empty(self) -> bool:
         """Whether no snapshot was taken yet."""
-        return not self._generations and self._copying is None
+        return not self._store.dense and self._copying is None
 
-    def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: np.ndarray) -> None:
+    def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: np.ndarray) -> str | None:
         """Begins a snapshot, once the one before is there.
 
         Args:
@@ -72,61 +117,49 @@ class BuddyCopies:
             live: its mesh.
             step: iterations done.
             contained_LE: token updates that its experts contain.
+
+        Returns:
+            Why the snapshot before, or this one, came to nothing; None where nothing went wrong.
         """
         self._settle(None)
-        take = begin_snapshot(self._split, state, live, self._choose(contained_LE), self._room)
-        self._room = None
-        self._copying = self._thread.submit(lambda: _Generation(step, take(), contained_LE))
+        room, self._room = self._room, None
+        try:
+            take = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
+        except RuntimeError as error:  # such as no memory on the devices
+            self._trouble = str(error)
+        else:
+            self._copying = self._thread.submit(self._copy, take, step, contained_LE)
+        trouble, self._trouble = self._trouble, None
+        return trouble
 
-    def copies(self) -> list[RankCopy]:
-        """What there is of every rank; what is being copied is waited for, but not for ever."""
+    def copies(self, ranks: Collection[int]) -> list[RankCopy]:
+        """What there is of some ranks; what is being copied is waited for, but not for ever."""
         self._settle(PATIENCE_S)
         num_ranks = self._split.num_ranks
         return [
-            RankCopy(rank, (rank + 1) % num_ranks, one.step, self._of_rank(one.snapshot, rank), one.contained_LE)
-            for one in self._generations
-            for rank in range(num_ranks)
+            RankCopy(rank, (rank + 1) % num_ranks, step, snapshot, contained_LE)
+            for rank in sorted(ranks)
+            for step, snapshot, contained_LE in self._store.of_rank(rank)
         ]
 
-    def _of_rank(self, snapshot: Snapshot, rank: int) -> Snapshot:
-        mine = slice(rank, rank + 1)
-        ranked = self._split.ranked_names
-        dense = {name: array[:, :, mine] for name, array in snapshot.dense.items() if name in ranked}
-        return Snapshot(dense, {t: block[:, :, :, mine] for t, block in snapshot.blocks.items()}, snapshot.chosen_LK)
+    def _copy(self, take: Callable[[], Snapshot], step: int, contained_LE: np.ndarray) -> None:
+        self._room = self._store.put(step, take(), contained_LE)
 
     def _choose(self, contained_LE: np.ndarray) -> np.ndarray:
         """The classes of the next snapshot; the first one is of all."""
         num_layers, num_classes = contained_LE.shape
-        if self._k >= num_classes or not self._generations:
+        if self._k >= num_classes or not self._store.dense:
             return everything(num_layers, num_classes)
         if self._selection == "sequential":
             turn_L, self._turn_L = self._turn_L, next_turns(self._turn_L, num_classes, self._k)
             return sequential(turn_L, num_classes, self._k)
-        then_LE, step_LE = np.zeros_like(contained_LE), np.zeros_like(contained_LE)
-        for one in reversed(self._generations):
-            has_LE = one.has(num_classes)
-            then_LE[has_LE], step_LE[has_LE] = one.contained_LE[has_LE], one.step
+        then_LE, step_LE = self._store.newest()
         return load_aware(contained_LE - then_LE, step_LE, self._k)
 
     def _settle(self, patience_s: float | None) -> None:
-        """Takes in what was copied, if it is there in time; None: whenever that is."""
+        """Waits for what is being copied; None: whenever that is there. What failed leaves what was there before."""
         if self._copying is None or not wait([self._copying], patience_s).done:
             return
-        one, self._copying = self._copying.result(), None
-        found = [one, *self._generations]
-        num_LE, num_classes = np.zeros(one.contained_LE.shape, np.int64), one.contained_LE.shape[1]
-        self._generations = []
-        dense, blocks = None, None
-        for nth, one in enumerate(found):
-            has_LE = one.has(num_classes)
-            is_needed, num_LE = bool((num_LE[has_LE] < _NUM_COPIES).any()), num_LE + has_LE
-            if nth < _NUM_COPIES:
-                self._generations.append(one)
-                continue
-            dense = one.snapshot.dense or dense
-            if is_needed:
-                self._generations.append(replace(one, snapshot=replace(one.snapshot, dense={})))
-            else:
-                blocks = one.snapshot
-        if dense and blocks:
-            self._room = replace(blocks, dense=dense)
+        error, self._copying = self._copying.exception(), None
+        if error is not None:
+            self._trouble = str(error) or type(error).__name__

@@ -9,6 +9,7 @@ W = N * w numbers of a slot.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ def recover_ranks(
     newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
     names = range(split.num_ranks) if names is None else names
     gone, stored = frozenset(lost), cache(stored)
-    search = _Search(split, arrays["placement"], slots or {}, gone, newest_first, step, stored, names)
+    search = _Search(split, arrays["placement"], slots or {}, gone, newest_first, step, stored, names, ledger)
     sources, lost_LE = list[RankSource](), np.zeros_like(ledger.tally.contained_LE)
     for part in _parts(split, lost):
         weights, moments = search.find(part)
@@ -118,9 +119,9 @@ def recover_ranks(
             for name in of_kind:
                 _slice(split, arrays[name], part)[...] = found.read(name)
         if part.unit is not None and weights.contained is not None:
-            updates = max(0, int(ledger.tally.contained_LE[part.unit]) - weights.contained)
-            lost_LE[part.unit] += -(-updates // split.num_ranks)  # only this slice of the expert has gone back
+            lost_LE[part.unit] += max(0, int(ledger.tally.contained_LE[part.unit]) - weights.contained)
         sources.append(RankSource(*part, weights.origin, moments.origin if others else None).named(names))
+    lost_LE = -(-lost_LE // split.num_ranks)  # each time only a slice of the expert has gone back
     tally = ledger.tally.fell_back(lost_LE)
     facts = {"sources": rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
     return Recovered(
@@ -147,15 +148,31 @@ class _Search:
     step: int
     stored: Callable[[], tuple[Any, Plan] | None]
     names: Sequence[int]
+    ledger: Ledger
 
     def find(self, part: _Part) -> tuple[_Found, _Found]:
         """The best copies of a part's weights, and of its moments."""
-        snapshot = next(filter(None, (self._in_snapshot(part, copy) for copy in self.copies)), None)
-        if snapshot is not None and snapshot.origin.step == self.step:
-            return snapshot, snapshot
-        weights = self._in_slots(part) or snapshot or self._in_storage(part)
+        newest = self._newest(part)
+        if newest is not None and newest.origin.step == self.step:
+            return newest, newest
+        weights = self._in_slots(part) or newest or self._in_storage(part)
         _, others = _names(self.split, part.unit)
-        return weights, snapshot or (self._in_storage(part) if others else weights)
+        return weights, newest or (self._in_storage(part) if others else weights)
+
+    def _newest(self, part: _Part) -> _Found | None:
+        """The newest snapshot, or what a checkpoint that was made after it has; None: there is no snapshot."""
+        snapshot = next(filter(None, (self._in_snapshot(part, copy) for copy in self.copies)), None)
+        if snapshot is None or snapshot.origin.step >= self._saved_step(part):
+            return snapshot
+        with suppress(RunError):  # it is not sound any more
+            return max(snapshot, self._in_storage(part), key=lambda found: found.origin.step)
+        return snapshot
+
+    def _saved_step(self, part: _Part) -> int:
+        """Of the newest checkpoint that has a part; -1: none."""
+        if part.unit is None:
+            return max(self.ledger.common, default=-1)
+        return next((copy.step for copy in self.ledger.copies.get(part.unit, ())), -1)
 
     def _in_snapshot(self, part: _Part, copy: RankCopy) -> _Found | None:
         stage, rank, unit = part

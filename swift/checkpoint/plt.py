@@ -71,6 +71,11 @@ class Tally:
         return Tally(contained_LE, self.routed_L, lost_L, self.num_faults + 1)
 
     @property
+    def num_lost(self) -> int:
+        """Updates lost in all layers."""
+        return int(self.lost_L.sum())
+
+    @property
     def plt(self) -> float:
         """The proportion of lost tokens: the mean over layers of lost updates over routed pairs."""
         if not self.lost_L.size:

@@ -56,7 +56,8 @@ class Plan:
 
         Args:
             first_k: K as it is set.
-            plt_budget: see ``dynamic_k``; None: K is as it is set, whatever it was.
+            plt_budget: see ``dynamic_k``; None: K is as it is set, whatever it was. Where nothing was lost, as after a
+                planned stop, K stays.
         """
         before = self.manifest.ledger
         copies = {
@@ -64,7 +65,9 @@ class Plan:
         }
         k = first_k
         if plt_budget is not None:
-            k = dynamic_k(max(first_k, before.k), self.tally.plt, plt_budget, max(before.num_classes, first_k))
+            k = max(first_k, before.k)
+            if self.tally.num_lost > before.tally.num_lost:
+                k = dynamic_k(k, self.tally.plt, plt_budget, max(before.num_classes, first_k))
         return replace(before, tally=self.tally, copies=copies, k=k)
 
 

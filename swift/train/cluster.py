@@ -115,14 +115,12 @@ class Cluster:
         check_failures(self.engine, failures, window)
         lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
         for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
-            fewer = self._experiment.on_ranks(len(ranks))
-            fewer.plan_settings(fewer.program(self._live.with_ranks(ranks)))
+            self._experiment.on_ranks(len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
 
     def change(self, first: int, last: int) -> Down | None:
-        """Who is down in some iterations; None where the live stay who they are."""
+        """Who is down in some iterations; None where the same are as before."""
         down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
-        is_same = down.workers == self.engine.configuration.failed and self._left(down.ranks) == self.ranks
-        return None if is_same else down
+        return None if down == (self.engine.configuration.failed, self._lost) else down
 
     def follow(self, state: TrainState, down: Down, first: int, saver: Saver) -> Followed:
         """Goes on with others.
@@ -138,6 +136,8 @@ class Cluster:
         """
         if self._left(down.ranks) != self.ranks:
             return self._regroup(state, down.ranks, first, saver)
+        if down.ranks != self._lost:
+            return self._note(state, down.ranks)
         return self._reconfigure(state, down.workers, first)
 
     def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> Followed:
@@ -153,11 +153,17 @@ class Cluster:
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
         return Followed(state, who | asdict(change), [f"worker {_who(who)}; {live}; {_took(change)}"])
 
+    def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
+        """Of ranks that are without work as it is, since another stage has lost them, or still does."""
+        who = _changed(self._lost, lost)
+        self._lost = lost
+        return Followed(state, dict(who), [f"{_who(who)}; {len(self.ranks)} expert ranks live, as before"])
+
     def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Saver) -> Followed:
         """Goes on with other expert ranks, by way of the host."""
         times = [time.perf_counter()]
         before, old, ranks, k = self.ranks, self.engine.program, self._left(lost), saver.ledger.k
-        who = {"failed": _ranks(lost - self._lost), "rejoined": _ranks(self._lost - lost)}
+        who = _changed(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
             self._engines[ranks] = self._make(ranks, frozenset()).open()
@@ -171,7 +177,8 @@ class Cluster:
             found = _collect(state, old, gone, first - 1, saver, before)
         except RunError as error:
             why = f"{error}, at iteration {first}"
-            raise StateLost(why, "rank_lost", who, "a CheckpointConfig.snapshot_every above 0") from None
+            remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
+            raise StateLost(why, "rank_lost", who, f"a CheckpointConfig.{remedy} above 0") from None
         jax.tree.map(lambda leaf: leaf.delete(), state)
         state = jax.block_until_ready(put_state(steps.program, reshape_state(found.state, old, steps.program)))
         times.append(time.perf_counter())
@@ -182,13 +189,14 @@ class Cluster:
         change = _change(state, times, is_prepared=is_prepared)
         slots, had = (program.experts.slots_per_rank for program in (steps.program, old))
         lines = [
-            f"{_who(who).replace('0:0 ', '')}; {len(ranks)} expert ranks live; {_took(change)}",
+            f"{_who(who)}; {len(ranks)} expert ranks live; {_took(change)}",
             *found.lines,
             *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
             *[f"K is now {saver.ledger.k} experts of a layer, and was {k}"] * (saver.ledger.k != k),
             *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
         ]
-        return Followed(state, who | asdict(change) | {"slots_per_rank": slots} | found.facts, lines)
+        now = {"slots_per_rank": slots, "experts_per_layer": saver.ledger.k, "experts_per_layer_before": k}
+        return Followed(state, who | asdict(change) | now | found.facts, lines)
 
     def _left(self, lost: frozenset[StageRank]) -> Ranks:
         """The expert ranks that all stages have."""
@@ -208,7 +216,7 @@ def _collect(
     host, slots = host_stages(parts, old.live, specs, gone)
     if not gone:
         return Recovered(host, saver.ledger, [], {})
-    copies, split = saver.copies(), split_of(old)
+    copies, split = saver.copies({rank for _, rank in gone}), split_of(old)
     return recover_ranks(host, slots, split, gone, copies, done, saver.ledger, lambda: saver.load(old), names)
 
 
@@ -229,6 +237,11 @@ def _took(change: Change) -> str:
 
 def _workers(workers: Collection[Worker]) -> list[str]:
     return [f"{d}:{p}" for d, p in sorted(workers)]
+
+
+def _changed(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
+    """Whose state changes where others are lost than before."""
+    return {"failed": _ranks(lost - before), "rejoined": _ranks(before - lost)}
 
 
 def _ranks(ranks: Collection[StageRank]) -> list[str]:

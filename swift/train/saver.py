@@ -1,7 +1,7 @@
 """Checkpoints of a run, written behind its iterations, and snapshots of its ranks in the memory of others."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -89,7 +89,10 @@ class Saver:
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
-        take = begin_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
+        try:
+            take = begin_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
+        except RuntimeError as error:  # such as no memory on the devices
+            take = partial(_fail, error)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
         save = partial(
@@ -143,11 +146,14 @@ class Saver:
         """Begins a snapshot where one is due, or where there is none; see ``save``."""
         every = self._experiment.checkpoint.snapshot_every
         if every and program.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
-            self._buddies.begin(replace(state, slots={}), program.live, done, self._ledger.tally.contained_LE)
+            updates_LE = self._ledger.tally.contained_LE
+            trouble = self._buddies.begin(replace(state, slots={}), program.live, done, updates_LE)
+            if trouble is not None:
+                self._directory.log_event("snapshot_failed", done, error=trouble)
 
-    def copies(self) -> list[RankCopy]:
-        """The snapshots that there are."""
-        return self._buddies.copies()
+    def copies(self, ranks: Collection[int]) -> list[RankCopy]:
+        """The snapshots that there are of some ranks."""
+        return self._buddies.copies(ranks)
 
     def load(self, program: Program) -> tuple[TrainState, Plan] | None:
         """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
@@ -171,8 +177,8 @@ class Saver:
             ledger: with what was lost.
         """
         assert self._saving is None, "what is being saved is of other ranks"
-        config = self._experiment.checkpoint
-        k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes)
+        config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
+        k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
         self._split, self._room, self._ledger = split_of(program), None, ledger.anew(k)
         self._buddies.close()
         self._buddies = BuddyCopies(self._split, config)
@@ -183,3 +189,7 @@ class Saver:
         aside = set_aside_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
         self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)
+
+
+def _fail(error: Exception) -> Snapshot:
+    raise error

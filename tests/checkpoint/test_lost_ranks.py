@@ -3,6 +3,7 @@
 Every number tells what it is of and how old it is, so that what comes back tells where it came from.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -64,10 +65,12 @@ def contained(step):
     return step * (7 + np.arange(2 * LAYERS * CLASSES).reshape(-1, CLASSES))
 
 
-def ledger_of(split):
+def ledger_of(split, saved=None):
+    """After all iterations; ``saved``: the step of every expert's newest copy in storage."""
     first = Ledger.first(split.num_layers, split.num_classes, CLASSES)
-    updates = contained(NOW)[: split.num_layers]
-    return first.counted(updates, np.zeros_like(updates))
+    updates, saved = contained(NOW)[: split.num_layers], saved or {}
+    copies = {unit: (SimpleNamespace(step=step),) for unit, step in saved.items()}
+    return replace(first.counted(updates, np.zeros_like(updates)), copies=copies, common=dict.fromkeys(saved.values()))
 
 
 def plan_of(steps):
@@ -100,7 +103,7 @@ def losses(draw):
             for rank in range(ranks)
         ]
     units = list(np.ndindex(stages * LAYERS, CLASSES))
-    saved = draw(st.none() | st.lists(st.sampled_from([3, 8]), min_size=len(units), max_size=len(units)))
+    saved = draw(st.none() | st.lists(st.sampled_from([3, 8, 15]), min_size=len(units), max_size=len(units)))
     slots = slots_of(state) if draw(st.booleans()) else None
     return split, state, slots, lost, copies, saved and dict(zip(units, saved, strict=True))
 
@@ -120,7 +123,7 @@ def best(loss, stage, rank, unit):
     living = [other for other in range(split.num_ranks) if (stage, other) not in lost]
     seen = state["placement"][stage, unit[0] % LAYERS, living].ravel() if unit else []
     on_disk = None if saved is None else max(saved.values()) if unit is None else saved[unit]
-    older = on_disk if snapshot is None else snapshot
+    older = max((step for step in (on_disk, snapshot) if step is not None), default=None)
     if older is None:
         return None
     if slots is not None and living and (unit is None or unit[1] in seen):
@@ -156,7 +159,7 @@ def test_every_slice_comes_from_the_best_copy_that_is_left(loss):
         for unit in (None, *((stage * LAYERS + row, class_) for row, class_ in np.ndindex(LAYERS, CLASSES)))
     ]
     wanted = {part: best(loss, *part) for part in parts}
-    call = (broken, slots, split, lost, copies, NOW, ledger_of(split), stored)
+    call = (broken, slots, split, lost, copies, NOW, ledger_of(split, saved), stored)
     if None in wanted.values():
         with pytest.raises(
             RunError, match=r"^rank \d is lost, and its slice of .* in no other memory and in no checkpoint$"
@@ -174,7 +177,8 @@ def test_every_slice_comes_from_the_best_copy_that_is_left(loss):
         expected[f"master.{group}"][at] += IN_SLOTS * in_slots
         if unit is not None:
             updates = contained(NOW)[unit] - contained(of_weights)[unit]
-            lost_LE[unit] += int(np.ceil(updates / ranks))
+            lost_LE[unit] += updates
+    lost_LE = np.ceil(lost_LE / ranks).astype(int)
     for name, leaf in by_name(found.state).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
     before, after = ledger_of(split).tally, found.ledger.tally
@@ -247,3 +251,32 @@ def test_what_a_later_fault_finds_has_not_been_lost_twice():
     )  # fmt: skip
     assert again.ledger.tally.lost_L.tolist() == back.ledger.tally.lost_L.tolist()
     assert again.ledger.tally.num_faults == 2
+
+
+def test_a_checkpoint_that_is_newer_than_the_snapshot_is_taken_while_it_is_sound():
+    state, split = small()
+    saved, old = dict.fromkeys(np.ndindex(LAYERS, CLASSES), 19), all_copies(split, 5, 1, 2)
+
+    def restored(stored):
+        return recover_ranks(state, None, split, [(0, 1)], [old], NOW, ledger_of(split, saved), stored).lines
+
+    def damaged():
+        raise RunError("cannot be restored")
+
+    assert restored(lambda: (cut(1, 4, 19), plan_of(saved))) == [
+        "rank 1 is lost: dense and experts 0-2: storage, step 19"
+    ]
+    assert restored(damaged) == ["rank 1 is lost: dense and experts 0-2: snapshot of rank 2, 15 steps old"]
+
+
+def test_no_more_is_lost_than_there_was():
+    """One update of every expert, and three slices of four gone."""
+    state, split = small()
+    first = Ledger.first(LAYERS, CLASSES, CLASSES)
+    one = first.counted(np.ones((LAYERS, CLASSES), int), np.zeros((LAYERS, CLASSES), int))
+    copies = [
+        replace(all_copies(split, 5, rank, 3), contained_LE=np.zeros((LAYERS, CLASSES), int)) for rank in range(3)
+    ]
+    found = recover_ranks(state, None, split, [(0, 0), (0, 1), (0, 2)], copies, NOW, one, never)
+    assert found.ledger.tally.contained_LE.tolist() == [[0] * CLASSES] * LAYERS
+    assert found.ledger.tally.plt == 1
