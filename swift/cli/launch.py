@@ -22,6 +22,7 @@ from swift.launch.children import MEMORY, Children
 from swift.launch.display import Display, goodput_table
 from swift.launch.journal import Journal
 from swift.launch.node import serve
+from swift.launch.ranks import is_elastic
 from swift.launch.reporter import Reporter
 from swift.launch.saving import KEEPER, Saving
 from swift.launch.scratch import Scratch
@@ -44,6 +45,7 @@ def launch(options: argparse.Namespace) -> None:
     by_rank = _is_by_rank(options.processes, experiment.topology)
     processes = processes_of(experiment.topology, by_rank=by_rank)
     _check(experiment)
+    _check_snapshots(experiment, by_rank)
     check_count("--restarts", options.restarts, least=0)
     deadlines, nodes = _deadlines(options.deadline), nodes_of(options, os.environ)
     chaos = parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps)
@@ -68,7 +70,16 @@ def launch(options: argparse.Namespace) -> None:
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
         terms = Terms(
-            processes, commands.member, logs, deadlines, options.recovery, restarts, chaos, resume, nodes.host
+            processes,
+            commands.member,
+            logs,
+            deadlines,
+            options.recovery,
+            restarts,
+            chaos,
+            resume,
+            nodes.host,
+            is_elastic(experiment, by_rank=by_rank),
         )
         preparer = commands.preparer() if options.prepare == "next" else None
         keeper = commands.keeper(directory.path)
@@ -182,3 +193,11 @@ def _check(experiment: Experiment) -> None:
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:
             raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+
+
+def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
+    """Raises SettingError where nobody would go on from the snapshots that an experiment asks for."""
+    every = experiment.checkpoint.snapshot_every
+    if every and not is_elastic(experiment, by_rank=by_rank):
+        allowed = "must be 0, unless a single worker has a process for each expert rank: no other goes on without one"
+        raise SettingError("CheckpointConfig.snapshot_every", every, allowed)

@@ -6,6 +6,8 @@ one is here, and whoever takes the place of a process that was killed finds it a
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,7 @@ class Keep:
     """
 
     def __init__(self, directory: Path, process: Process):
-        (pipeline, stage), rank = process
-        self._directory = directory / f"{pipeline}-{stage}-{rank}"
+        self._directory = directory / place_name(process)
         self._directory.mkdir(exist_ok=True)
 
     def stamps(self) -> frozenset[Stamp]:
@@ -42,8 +43,7 @@ class Keep:
         """Keeps a tree of arrays, which replaces one with the same stamp."""
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
         head = {"arrays": [_shape(array) for array in arrays], "digest": array_digest(arrays)}
-        path = self._path(stamp)
-        temporary = path.with_name(f".{path.name}.tmp")  # in a directory that has one writer
+        path, temporary = self._path(stamp), self._temporary(stamp)
         try:
             with temporary.open("wb") as file:
                 file.write(json.dumps(head).encode() + b"\n")
@@ -87,6 +87,17 @@ class Keep:
         arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
+    def hand_over(self, other: "Keep") -> None:
+        """Has another one have all states of this, too; on the same file system that costs nothing."""
+        for stamp in self.stamps() - other.stamps():
+            path, temporary = other._path(stamp), other._temporary(stamp)
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(self._path(stamp), temporary)
+            except OSError:
+                shutil.copyfile(self._path(stamp), temporary)
+            temporary.replace(path)
+
     def forget(self, but: frozenset[Stamp] = frozenset()) -> None:
         """Removes all states but some."""
         for stamp in self.stamps() - but:
@@ -96,6 +107,25 @@ class Keep:
 
     def _path(self, stamp: Stamp) -> Path:
         return self._directory / f"{_PREFIX}{stamp.epoch}-{stamp.step}"
+
+    def _temporary(self, stamp: Stamp) -> Path:
+        """In a directory that has one writer."""
+        return self._directory / f".{_PREFIX}{stamp.epoch}-{stamp.step}.tmp"
+
+
+def place_name(process: Process) -> str:
+    """The name of a process's directory.
+
+    >>> place_name(Process((1, 0), 2)), place_of(place_name(Process((1, 0), 2))) == Process((1, 0), 2)
+    ('1-0-2', True)
+    """
+    return "-".join(map(str, (*process.worker, process.rank)))
+
+
+def place_of(name: str) -> Process:
+    """The process of a directory."""
+    pipeline, stage, rank = map(int, name.split("-"))
+    return Process((pipeline, stage), rank)
 
 
 def _shape(leaf: Any) -> list[Any]:

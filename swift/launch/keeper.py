@@ -19,14 +19,12 @@ import jax
 import numpy as np
 
 from swift.checkpoint import (
-    Ledger,
     Manifest,
     Plan,
     Split,
     checkpoint_path,
     checkpoint_steps,
     plan_restore,
-    read_manifest,
     record_restore,
     restore_facts,
     restore_lines,
@@ -37,18 +35,31 @@ from swift.checkpoint import (
 )
 from swift.data import Loader
 from swift.errors import RunError, SettingError
-from swift.launch.counts import counted
+from swift.launch.counts import Counts
+from swift.launch.handover import Handover
 from swift.launch.keep import Keep
-from swift.launch.keeper_wire import Answer, Command, Failed, Load, Loaded, Save, Saved, answer_line, read_command
+from swift.launch.keeper_wire import (
+    Anew,
+    Answer,
+    Command,
+    Failed,
+    Load,
+    Loaded,
+    Recut,
+    Save,
+    Saved,
+    answer_line,
+    read_command,
+)
 from swift.launch.parts import cut_parts, join_parts
+from swift.launch.ranks import Programs, is_elastic
+from swift.launch.recutting import Recutting
 from swift.launch.surroundings import settle_jax, take_output
-from swift.mesh import storage_mesh
 from swift.mesh.epochs import Process, Stamp, processes_of
 from swift.mesh.sharing import part_shapes
 from swift.pipeline import Program, TrainState
-from swift.record import METRICS
 from swift.train import Experiment
-from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
+from swift.train.saved_state import extra_of, ledger_after, load_state, split_of
 
 _PATIENCE_S = 20.0
 """For the record of an iteration whose state is there."""
@@ -63,17 +74,27 @@ class Keeper:
         checkpoints: the directory of the run's checkpoints.
         keeps: where processes keep their states, see ``Keep``.
         by_rank: whether a process is an expert rank, and not a whole worker.
+        handed: where processes hand over what they have, see ``Handover``; for elastic runs only.
     """
 
     experiment: Experiment
     checkpoints: Path
     keeps: Path
     by_rank: bool
+    handed: Path | None = None
 
     @cached_property
     def program(self) -> Program:
         """The run's, on the mesh that holds what a checkpoint has."""
-        return self.experiment.program(storage_mesh(self.experiment.topology))
+        return self._programs.on(self.experiment.topology.num_expert_ranks)
+
+    @cached_property
+    def _programs(self) -> Programs:
+        return Programs(self.experiment)
+
+    @cached_property
+    def _counts(self) -> Counts:
+        return Counts(self.experiment, self.checkpoints, self.keeps / "losses.json")
 
     @cached_property
     def _loader(self) -> Loader:
@@ -103,10 +124,14 @@ class Keeper:
                     facts = save_facts(self.save(stamp, holders))
                     path = checkpoint_path(self.checkpoints, stamp.step)
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
-                case Load(step, epoch):
-                    plan = self.load(epoch, step)
+                case Load(step, epoch, processes):
+                    plan = self.load(epoch, processes, step)
                     after = ledger_after(self.experiment, plan)
                     return Loaded(Stamp(epoch, plan.step), restore_lines(plan, after), restore_facts(plan, after))
+                case Recut():
+                    lines, facts = self.recutting.follow(command)
+                    stamp = Stamp(command.epoch, command.stamp.step)
+                    return Anew(stamp, lines, facts | {"recut_ms": 1000 * (time.perf_counter() - begun)})
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 
@@ -124,44 +149,36 @@ class Keeper:
             RunError: a part is damaged or not of this state, or the weights are not finite.
             OSError: a part is not there, or the checkpoint cannot be written.
         """
-        shapes = self.program.abstract()
+        program = self._program_of(holders)
+        shapes, split = program.abstract(), split_of(program)
         like = part_shapes(self._specs, shapes, len(self._ranks(0)))
         parts = [Keep(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step)
-        ledger, config = self._ledger(stamp.step), self.experiment.checkpoint
+        ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
         chosen_LK = ledger.choose(config.selection, full=stamp.step == self.experiment.num_steps)
-        return save_checkpoint(
+        manifest = save_checkpoint(
             self.checkpoints,
             stamp.step,
-            self.split.host_snapshot(state, chosen_LK),
-            self.split,
+            split.host_snapshot(state, chosen_LK),
+            split,
             ledger,
             identity=self.experiment.identity(),
             # Batches are by number of iteration, which is all that the loader has to know.
-            extra=extra_of(self.program, self._loader.state() | {"next_step": stamp.step}),
+            extra=extra_of(program, self._loader.state() | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
+        self._counts.forget_losses(stamp.step)
+        return manifest
 
-    def _ledger(self, step: int) -> Ledger:
-        """What is known of the checkpoints before an iteration, and counted up to it."""
-        base, ledger = 0, first_ledger(self.experiment, self.split)
-        for older in reversed(checkpoint_steps(self.checkpoints)):
-            # One of the same iteration, of which some were run again, is about to be replaced.
-            with suppress(SettingError):
-                if older < step:
-                    manifest = read_manifest(checkpoint_path(self.checkpoints, older), "checkpoint")
-                    ledger, base = ledger_for(self.program, manifest, manifest.ledger), older
-                    break
-        return counted(ledger, self.checkpoints.parent / METRICS, base, step, _PATIENCE_S)
-
-    def load(self, epoch: int, step: int | None = None) -> Plan:
+    def load(self, epoch: int, processes: Sequence[Process], step: int | None = None) -> Plan:
         """Reads a checkpoint and keeps for every process its part; all processes of a stage and rank get the same.
 
         Newer checkpoints are set aside: the run goes on from this one, and they would outlive those that it writes.
 
         Args:
             epoch: of the stamp under which the parts are kept.
+            processes: of that epoch.
             step: of the checkpoint; the newest that is sound unless given.
 
         Returns:
@@ -172,15 +189,48 @@ class Keeper:
             OSError: a part cannot be kept.
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
-        host, plan = load_state(self.checkpoints, plan, self.program)
+        host, plan = load_state(self.checkpoints, plan, self._program_of(processes))
         self._loader.restore(plan.manifest.extra["loader"])  # for its checks
-        for process in processes_of(self.experiment.topology, by_rank=self.by_rank):
-            parts = cut_parts(self._specs, host, process.worker[1], self._ranks(process.rank))
+        for nth, process in enumerate(processes):
+            rank = nth if self._is_elastic else process.rank
+            parts = cut_parts(self._specs, host, process.worker[1], self._ranks(rank))
             Keep(self.keeps, process).save(Stamp(epoch, plan.step), parts)
         for aside in set_aside_newer(self.checkpoints, plan.step):
             print(f"{aside} does not count any more: the run goes on from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
+        self._counts.forget_losses(sys.maxsize)
         return plan
+
+    @cached_property
+    def recutting(self) -> Recutting:
+        """What cuts a state anew."""
+        assert self.handed is not None, "only the ranks of an elastic run become others"
+        everybody = processes_of(self.experiment.topology, by_rank=self.by_rank)
+        handover = Handover(self.handed, self.keeps, everybody)
+        return Recutting(self._programs, handover, self._counts, self._stored)
+
+    def rehearse(self) -> None:
+        """Does once what will be needed, but for files: better now than when somebody waits."""
+        self.program.abstract()  # traces the model
+        num_ranks = self.experiment.topology.num_expert_ranks
+        for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
+            self.recutting.rehearse(max(1, count))
+
+    def _stored(self, program: Program, step: int) -> tuple[TrainState, Plan] | None:
+        """What the newest sound checkpoint up to an iteration has, as a program has it; None: there is none."""
+        for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
+            with suppress(SettingError):
+                plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
+                return load_state(self.checkpoints, plan, program)
+        return None
+
+    @property
+    def _is_elastic(self) -> bool:
+        return is_elastic(self.experiment, by_rank=self.by_rank)
+
+    def _program_of(self, processes: Sequence[Process]) -> Program:
+        """The program of an epoch."""
+        return self._programs.on(len(processes)) if self._is_elastic else self.program
 
     def _ranks(self, rank: int) -> Sequence[int]:
         """The expert ranks of a process."""
@@ -188,6 +238,9 @@ class Keeper:
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
         """The processes of the first stage by rank, then those of the next."""
+        if self._is_elastic:
+            assert len(set(holders)) == len(holders), f"holders are {holders}"
+            return sorted(holders)
         places = processes_of(replace(self.experiment.topology, num_pipelines=1), by_rank=self.by_rank)
         found = {(process.worker[1], process.rank): process for process in holders}
         wanted = [(process.worker[1], process.rank) for process in places]
@@ -201,11 +254,13 @@ class Keeper:
             why = f"{type(error).__name__}: {why}"
         if isinstance(command, Save):
             return Failed("save", command.stamp.step, why)
+        if isinstance(command, Recut):
+            return Failed("recut", command.stamp.step, why, command.epoch)
         *_, newest = None, *checkpoint_steps(self.checkpoints)
-        return Failed("load", newest if command.step is None else command.step, why)
+        return Failed("load", newest if command.step is None else command.step, why, command.epoch)
 
 
-def run(experiment: Experiment, run_dir: Path, keeps: Path, by_rank: bool, commands: TextIO) -> NoReturn:
+def run(experiment: Experiment, run_dir: Path, keeps: Path, handed: Path, by_rank: bool, commands: TextIO) -> NoReturn:
     """The process: follows commands and answers on standard output, lines of ``swift.launch.keeper_wire``.
 
     It ends where the commands end, when it has followed them all. JAX must not have started.
@@ -214,14 +269,15 @@ def run(experiment: Experiment, run_dir: Path, keeps: Path, by_rank: bool, comma
         experiment: what is run.
         run_dir: the run directory.
         keeps: where processes keep their states, see ``Keep``.
+        handed: where they hand over what they have, see ``Handover``.
         by_rank: whether a process is an expert rank, and not a whole worker.
         commands: where commands come from.
     """
     answers = take_output()
     settle_jax(experiment, num_devices=1)
-    keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank)
+    keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank, handed)
     settle(keeper.checkpoints)
-    keeper.program.abstract()  # traces the model: better now than when somebody waits
+    keeper.rehearse()
     try:
         with suppress(BrokenPipeError):  # nobody is left to hear the answer
             keeper.serve(commands, answers)

@@ -1,9 +1,10 @@
 """What the supervisor and the keeper of checkpoints say to each other: JSON, a line each."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from swift.mesh.epochs import Process, Stamp
+from swift.mesh.epochs import Cut, Process, Stamp
 
 
 class Save(NamedTuple):
@@ -24,10 +25,28 @@ class Load(NamedTuple):
     Attributes:
         step: of the checkpoint; None: the newest.
         epoch: of the stamp under which the parts are kept.
+        processes: of that epoch.
     """
 
     step: int | None
     epoch: int
+    processes: tuple[Process, ...]
+
+
+class Recut(NamedTuple):
+    """Cut a state anew for the ranks of an epoch, and keep for every process its part.
+
+    Attributes:
+        stamp: of the state, as processes have handed it over.
+        cut: how it is cut.
+        epoch: of the stamp under which the parts are kept.
+        processes: of that epoch.
+    """
+
+    stamp: Stamp
+    cut: Cut
+    epoch: int
+    processes: tuple[Process, ...]
 
 
 class Saved(NamedTuple):
@@ -60,6 +79,20 @@ class Loaded(NamedTuple):
     facts: dict[str, Any]
 
 
+class Anew(NamedTuple):
+    """A state is cut anew, and the parts of all processes are kept.
+
+    Attributes:
+        stamp: under which.
+        lines: where the slices of lost ranks came from, for people.
+        facts: the same for the events.
+    """
+
+    stamp: Stamp
+    lines: list[str]
+    facts: dict[str, Any]
+
+
 class Failed(NamedTuple):
     """Nothing came of a command.
 
@@ -67,25 +100,29 @@ class Failed(NamedTuple):
         what: of which.
         step: its iteration; None where the newest checkpoint was asked for and there is none.
         why: a line.
+        epoch: for which a state was wanted; 0: for none.
     """
 
-    what: Literal["save", "load"]
+    what: Literal["save", "load", "recut"]
     step: int | None
     why: str
+    epoch: int = 0
 
 
-Command = Save | Load
-Answer = Saved | Loaded | Failed
+Command = Save | Load | Recut
+Answer = Saved | Loaded | Anew | Failed
 
 
 def command_line(command: Command) -> str:
     """A command as a line."""
     match command:
         case Save(stamp, holders):
-            lists = [[*process.worker, process.rank] for process in holders]
-            said: dict[str, Any] = {"save": stamp.step, "epoch": stamp.epoch, "holders": lists}
-        case Load(step, epoch):
-            said = {"load": step, "epoch": epoch}
+            said: dict[str, Any] = {"save": stamp.step, "epoch": stamp.epoch, "holders": _lists(holders)}
+        case Load(step, epoch, processes):
+            said = {"load": step, "epoch": epoch, "processes": _lists(processes)}
+        case Recut(stamp, cut, epoch, processes):
+            said = {"recut": stamp, "cut": [_lists(cut.processes), cut.epochs]}
+            said |= {"epoch": epoch, "processes": _lists(processes)}
     return json.dumps(said) + "\n"
 
 
@@ -93,9 +130,12 @@ def read_command(line: str) -> Command:
     """The command of a line."""
     said = json.loads(line)
     if "load" in said:
-        return Load(said["load"], said["epoch"])
-    holders = tuple(Process((pipeline, stage), rank) for pipeline, stage, rank in said["holders"])
-    return Save(Stamp(said["epoch"], said["save"]), holders)
+        return Load(said["load"], said["epoch"], _processes(said["processes"]))
+    if "recut" in said:
+        processes, epochs = said["cut"]
+        cut = Cut(_processes(processes), tuple(epochs))
+        return Recut(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
+    return Save(Stamp(said["epoch"], said["save"]), _processes(said["holders"]))
 
 
 def answer_line(answer: Answer) -> str:
@@ -105,8 +145,10 @@ def answer_line(answer: Answer) -> str:
             said: dict[str, Any] = {"saved": step, "seconds": seconds, "path": path, "facts": facts}
         case Loaded(stamp, lines, facts):
             said = {"loaded": stamp.step, "epoch": stamp.epoch, "lines": lines, "facts": facts}
-        case Failed(what, step, why):
-            said = {"failed": what, "step": step, "why": why}
+        case Anew(stamp, lines, facts):
+            said = {"anew": stamp.step, "epoch": stamp.epoch, "lines": lines, "facts": facts}
+        case Failed(what, step, why, epoch):
+            said = {"failed": what, "step": step, "why": why, "epoch": epoch}
     return json.dumps(said) + "\n"
 
 
@@ -117,4 +159,14 @@ def read_answer(line: str) -> Answer:
         return Saved(said["saved"], said["seconds"], said["path"], said["facts"])
     if "loaded" in said:
         return Loaded(Stamp(said["epoch"], said["loaded"]), said["lines"], said["facts"])
-    return Failed(said["failed"], said["step"], said["why"])
+    if "anew" in said:
+        return Anew(Stamp(said["epoch"], said["anew"]), said["lines"], said["facts"])
+    return Failed(said["failed"], said["step"], said["why"], said["epoch"])
+
+
+def _lists(processes: Sequence[Process]) -> list[list[int]]:
+    return [[*process.worker, process.rank] for process in processes]
+
+
+def _processes(lists: list[list[int]]) -> tuple[Process, ...]:
+    return tuple(Process((pipeline, stage), rank) for pipeline, stage, rank in lists)

@@ -19,19 +19,25 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.errors import RunError
+from swift.launch.buddy import Buddy
+from swift.launch.copies import Copies
+from swift.launch.handover import Handover
 from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
+from swift.launch.ranks import Programs, is_elastic
 from swift.launch.scratch import Scratch
 from swift.launch.shift import Shift
 from swift.launch.wire import Leave, Order
-from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
+from swift.mesh import AXES, LiveMesh, own_row
+from swift.mesh.cuts import Found
 from swift.mesh.distributed import Link, is_called_off
-from swift.mesh.epochs import Formed, Left, Process, Ready, Stamp, Took, processes_of, whole_workers
+from swift.mesh.epochs import Formed, Left, Member, Process, Ready, Stamp, Took, processes_of, whole_workers
 from swift.mesh.sharing import fetch_parts, part_shapes, place_parts
-from swift.pipeline import Configuration, Configurator, Steps, TrainState
+from swift.pipeline import Configuration, Configurator, Program, Steps, TrainState
 from swift.pipeline.joining import compiled_init, compiled_share, compiled_slots
 from swift.pipeline.program_store import ProgramStore
 from swift.train import Experiment
+from swift.train.saved_state import split_of
 
 _GRACE_S = 5.0
 """How long whoever cannot go on waits for a newer epoch before it asks for one: somebody's death is found out first."""
@@ -73,6 +79,15 @@ class Part:
         """Where states without slots are: to be saved, or as they were restored."""
         return Keep(self.scratch.snapshots, self.process)
 
+    def copies(self) -> Copies:
+        """Where copies of other ranks' slices are."""
+        return Copies(self.scratch.copies)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on with any ranks, see ``swift.mesh.cuts``."""
+        return is_elastic(self.experiment, by_rank=self.by_rank)
+
 
 class Crew:
     """A process that is a member of one epoch after the other.
@@ -87,13 +102,22 @@ class Crew:
         self._data = part.experiment.loader("train"), part.experiment.loader("validation")
         self._store, self._kept = ProgramStore(part.scratch.programs), part.states()
         # No array of this backend is kept: an epoch has its own.
-        self._program = self._experiment.program(storage_mesh(self._experiment.topology))
-        self._configurator = Configurator(self._experiment.plan_settings(self._program))
+        self._programs = Programs(part.experiment)
+        program = self._programs.on(part.experiment.topology.num_expert_ranks)
+        self._configurator = Configurator(self._experiment.plan_settings(program))
+        self._handover: Handover | None = None
+        if part.is_elastic:
+            everybody = processes_of(part.experiment.topology, by_rank=True)
+            self._handover = Handover(part.scratch.handed, part.scratch.snapshots, everybody)
+            self._num_classes = split_of(program).num_classes
+            self._programs.on(max(1, len(everybody) - 1))  # what is most likely to be needed in a hurry
         clear_backends()
         gc.collect()
         gc.freeze()  # what is here now stays: who leaves an epoch need not look through it for what it leaves behind
         self._num_devices = 1 if part.by_rank else self._experiment.topology.num_expert_ranks
         self._link: Link | None = None
+        self._members: tuple[Member, ...] = ()  # of the last epoch
+        self._buddy: Buddy | None = None
         self._states: dict[Stamp, TrainState] = {}  # on the devices
         self._saving = threading.Lock()
         self._own: set[Stamp] = set()  # kept by this life of the process
@@ -127,13 +151,16 @@ class Crew:
         self._voice.epoch = self._voice.entered = self._voice.finished = 0
         with self._timed(number, "leave"):
             self._leave()
+            self._hand_over(order.form.members)
             present = {member.process.worker for member in order.form.members}
             configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
+            program = self._program_for(len(order.form.members))
         self._voice.say(Left, number=number)
         if not self._orders.may_enter(number):
             return
-        steps = self._form(order, configuration)
-        self._voice.say(Formed, number=number, held=self._kept.stamps())
+        steps = self._form(order, configuration, program)
+        held = self._kept.stamps()
+        self._voice.say(Formed, number=number, held=held, found=self._found(held))
         leave = self._orders.wait_for_go(number)
         if leave is not None:
             with self._timed(number, "state"):
@@ -153,6 +180,7 @@ class Crew:
             self._states,
             self._records,
             part.snapshots(),
+            self._buddy,
             self._keep_states if part.keeps_all else lambda: None,
             lambda usual_s: self._watched(max(_STUCK_S, _STUCK_FACTOR * usual_s)),
             self._voice,
@@ -161,6 +189,9 @@ class Crew:
 
     def _leave(self) -> None:
         """Out of the last epoch; what it had on devices is forgotten."""
+        if self._buddy is not None:
+            self._buddy.close()
+        self._buddy = None
         self._keep_states()
         self._states.clear()
         if self._link is not None:
@@ -178,24 +209,51 @@ class Crew:
                 self._own &= self._states.keys()
                 self._kept.forget(but=frozenset(self._states))
 
-    def _form(self, order: Order, configuration: Configuration) -> Steps:
+    def _hand_over(self, members: tuple[Member, ...]) -> None:
+        """What others may need of this process where they are not those of the last epoch."""
+        if self._handover is not None and members != self._members:
+            lost = {process for process, _ in set(self._members) - set(members)}
+            lost |= {process for process in self._handover.processes if process not in {one for one, _ in members}}
+            self._handover.hand_over(self._part.process, self._kept, self._part.copies(), lost)
+        self._members = members
+
+    def _found(self, held: frozenset[Stamp]) -> Found:
+        if self._handover is None:
+            return frozenset()
+        return self._handover.found(self._part.process, held, self._num_classes)
+
+    def _program_for(self, num_members: int) -> Program:
+        """On the ranks of an epoch; what it takes to find it out leaves nothing on devices."""
+        num_ranks = num_members if self._part.is_elastic else self._experiment.topology.num_expert_ranks
+        program = self._programs.on(num_ranks)
+        clear_backends()
+        return program
+
+    def _form(self, order: Order, configuration: Configuration, program: Program) -> Steps:
         """Into the epoch, up to where it can run."""
-        experiment, number, places = self._experiment, order.form.number, configuration.places
+        number, places, topology = order.form.number, configuration.places, program.live.topology
         with self._timed(number, "link"):
             row = [place.worker for place in places].index(self._part.process.worker)
-            per_worker = experiment.topology.num_expert_ranks // self._num_devices
+            per_worker = topology.num_expert_ranks // self._num_devices
+            rank = self._part.process.rank
+            if self._part.is_elastic:
+                rank = [member.process for member in order.form.members].index(self._part.process)
             with self._watched(_LINK_S + _STUCK_S):
-                index = row * per_worker + self._part.process.rank
-                self._link = Link(order.address, index, len(places) * per_worker, _LINK_S)
+                self._link = Link(order.address, row * per_worker + rank, len(places) * per_worker, _LINK_S)
                 self._link.join()
         with self._timed(number, "program"):
-            live = LiveMesh(
-                experiment.topology, places, Mesh(self._link.grid(experiment.topology.num_expert_ranks), AXES)
-            )
-            program = self._program.at(live)
-            steps = Steps(program, configuration, experiment.sequences_per_microbatch, self._store, keep_state=True)
+            live = LiveMesh(topology, places, Mesh(self._link.grid(topology.num_expert_ranks), AXES))
+            num_sequences = self._experiment.sequences_per_microbatch
+            steps = Steps(program.at(live), configuration, num_sequences, self._store, keep_state=True)
             steps.compiled(steps.main)
+        self._buddy = self._buddy_in(steps.program, [process for process, _ in order.form.members])
         return steps
+
+    def _buddy_in(self, program: Program, processes: list[Process]) -> Buddy | None:
+        config = self._experiment.checkpoint
+        if not (self._part.is_elastic and config.snapshot_every and len(processes) > 1):
+            return None
+        return Buddy(program, self._store, self._part.copies(), self._part.process, processes, config)
 
     def _take_up(self, steps: Steps, leave: Leave) -> None:
         """Has the state to go on from on the devices, and no other."""
@@ -208,7 +266,7 @@ class Crew:
             snapshots = self._part.snapshots()
             parts = snapshots.load(stamp, part_shapes(specs, shapes, self._num_devices))
             state = compiled_slots(program, self._store)(place_parts(parts, live, specs, shapes))
-            snapshots.forget()
+            snapshots.forget(but=frozenset({stamp}))
         else:
             shapes = program.abstract(with_slots=True)
             there = {member.process for member in go.holders}
@@ -228,6 +286,8 @@ class Crew:
         self._states[stamp] = jax.block_until_ready(state)
         self._own &= {stamp}
         self._kept.forget(but=frozenset({stamp}))
+        if self._handover is not None:
+            self._handover.take_back(self._part.process, but=frozenset({stamp}))
 
     @contextmanager
     def _watched(self, limit_s: float) -> Iterator[None]:

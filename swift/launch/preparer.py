@@ -20,16 +20,19 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.errors import RunError
-from swift.launch.preparer_wire import Prepared, Trouble, read_wish, said_line
+from swift.launch.buddy import compiled_neighbour, neighbour_key
+from swift.launch.preparer_wire import Prepared, Trouble, Wish, read_wish, said_line
+from swift.launch.ranks import Programs
 from swift.launch.surroundings import settle_jax, take_output
-from swift.mesh import AXES, LiveMesh, storage_mesh
+from swift.mesh import AXES, LiveMesh
 from swift.mesh.rehearsal import Rehearsal
-from swift.pipeline import Configuration, Configurator, Steps, neighbours
-from swift.pipeline.joining import compiled_share, share_key
+from swift.pipeline import Configuration, Configurator, Program, Steps, neighbours
+from swift.pipeline.joining import compiled_share, compiled_slots, share_key, slots_key
 from swift.pipeline.program_store import ProgramStore
 from swift.pipeline.steps import Kind, program_key
 from swift.topology import Topology, Worker
 from swift.train import Experiment
+from swift.train.saved_state import split_of
 
 Failed = frozenset[Worker]
 
@@ -41,15 +44,17 @@ class Job(NamedTuple):
         failed: the workers that would be down.
         kinds: of the programs.
         returning: who would have come back, and get the state of a peer.
+        num_ranks: the expert ranks that would be there, of an elastic run; None: they do not change.
     """
 
     failed: Failed
     kinds: tuple[Kind, ...]
     returning: Worker | None = None
+    num_ranks: int | None = None
 
 
-def jobs_for(experiment: Experiment, failed: Failed) -> list[Job]:
-    """What to make ready while some workers are down, the most urgent first.
+def jobs_for(experiment: Experiment, wish: Wish) -> list[Job]:
+    """What to make ready while some workers or ranks are down, the most urgent first.
 
     That is what the run needs now, then after one more failure, then after a return; last what only some iterations
     need, in the same order.
@@ -57,6 +62,11 @@ def jobs_for(experiment: Experiment, failed: Failed) -> list[Job]:
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[Kind, ...] = ("window" if experiment.window > 1 else "single",)
     kinds += ("evaluate",) if evaluates else ()
+    failed, num_ranks = wish
+    if num_ranks is not None:
+        some = range(1, experiment.topology.num_expert_ranks + 1)
+        counts = (num_ranks, num_ranks - 1, num_ranks + 1)
+        return [Job(failed, kinds, num_ranks=count) for count in counts if count in some]
     near = [failed, *_by_urgency(experiment.topology, failed)]
     now = [Job(other, kinds, next(iter(failed - other), None)) for other in near]
     return now + [Job(other, ("single",)) for other in near if experiment.window > 1]
@@ -76,10 +86,10 @@ class Preparer:
 
     def __init__(self, experiment: Experiment, programs: Path):
         self._experiment, self._store = experiment, ProgramStore(programs, trims=True)
-        topology = experiment.topology
-        self._program = experiment.program(storage_mesh(topology))
-        self._configurator = Configurator(experiment.plan_settings(self._program))
-        self._processes_per_worker = topology.num_expert_ranks // jax.local_device_count()
+        self._programs = Programs(experiment)
+        program = self._programs.on(experiment.topology.num_expert_ranks)
+        self._configurator = Configurator(experiment.plan_settings(program))
+        self._devices_per_process = jax.local_device_count()
         clear_backends()
 
     def make_ready(self, job: Job) -> int:
@@ -93,31 +103,48 @@ class Preparer:
             SettingError: the planner cannot plan for these failures.
         """
         configuration = self._configurator.configure(job.failed)
-        kinds = [kind for kind in job.kinds if self._key(configuration, kind) not in self._store]
-        has_R = [place.worker != job.returning for place in configuration.places]
-        shares = not all(has_R) and share_key(configuration, has_R) not in self._store
-        if kinds or shares:
-            with Rehearsal(len(configuration.places) * self._processes_per_worker) as rehearsal:
+        program = self._programs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
+        clear_backends()
+        missing = [key for key in self._keys(job, configuration, program.live.num_ranks) if key not in self._store]
+        if missing:
+            num_devices = len(configuration.places) * program.live.num_ranks
+            with Rehearsal(num_devices // self._devices_per_process) as rehearsal:
                 # In a function of its own: what it makes has to be gone when the devices go.
-                self._compile(rehearsal, configuration, kinds, has_R if shares else None)
+                self._compile(rehearsal, configuration, program, job)
             _return_memory()
-        return len(kinds) + shares
+        return len(missing)
 
-    def _key(self, configuration: Configuration, kind: Kind) -> object:
-        return program_key(configuration, kind, keep_state=True)
+    def _keys(self, job: Job, configuration: Configuration, num_ranks: int) -> list[object]:
+        keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
+        has_R = _has_state(job, configuration)
+        if not all(has_R):
+            keys.append(share_key(configuration, has_R))
+        if job.num_ranks is not None:
+            keys.append(slots_key(num_ranks, [place.stage for place in configuration.places]))
+            keys += [neighbour_key(num_ranks, k) for k in self._experts_of_copies(job.num_ranks)]
+        return keys
 
-    def _compile(
-        self, rehearsal: Rehearsal, configuration: Configuration, kinds: list[Kind], has_R: list[bool] | None
-    ) -> None:
-        """Just as a process of the run does when it forms an epoch."""
-        experiment, topology = self._experiment, self._experiment.topology
-        live = LiveMesh(topology, configuration.places, Mesh(rehearsal.grid(topology.num_expert_ranks), AXES))
-        program = self._program.at(live)
-        steps = Steps(program, configuration, experiment.sequences_per_microbatch, self._store, keep_state=True)
-        for kind in kinds:
+    def _experts_of_copies(self, num_ranks: int) -> list[int]:
+        """Experts of a layer that copies of a rank's slices have, see ``Buddy``."""
+        config, num_classes = self._experiment.checkpoint, split_of(self._programs.on(num_ranks)).num_classes
+        has_buddy = config.snapshot_every and num_ranks > 1
+        return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
+
+    def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: Program, job: Job) -> None:
+        """Just as a process of the run does when it forms an epoch; what is there is only loaded."""
+        topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
+        grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
+        program = program.at(LiveMesh(topology, configuration.places, grid))
+        steps = Steps(program, configuration, num_sequences, self._store, keep_state=True)
+        for kind in job.kinds:
             steps.compiled(kind)
-        if has_R is not None:
+        has_R = _has_state(job, configuration)
+        if not all(has_R):
             compiled_share(program, self._store, has_R)
+        if job.num_ranks is not None:
+            compiled_slots(program, self._store)
+            for k in self._experts_of_copies(job.num_ranks):
+                compiled_neighbour(program, self._store, k)
 
 
 def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> NoReturn:
@@ -130,14 +157,14 @@ def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> N
     """
     settle_jax(experiment, num_local_devices)
     output = take_output()
-    wishes = SimpleQueue[Failed]()
+    wishes = SimpleQueue[Wish]()
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
     listener.start()
     try:
         preparer = Preparer(experiment, programs)
         while True:
-            failed = wishes.get()
-            for job in jobs_for(experiment, failed):
+            wish = wishes.get()
+            for job in jobs_for(experiment, wish):
                 if not wishes.empty():
                     break
                 _say(output, _outcome(preparer, job))
@@ -147,13 +174,17 @@ def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> N
         listener.join()  # which ends the process
 
 
+def _has_state(job: Job, configuration: Configuration) -> list[bool]:
+    return [place.worker != job.returning for place in configuration.places]
+
+
 def _return_memory() -> None:
     """To the system, what the compiler has freed: glibc keeps it, some 100 MB more with every large program."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _listen(source: TextIO, wishes: SimpleQueue[Failed]) -> None:
+def _listen(source: TextIO, wishes: SimpleQueue[Wish]) -> None:
     try:
         for line in source:
             wishes.put(read_wish(line))
@@ -169,8 +200,9 @@ def _outcome(preparer: Preparer, job: Job) -> Prepared | Trouble:
         raise
     except Exception as error:  # whatever it is: the run goes on, and compiles for itself
         down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
-        return Trouble(f"with {down} down: {error}")
-    return Prepared(job.failed, job.kinds, compiled, round(time.perf_counter() - begun, 3))
+        where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
+        return Trouble(f"{where}: {error}")
+    return Prepared(job.failed, job.num_ranks, job.kinds, compiled, round(time.perf_counter() - begun, 3))
 
 
 def _say(output: TextIO, said: Prepared | Trouble) -> None:

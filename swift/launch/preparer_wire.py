@@ -6,17 +6,31 @@ from typing import NamedTuple
 from swift.topology import Worker
 
 
+class Wish(NamedTuple):
+    """Be ready for what may come next. It replaces what was not begun yet.
+
+    Attributes:
+        failed: the workers that are down.
+        num_ranks: the expert ranks that are there, of an elastic run; None: they do not change.
+    """
+
+    failed: frozenset[Worker]
+    num_ranks: int | None = None
+
+
 class Prepared(NamedTuple):
     """A configuration is ready: its programs are in the store.
 
     Attributes:
         failed: the workers that would be down.
+        num_ranks: the expert ranks that would be there; None: as many as there always are.
         kinds: of the programs, see ``Steps``.
         compiled: how many programs were missing; 0: all were there.
         seconds: that it took, on the clock of the wall.
     """
 
     failed: frozenset[Worker]
+    num_ranks: int | None
     kinds: tuple[str, ...]
     compiled: int
     seconds: float
@@ -28,18 +42,19 @@ class Trouble(NamedTuple):
     why: str
 
 
-def wish_line(failed: frozenset[Worker]) -> str:
-    """To the process: be ready for what may come while these workers are down. It replaces what was not begun yet.
+def wish_line(wish: Wish) -> str:
+    """A wish as a line.
 
-    >>> wish_line(frozenset({(1, 0), (0, 1)}))
-    '{"prepare": {"failed": [[0, 1], [1, 0]]}}\\n'
+    >>> wish_line(Wish(frozenset({(1, 0), (0, 1)})))
+    '{"prepare": {"failed": [[0, 1], [1, 0]], "num_ranks": null}}\\n'
     """
-    return json.dumps({"prepare": {"failed": sorted(failed)}}) + "\n"
+    return json.dumps({"prepare": {"failed": sorted(wish.failed), "num_ranks": wish.num_ranks}}) + "\n"
 
 
-def read_wish(line: str) -> frozenset[Worker]:
-    """The failed workers of a wish."""
-    return _workers(json.loads(line)["prepare"]["failed"])
+def read_wish(line: str) -> Wish:
+    """The wish of a line."""
+    said = json.loads(line)["prepare"]
+    return Wish(_workers(said["failed"]), said["num_ranks"])
 
 
 def said_line(said: Prepared | Trouble) -> str:
@@ -56,7 +71,7 @@ def read_said(line: str) -> Prepared | Trouble:
         return Trouble(said["trouble"])
     prepared = said["prepared"]
     workers, kinds = _workers(prepared["failed"]), tuple(prepared["kinds"])
-    return Prepared(workers, kinds, prepared["compiled"], prepared["seconds"])
+    return Prepared(workers, prepared["num_ranks"], kinds, prepared["compiled"], prepared["seconds"])
 
 
 def _workers(lists: list[list[int]]) -> frozenset[Worker]:

@@ -1,11 +1,10 @@
 """Who of a run's dead processes is started again, and when nobody can be."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 from swift.launch.children import Children
 from swift.launch.terms import Terms
-from swift.mesh.epochs import Member, Process, lost_stages
+from swift.mesh.epochs import Member, Process
 from swift.mesh.membership import Membership
 
 
@@ -36,7 +35,7 @@ class Roster:
 
     def given_up(self, membership: Membership) -> tuple[int, ...]:
         """The stages that nobody will serve any more: too many deaths, or a node that does not come back."""
-        return self._lost(membership, [process for process in self.dead(membership) if self._is_given_up(process)])
+        return membership.lost_without([one for one in self.dead(membership) if self._is_given_up(one)])
 
     def due(self, membership: Membership, newest: int) -> list[Process]:
         """Those to be started now.
@@ -49,12 +48,8 @@ class Roster:
         down = {process for process in dead if self._terms.chaos.keeps_down(process, newest)}
         startable = [process for process in dead if not self._is_spent(process) and not self._children.away_s(process)]
         # Where a stage has nobody no iteration ends any more, and no later one would bring anybody back.
-        needed = self._lost(membership, [process for process in dead if process in down or process not in startable])
+        needed = membership.lost_without([process for process in dead if process in down or process not in startable])
         return [process for process in startable if process not in down or process.worker[1] in needed]
-
-    def _lost(self, membership: Membership, without: Sequence[Process]) -> tuple[int, ...]:
-        there = [process for process in membership.processes if process not in without]
-        return lost_stages(membership.processes, there)
 
     def _is_spent(self, process: Process) -> bool:
         return self._deaths[process] > self._terms.max_restarts

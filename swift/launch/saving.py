@@ -9,9 +9,9 @@ from pathlib import Path
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
 from swift.errors import SettingError
 from swift.launch.children import Children
-from swift.launch.keeper_wire import Answer, Command, Load, Save, command_line, read_answer
+from swift.launch.keeper_wire import Answer, Command, Load, Recut, Save, command_line, read_answer
 from swift.launch.wire import Snapshot
-from swift.mesh.epochs import Process, Stamp
+from swift.mesh.epochs import Cut, Process, Stamp
 
 KEEPER = "keeper"
 """The name of the keeper among the children."""
@@ -26,7 +26,7 @@ class Saving:
         command: that starts it.
         log: for what it prints.
         directory: of the run's checkpoints.
-        processes: all of the run.
+        processes: of the first epoch, see ``go_on``.
         deadline_s: for an answer; a keeper that is later is ended.
         clock: in seconds.
     """
@@ -42,12 +42,16 @@ class Saving:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
-        self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
+        self.go_on(processes)
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
         self._asked: list[Command] = []
         self._deadline_s, self._clock = deadline_s, clock
         self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
         self._num_lives = 0
+
+    def go_on(self, processes: Sequence[Process]) -> None:
+        """With an epoch of these processes; a checkpoint has a part of each stage and rank of theirs."""
+        self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
 
     @property
     def newest(self) -> int | None:
@@ -84,9 +88,13 @@ class Saving:
             self._ask(Save(snapshot.stamp, tuple(sorted(parts.values()))))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
-    def load(self, epoch: int) -> None:
+    def load(self, epoch: int, processes: Sequence[Process]) -> None:
         """Asks for the parts of the newest checkpoint that is there when what was asked before is done."""
-        self._ask(Load(None, epoch))
+        self._ask(Load(None, epoch, tuple(processes)))
+
+    def recut(self, stamp: Stamp, cut: Cut, epoch: int, processes: Sequence[Process]) -> None:
+        """Asks for the parts of a state that is cut for others."""
+        self._ask(Recut(stamp, cut, epoch, tuple(processes)))
 
     def hear(self, line: str) -> Answer:
         """What the keeper has answered, to what it was asked first."""
@@ -115,7 +123,7 @@ class Saving:
     def _ask(self, command: Command) -> None:
         """Saves that wait are dropped for a newer one: their parts may be gone by the time that they are due."""
         if isinstance(command, Save):
-            self._asked = [old for nth, old in enumerate(self._asked) if nth == 0 or isinstance(old, Load)]
+            self._asked = [old for nth, old in enumerate(self._asked) if nth == 0 or not isinstance(old, Save)]
         self._asked.append(command)
         if KEEPER not in self._children:
             self.start()

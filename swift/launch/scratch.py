@@ -13,7 +13,7 @@ from typing import Self
 from swift.files import replace_file
 
 _SHARED_MEMORY = Path("/dev/shm")
-_PREFIX, _LOCK, _STATES = "swift-", "lock", "states"
+_PREFIX, _LOCK, _STATES, _COPIES = "swift-", "lock", "states", "copies"
 
 
 @contextmanager
@@ -33,7 +33,8 @@ def own_memory() -> Iterator[Path]:
     try:
         with (made / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            (made / _STATES).mkdir()
+            for name in (_STATES, _COPIES):
+                (made / name).mkdir()
             made.rename(memory)
             yield memory
     finally:
@@ -73,11 +74,12 @@ class Scratch:
                 scratch = cls(path, memory)
                 replace_file(scratch.config, config.encode())
                 scratch.programs.mkdir()
-                if shared is None:
-                    (memory / scratch.snapshots.name).mkdir()
-                    scratch.snapshots.symlink_to(memory / scratch.snapshots.name)
-                else:  # the keeper, which is on the first node, has to see those of all
-                    scratch.snapshots.mkdir()
+                for directory in (scratch.snapshots, scratch.handed):
+                    if shared is None:
+                        (memory / directory.name).mkdir()
+                        directory.symlink_to(memory / directory.name)
+                    else:  # the keeper, which is on the first node, has to see those of all
+                        directory.mkdir()
                 yield scratch
         finally:
             shutil.rmtree(path, ignore_errors=True)
@@ -96,6 +98,16 @@ class Scratch:
     def states(self) -> Path:
         """The directory of whole states, between two epochs, see ``Keep``."""
         return self.memory / _STATES
+
+    @property
+    def copies(self) -> Path:
+        """The directory of copies of other ranks' slices, see ``swift.launch.copies``."""
+        return self.memory / _COPIES
+
+    @property
+    def handed(self) -> Path:
+        """The directory of what is handed over when ranks are lost or come back, see ``swift.launch.handover``."""
+        return self.path / "handed"
 
     @property
     def snapshots(self) -> Path:

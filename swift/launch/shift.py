@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from swift.data import Batch, Loader
+from swift.launch.buddy import Buddy
 from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
 from swift.launch.wire import Done, Leave, Order, Record, Snapshot
@@ -36,7 +37,8 @@ class Shift:
         train, validation: the data.
         states: on the devices, by stamp; the newest two, in case that a peer does not finish the last iteration.
         records: of the iterations that may not be written yet.
-        snapshots: where states to be saved go.
+        snapshots: where states to be saved go, and those that were restored come from.
+        buddy: copies another rank's slices; None: nobody asks for it.
         after_window: called when its state is there.
         watched: around what may wait for a peer for ever; told how many seconds it usually takes.
         voice, orders: to and from the supervisor.
@@ -52,6 +54,7 @@ class Shift:
     states: dict[Stamp, TrainState]
     records: dict[int, dict[str, Any]]
     snapshots: Keep
+    buddy: Buddy | None
     after_window: Callable[[], None]
     watched: Callable[[float], AbstractContextManager[None]]
     voice: Voice
@@ -75,7 +78,7 @@ class Shift:
         self.voice.epoch, self.voice.finished = self.number, done
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
-        elif done and self._is_due(done, experiment.checkpoint.every) and not leave.is_restored:
+        elif done and self._is_due(done, experiment.checkpoint.every) and (leave.go.holders or not leave.is_restored):
             self._snapshot()  # its parts may have been lost with who had them
         while not self._is_over(done):
             begun = time.perf_counter()
@@ -91,6 +94,8 @@ class Shift:
                 self.voice.say(Took, number=self.number, part="first_step", seconds=took_s)
             self.voice.finished = done
             self.voice.tell_progress()
+            if leave.is_restored and stamp not in self.states and self._saved != stamp.step:
+                self.snapshots.forget(but=self.snapshots.stamps() - {stamp})  # until now it may have been needed again
         halt = self.orders.halt
         if halt is not None and self._saved < done:
             self._snapshot()
@@ -118,9 +123,22 @@ class Shift:
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
         self.records.update({record["step"]: record for record in records})
+        self._copy(records)
         self._finish(records)
         self.after_window()  # last: who finds this state again need not tell the iteration
         return done
+
+    def _copy(self, records: list[dict[str, Any]]) -> None:
+        """Has the slices of another rank copied, where that is due."""
+        if self.buddy is None:
+            return
+        for record in records:
+            self.buddy.count(record)
+        newest = max(self.states)
+        if self.buddy.is_due(newest.step):
+            self.buddy.make_ready()  # which cannot be called off
+            with self.watched(self._usual_s):
+                self.buddy.take(newest, self.states[newest])
 
     def _plan_record(self, was_discarded: bool) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""

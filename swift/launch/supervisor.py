@@ -15,8 +15,8 @@ from typing import Self
 from swift.errors import RunError
 from swift.launch.children import Children, Death
 from swift.launch.fleet import NODES
-from swift.launch.keeper_wire import Failed, Loaded, Saved
-from swift.launch.preparer_wire import Trouble, read_said, wish_line
+from swift.launch.keeper_wire import Anew, Failed, Loaded, Saved
+from swift.launch.preparer_wire import Trouble, Wish, read_said, wish_line
 from swift.launch.reporter import Reporter
 from swift.launch.roster import Roster
 from swift.launch.saving import KEEPER, Saving
@@ -35,6 +35,7 @@ from swift.launch.wire import (
     order_line,
     read_news,
 )
+from swift.launch.wording import cut_text
 from swift.mesh.distributed import Service
 from swift.mesh.epochs import (
     Command,
@@ -48,11 +49,11 @@ from swift.mesh.epochs import (
     Member,
     Process,
     RestartAll,
+    Stamp,
     Started,
     Tick,
 )
 from swift.mesh.membership import Membership
-from swift.topology import Worker
 
 _PREPARER = "preparer"
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
@@ -83,12 +84,13 @@ class Supervisor:
     ):
         self._terms, self._children, self._saving, self._reporter = terms, children, saving, reporter
         self._prepare = prepare
-        self._membership = Membership.of(terms.processes, terms.deadlines, time.monotonic())
+        now = time.monotonic()
+        self._membership = Membership.of(terms.processes, terms.deadlines, now, is_elastic=terms.is_elastic)
         self._services: list[Service] = []
         self._done: set[Member] = set()
         self._restoring: Go | None = None
         self._roster = Roster(terms, children)
-        self._wish: frozenset[Worker] | None = None  # who is down, where the preparer has not been told
+        self._wish: Wish | None = None  # where the preparer has not been told
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
 
@@ -180,13 +182,16 @@ class Supervisor:
         match answer:
             case Saved(step, seconds, path, facts):
                 self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds, **facts)
-            case Loaded():
+            case Loaded() | Anew():
                 self._restored(answer)
-            case Failed("save", step, why):
+            case Failed("save", step, why, _):
                 text = f"the checkpoint of iteration {step} was not saved: {why}"
                 self._reporter.note("checkpoint_failed", step or 0, text, error=why)
-            case Failed(_, step, why):
-                if self._restoring is not None:
+            case Failed("recut", step, why, epoch):
+                if self._is_restoring(epoch):
+                    raise RunError(f"the state after iteration {step} is lost: {why}: stopped; {self._remedy()}")
+            case Failed(_, step, why, epoch):
+                if self._is_restoring(epoch):
                     which = "there is no checkpoint" if step is None else f"that of iteration {step} cannot be read"
                     raise RunError(f"the state is lost, and {which}: stopped; {why}")
 
@@ -196,7 +201,8 @@ class Supervisor:
             self._reporter.note("prepare_failed", self._reporter.written, said.why, error=said.why)
         else:
             failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(said.failed)]
-            self._reporter.note("prepared", self._reporter.written, None, failed=failed, seconds=said.seconds)
+            ranks = {} if said.num_ranks is None else {"ranks": said.num_ranks}
+            self._reporter.note("prepared", self._reporter.written, None, failed=failed, seconds=said.seconds, **ranks)
 
     def _hear_of_node(self, node: int, is_there: bool) -> None:
         text = f"node {node} {'is there' if is_there else 'is gone'}"
@@ -241,29 +247,52 @@ class Supervisor:
         is_lost = go.stamp is None and (self._reporter.written > 0 or self._terms.resumed)
         if is_lost and saved is None and not self._saving.is_busy:
             raise RunError(f"nobody is left who has the state of some stage: stopped; {self._remedy()}")
-        if is_lost or (go.stamp is not None and self._saving.goes_beyond(go.stamp.step)):
+        epoch = self._membership.epoch
+        assert epoch is not None
+        processes = [member.process for member in epoch.form.members]
+        if is_lost or (go.stamp is not None and self._is_behind(go, go.stamp, saved)):
             self._restoring = go
-            self._saving.load(go.number)
+            self._saving.load(go.number, processes)
+        elif go.stamp is not None and go.cut is not None:
+            self._restoring = go
+            self._saving.recut(go.stamp, go.cut, go.number, processes)
         else:
             self._base = 0 if go.stamp is None else go.stamp.step
             self._let_run(Leave(go, self._reporter.written))
 
-    def _restored(self, loaded: Loaded) -> None:
-        go, stamp = self._restoring, loaded.stamp
-        if go is not None and go.number == stamp.epoch:
-            text = "\n".join([f"all go on from the checkpoint of iteration {stamp.step}", *loaded.lines])
-            self._reporter.note("restore", stamp.step, text, epoch=stamp.epoch, **loaded.facts)
-            self._base = stamp.step
-            self._let_run(Leave(Go(go.number, stamp), self._reporter.written, is_restored=True))
+    def _is_behind(self, go: Go, stamp: Stamp, saved: int | None) -> bool:
+        """Whether a checkpoint is better than the members' state: newer, and one of the two is not all there."""
+        is_newer = not go.is_whole and saved is not None and saved > stamp.step
+        return is_newer or self._saving.goes_beyond(stamp.step)
+
+    def _is_restoring(self, epoch: int) -> bool:
+        return self._restoring is not None and self._restoring.number == epoch
+
+    def _restored(self, answer: Loaded | Anew) -> None:
+        go, stamp = self._restoring, answer.stamp
+        if go is None or go.number != stamp.epoch:
+            return
+        if isinstance(answer, Loaded):
+            event, text = "restore", f"all go on from the checkpoint of iteration {stamp.step}"
+        else:
+            event = "recut"
+            text = cut_text(answer.facts["ranks"], answer.facts["ranks_before"], stamp.step)
+        self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), epoch=stamp.epoch, **answer.facts)
+        self._base = stamp.step
+        holders = go.holders if isinstance(answer, Anew) else ()
+        self._let_run(Leave(Go(go.number, stamp, holders), self._reporter.written, is_restored=True))
 
     def _let_run(self, leave: Leave) -> None:
         epoch = self._membership.epoch
         assert epoch is not None
         self._restoring = None
         self._say(epoch.form.members, leave)
+        processes = [member.process for member in epoch.form.members]
+        self._saving.go_on(processes)
         self._saving.start()
-        there = {member.process.worker for member in epoch.form.members}
-        self._wish = frozenset(process.worker for process in self._terms.processes if process.worker not in there)
+        there = {process.worker for process in processes}
+        failed = frozenset(process.worker for process in self._terms.processes if process.worker not in there)
+        self._wish = Wish(failed, len(processes) if self._terms.is_elastic else None)
 
     def _look_ahead(self) -> None:
         """Has what may be needed next prepared, once the members have what they need now: their cores come first."""

@@ -26,6 +26,7 @@ class Terms:
         chaos: what is done to processes on purpose.
         resumed: the run goes on from its newest checkpoint.
         host: where coordination services listen.
+        is_elastic: any processes can go on without the others, see ``swift.mesh.cuts``.
     """
 
     processes: Sequence[Process]
@@ -37,6 +38,7 @@ class Terms:
     chaos: Chaos = field(default_factory=Chaos)
     resumed: bool = False
     host: str = LOOPBACK
+    is_elastic: bool = False
 
     def log(self, name: str) -> Path:
         """Of all lives of a process."""

@@ -29,7 +29,7 @@ class Leave(NamedTuple):
     Attributes:
         go: the leave to run.
         written: the last iteration whose record is written.
-        is_restored: the state is that of a checkpoint, which lies among every member's snapshots.
+        is_restored: the state is that of a checkpoint, or cut anew, and lies among every member's snapshots.
     """
 
     go: Go
@@ -130,7 +130,9 @@ def read_news(line: str, member: Member, time: float) -> News:
         case "left":
             return Left(member, said["number"], time)
         case "formed":
-            return Formed(member, said["number"], frozenset(Stamp(*pair) for pair in said["held"]), time)
+            held = frozenset(Stamp(*pair) for pair in said["held"])
+            found = frozenset((_process(place), Stamp(*pair)) for place, pair in said["found"])
+            return Formed(member, said["number"], held, time, found)
         case "beat":
             return Beat(member, said["number"], said["entered"], said["finished"], time)
         case "took":
@@ -161,6 +163,9 @@ def _stamp(pair: list[int] | None) -> Stamp | None:
 
 
 def _members(lists: list[Any]) -> tuple[Member, ...]:
-    return tuple(
-        Member(Process((pipeline, stage), rank), incarnation) for ((pipeline, stage), rank), incarnation in lists
-    )
+    return tuple(Member(_process(place), incarnation) for place, incarnation in lists)
+
+
+def _process(place: list[Any]) -> Process:
+    (pipeline, stage), rank = place
+    return Process((pipeline, stage), rank)

@@ -72,6 +72,17 @@ def go_text(num_members: int, num_processes: int, after: int | None, is_first: b
     return "nobody has the state of some stage: going back to the newest checkpoint" if after is None else None
 
 
+def cut_text(num_ranks: int, num_before: int, after: int) -> str:
+    """A line on a state that is cut anew.
+
+    >>> cut_text(3, 4, 17), cut_text(4, 4, 17)
+    ('going on after iteration 17 on 3 ranks instead of 4', 'going on after iteration 17 with 4 ranks')
+    """
+    if num_ranks == num_before:
+        return f"going on after iteration {after} with {count(num_ranks, 'rank')}"
+    return f"going on after iteration {after} on {count(num_ranks, 'rank')} instead of {num_before}"
+
+
 def names(processes: Sequence[Process]) -> str:
     """Processes by name.
 

@@ -124,13 +124,34 @@ class Stamp(NamedTuple):
     step: int
 
 
+class Cut(NamedTuple):
+    """How a state is cut into the slices of ranks, where the ranks of a run may become fewer and more.
+
+    Attributes:
+        processes: whose slices they are, in the order of their ranks.
+        epochs: those that went on with this cut, one after the other; nothing of the state was lost between them.
+    """
+
+    processes: tuple[Process, ...]
+    epochs: tuple[int, ...]
+
+
 class Formed(NamedTuple):
-    """A member is ready to go. ``held``: the states of which it has its part; nothing if it has none."""
+    """A member is ready to go.
+
+    Attributes:
+        member: who says so.
+        number: of the epoch.
+        held: the states of which it has its part; nothing if it has none.
+        time: when it was heard.
+        found: whose slices of which states it knows to be somewhere else than among what processes hold themselves.
+    """
 
     member: Member
     number: int
     held: frozenset[Stamp]
     time: float
+    found: frozenset[tuple[Process, Stamp]] = frozenset()
 
 
 class Beat(NamedTuple):
@@ -217,11 +238,15 @@ class Go(NamedTuple):
         number: of the epoch.
         stamp: of the state to go on from, all others are to be forgotten; None: all restore the newest checkpoint.
         holders: the members that have that state; any other copies from one of its stage.
+        cut: how it is cut, where the members cannot go on from it before it is cut anew for them; else None.
+        is_whole: whether all slices of such a state are there; else some have to come from older ones.
     """
 
     number: int
     stamp: Stamp | None
     holders: tuple[Member, ...] = ()
+    cut: Cut | None = None
+    is_whole: bool = True
 
 
 class Kill(NamedTuple):
@@ -306,6 +331,7 @@ class Epoch:
         left: the members that have left the one before.
         linked: those that have met all the others.
         held: what those that have formed have answered.
+        found: what else they know of.
         is_live: whether it has gone.
     """
 
@@ -314,6 +340,7 @@ class Epoch:
     left: frozenset[Member] = frozenset()
     linked: frozenset[Member] = frozenset()
     held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
+    found: frozenset[tuple[Process, Stamp]] = frozenset()
     is_live: bool = False
 
     @property
@@ -335,15 +362,18 @@ def whole_workers(processes: Collection[Process], present: Collection[Process]) 
     }
 
 
-def lost_stages(processes: Collection[Process], present: Collection[Process]) -> tuple[int, ...]:
-    """The stages of which no worker is wholly present.
+def lost_stages(
+    processes: Collection[Process], present: Collection[Process], *, is_elastic: bool = False
+) -> tuple[int, ...]:
+    """The stages of which no worker is wholly present; in an elastic run, nobody at all.
 
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 0)), Process((1, 0))])
     (1,)
     >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
     (0,)
     """
-    manned = {stage for _, stage in whole_workers(processes, present)}
+    there = {process.worker for process in present} if is_elastic else whole_workers(processes, present)
+    manned = {stage for _, stage in there}
     return tuple(sorted({stage for (_, stage), _ in processes} - manned))
 
 

@@ -11,9 +11,11 @@ them run. Who may still run is never left out of an epoch: it is killed, and the
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swift.mesh.cuts import Slices, continued
 from swift.mesh.epochs import (
     Beat,
     Command,
+    Cut,
     Deadlines,
     Died,
     Enter,
@@ -59,6 +61,8 @@ class Membership:
         went: the newest that was ever live.
         lost: the stages that have been told to be lost since the last epoch.
         retried: the newest epoch that was formed since nobody in the one before got on; 0: none.
+        is_elastic: whether any ranks can go on without the others, see ``swift.mesh.cuts``.
+        cuts: of the states of an elastic run.
     """
 
     processes: tuple[Process, ...]
@@ -70,11 +74,16 @@ class Membership:
     went: int = 0
     lost: tuple[int, ...] = ()
     retried: int = 0
+    is_elastic: bool = False
+    cuts: tuple[Cut, ...] = ()
 
     @classmethod
-    def of(cls, processes: Sequence[Process], deadlines: Deadlines, time: float) -> "Membership":
+    def of(
+        cls, processes: Sequence[Process], deadlines: Deadlines, time: float, *, is_elastic: bool = False
+    ) -> "Membership":
         """The membership of a run none of whose processes has been started yet."""
-        return cls(tuple(processes), deadlines, {process: Seat(Member(process, -1)) for process in processes}, time)
+        seats = {process: Seat(Member(process, -1)) for process in processes}
+        return cls(tuple(processes), deadlines, seats, time, is_elastic=is_elastic)
 
     def on(self, event: Event) -> tuple["Membership", Commands]:
         """The membership after an event, and what the supervisor has to do.
@@ -105,8 +114,13 @@ class Membership:
         return self._doomed(everybody, spared=True), (RestartAll(why),)
 
     def present(self) -> tuple[Member, ...]:
-        """The members that a new epoch would have: of the workers all of whose processes are ready."""
+        """The members that a new epoch would have: of the workers all of whose processes are ready.
+
+        In an elastic run, all that are ready.
+        """
         ready = [process for process, seat in self.seats.items() if seat.is_present]
+        if self.is_elastic:
+            return tuple(self.seats[process].member for process in sorted(ready))
         whole = whole_workers(self.processes, ready)
         return tuple(self.seats[process].member for process in sorted(ready) if process.worker in whole)
 
@@ -115,8 +129,14 @@ class Membership:
         """Whether every stage has a worker that could be a member of a new epoch."""
         return not self._unmanned()
 
+    def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
+        """The stages that nobody would serve without these processes."""
+        there = [process for process in self.processes if process not in processes]
+        return lost_stages(self.processes, there, is_elastic=self.is_elastic)
+
     def _unmanned(self) -> tuple[int, ...]:
-        return lost_stages(self.processes, [member.process for member in self.present()])
+        present = [member.process for member in self.present()]
+        return lost_stages(self.processes, present, is_elastic=self.is_elastic)
 
     def _seated(self, *seats: Seat) -> "Membership":
         return replace(self, seats={**self.seats, **{seat.member.process: seat for seat in seats}})
@@ -145,8 +165,8 @@ class Membership:
                 return self._seated(replace(seat, state=State.WAITING) if is_news else seat), ()
             case Left():
                 return self._seated(seat)._left(message)
-            case Formed(_, number, held, time):
-                return self._seated(seat)._formed(member, number, held, time), ()
+            case Formed():
+                return self._seated(seat)._formed(message), ()
             case Beat():
                 return self._progressed(seat, message), ()
             case Took():
@@ -173,11 +193,12 @@ class Membership:
             return self
         return replace(self, epoch=replace(epoch, since=took.time, linked=epoch.linked | {took.member}))
 
-    def _formed(self, member: Member, number: int, held: frozenset[Stamp], time: float) -> "Membership":
-        epoch = self.epoch
+    def _formed(self, formed: Formed) -> "Membership":
+        epoch, (member, number, held, time, found) = self.epoch, formed
         if epoch is None or number != epoch.form.number or member not in epoch.missing:
             return self
-        return replace(self, epoch=replace(epoch, since=time, held={**epoch.held, member: held}))
+        all_held = {**epoch.held, member: held}
+        return replace(self, epoch=replace(epoch, since=time, held=all_held, found=epoch.found | found))
 
     def _progressed(self, seat: Seat, beat: Beat) -> "Membership":
         """An epoch under way leaves members to run in the one before only where it waits for an iteration."""
@@ -255,13 +276,25 @@ class Membership:
 
     def _go(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
         """Lets an epoch run. Who was restarted may have found an old state again, which is nobody else's newest."""
-        held_by = {member.process: held for member, held in epoch.held.items()}
-        stamp, number = agreed_stamp(self.processes, held_by), epoch.form.number
-        holders = tuple(member for member in epoch.form.members if stamp in epoch.held[member])
-        seats = self._seats_in(epoch)
+        number, seats = epoch.form.number, self._seats_in(epoch)
         live = [replace(seat, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0) for seat in seats]
         gone = replace(self._seated(*live), epoch=replace(epoch, since=time, is_live=True), went=number)
-        return gone, (Go(number, stamp, holders),)
+        held_by = {member.process: held for member, held in epoch.held.items()}
+        if self.is_elastic:
+            return gone._elastic_go(epoch, Slices(self.cuts, held_by, epoch.found))
+        stamp = agreed_stamp(self.processes, held_by)
+        return gone, (Go(number, stamp, _holders(epoch, stamp)),)
+
+    def _elastic_go(self, epoch: Epoch, slices: Slices) -> tuple["Membership", Commands]:
+        number, members, stamp = epoch.form.number, epoch.form.members, slices.agreed()
+        processes = tuple(member.process for member in members)
+        if stamp is None:
+            return replace(self, cuts=continued(self.cuts, None, number, processes)), (Go(number, None),)
+        cut, holders = slices.cut_of(stamp), _holders(epoch, stamp)
+        assert cut is not None
+        is_same = cut.processes == processes and holders == members
+        go = Go(number, stamp, holders, None if is_same else cut, not slices.missing(stamp))
+        return replace(self, cuts=continued(self.cuts, cut if is_same else None, number, processes)), (go,)
 
     def _seats_in(self, epoch: Epoch) -> tuple[Seat, ...]:
         return tuple(self.seats[process] for process, _ in epoch.form.members)
@@ -303,3 +336,7 @@ class Membership:
                 limit = limits.progress if member in epoch.linked else limits.forming
                 if waited > limit:
                     yield Kill(member, f"did not form epoch {epoch.form.number} in {limit:g} s")
+
+
+def _holders(epoch: Epoch, stamp: Stamp | None) -> tuple[Member, ...]:
+    return tuple(member for member in epoch.form.members if stamp in epoch.held[member])

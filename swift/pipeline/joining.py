@@ -14,7 +14,7 @@ def compiled_init(program: Program, store: ProgramStore, seed: int) -> Callable[
     """What makes the state before the first iteration."""
     live = program.live
     init = jax.jit(lambda: program.init(jax.random.key(seed)))
-    key = "init", live.stage_R.tolist()
+    key = "init", live.num_ranks, live.stage_R.tolist()
     return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
 
 
@@ -22,8 +22,13 @@ def compiled_slots(program: Program, store: ProgramStore) -> Callable[[TrainStat
     """What gives slots to a state without, such as that of a checkpoint."""
     live = program.live
     fill = jax.jit(program.fill_slots)
-    key = "slots", live.stage_R.tolist()
+    key = slots_key(live.num_ranks, live.stage_R.tolist())
     return store.get(key, lambda: fill.lower(program.abstract()).compile(), list(live.mesh.devices.flat))
+
+
+def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
+    """What tells such a program from the others of a run."""
+    return "slots", num_ranks, list(stages)
 
 
 def compiled_share(

@@ -170,7 +170,7 @@ class Steps:
         if self._store is None:
             return lower().compile()
         devices = list(self.program.live.mesh.devices.flat)
-        key = program_key(self.configuration, kind, keep_state=self._keeps_state)
+        key = program_key(self.configuration, self.program.live.num_ranks, kind, keep_state=self._keeps_state)
         return self._store.get(key, lambda: lower().compile(), devices)
 
     def _function(self, kind: Kind, table: TickTable) -> Wrapped:
@@ -187,10 +187,10 @@ class Steps:
         return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]
 
 
-def program_key(configuration: Configuration, kind: Kind, *, keep_state: bool) -> object:
+def program_key(configuration: Configuration, num_ranks: int, kind: Kind, *, keep_state: bool) -> object:
     """What tells a program from the others of a run; configurations that have it in common share the program."""
     stages = [place.stage for place in configuration.places]
-    return kind, keep_state, configuration.window, stages, _table(configuration, kind).shape
+    return kind, keep_state, num_ranks, configuration.window, stages, _table(configuration, kind).shape
 
 
 def _table(configuration: Configuration, kind: Kind) -> TickTable:

@@ -61,7 +61,7 @@ def keeper(two_ranks, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
     (tmp_path / "keeps").mkdir()
     keeper = Keeper(two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=True)
-    assert keeper.load(epoch=3).step == 4
+    assert keeper.load(epoch=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
     return keeper
 
 

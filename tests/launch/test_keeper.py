@@ -13,9 +13,11 @@ from swift.cli.configuration import config_text
 from swift.launch.keep import Keep
 from swift.launch.keeper import Keeper
 from swift.launch.keeper_wire import (
+    Anew,
     Failed,
     Load,
     Loaded,
+    Recut,
     Save,
     Saved,
     answer_line,
@@ -23,13 +25,15 @@ from swift.launch.keeper_wire import (
     read_answer,
     read_command,
 )
-from swift.mesh.epochs import Process, Stamp, processes_of
+from swift.mesh.epochs import Cut, Process, Stamp, processes_of
 from swift.mesh.sharing import fetch_parts
 from swift.record import read_run
 from swift.topology import Topology
 from swift.train import TrainOptions, train
 from swift.train.saved_state import extra_of, first_ledger
 from swift.train.start import begin
+
+SOME = Process((0, 0), 1), Process((1, 1))
 
 
 def bits(tree):
@@ -71,7 +75,7 @@ def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept
     partial = replace(keeper.experiment.checkpoint, experts_per_layer=1)
     setup = replace(keeper.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
     three, processes = replace(keeper, experiment=setup), processes_of(setup.topology, by_rank=True)
-    assert three.load(epoch=5).step == 4
+    assert three.load(epoch=5, processes=processes).step == 4
 
     def classes(of, parts, name):
         slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
@@ -137,7 +141,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
     save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
-    start, stamp = keeper.load(epoch=1), Stamp(1, 2)
+    start, stamp = keeper.load(epoch=1, processes=processes_of(setup.topology)), Stamp(1, 2)
 
     program = setup.program()
     state, _ = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)
@@ -161,7 +165,8 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
         Saved(4, 0.5, "step-00000004", {"bytes": 7}),
         Loaded(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
         Failed("save", 4, "no space"),
-        Failed("load", None, "no"),
+        Failed("load", None, "no", 3),
+        Anew(Stamp(2, 4), ["rank 3 is lost: dense: storage, step 2"], {"plt": 0.5}),
     ],
 )
 def test_answers_come_as_they_were_said(answer):
@@ -170,7 +175,13 @@ def test_answers_come_as_they_were_said(answer):
 
 
 @pytest.mark.parametrize(
-    "command", [Save(Stamp(2, 4), (Process((0, 0), 1), Process((1, 1)))), Load(4, 2), Load(None, 2)]
+    "command",
+    [
+        Save(Stamp(2, 4), SOME),
+        Load(4, 2, SOME),
+        Load(None, 2, SOME[:1]),
+        Recut(Stamp(2, 4), Cut(SOME, (2, 3)), 4, SOME[:1]),
+    ],
 )
 def test_commands_come_as_they_were_said(command):
     assert read_command(command_line(command)) == command

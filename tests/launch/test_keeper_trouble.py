@@ -83,7 +83,7 @@ def block_directory(keeper, _):
     ],
 )
 def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kept, spoil, why):
-    keeper.load(epoch=3, step=2)
+    keeper.load(epoch=3, processes=RANKS, step=2)
     spoil(elsewhere, kept)
     (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
     assert answer[:2] == ("save", 4)
@@ -116,9 +116,9 @@ def test_an_error_of_any_kind_is_one_line_and_not_the_end(keeper, monkeypatch):
 def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(keeper):
     newest = checkpoint_path(keeper.checkpoints, 4)
     flip(newest / "arrays/state/step/0")
-    bad, good = served(keeper, Load(4, 7), Load(None, 7))
+    bad, good = served(keeper, Load(4, 7, RANKS), Load(None, 7, RANKS))
     why = "step-00000004 is damaged: its file arrays/state/step/0 is not as it was saved"
-    assert bad == Failed("load", 4, f"checkpoint = '{keeper.checkpoints}': cannot be restored: {why}")
+    assert bad == Failed("load", 4, f"checkpoint = '{keeper.checkpoints}': cannot be restored: {why}", 7)
     assert good.stamp == Stamp(7, 2)
     assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {why}"]
     assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4), Stamp(7, 2)} for process in RANKS)
@@ -128,10 +128,10 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
 
 def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
     other_data = replace(keeper, experiment=replace(keeper.experiment, seed=1))
-    (answer,) = served(other_data, Load(4, 7))
+    (answer,) = served(other_data, Load(4, 7, RANKS))
     assert "the saved data state" in answer.why
-    (answer,) = served(elsewhere, Load(None, 7))
-    assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint")
+    (answer,) = served(elsewhere, Load(None, 7, RANKS))
+    assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
     assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
 
 
@@ -148,17 +148,18 @@ import resource, sys
 from pathlib import Path
 from swift.cli.configuration import load_experiment
 from swift.launch import keeper
-config, run_dir, keeps, most_bytes = sys.argv[1:]
+config, run_dir, keeps, handed, most_bytes = sys.argv[1:]
 load = keeper.load_state
 keeper.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
-keeper.run(load_experiment(Path(config)), Path(run_dir), Path(keeps), True, sys.stdin)
+keeper.run(load_experiment(Path(config)), Path(run_dir), Path(keeps), Path(handed), True, sys.stdin)
 """
 
 
 def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
     (tmp_path / "config.gin").write_text(config_text(keeper.experiment))
-    own = [tmp_path / "config.gin", keeper.checkpoints.parent, keeper.keeps, most_bytes]
+    (tmp_path / "handed").mkdir(exist_ok=True)
+    own = [tmp_path / "config.gin", keeper.checkpoints.parent, keeper.keeps, tmp_path / "handed", most_bytes]
     lines = "".join(map(command_line, commands))
     command = [sys.executable, "-c", PROCESS, *map(str, own)]
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100)
@@ -167,7 +168,7 @@ def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
 def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp_path):
     """Its input ends at once, long before the last checkpoint is saved."""
     shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
-    commands = Load(None, 5), Save(Stamp(5, 2), RANKS), Save(Stamp(3, 4), RANKS)
+    commands = Load(None, 5, RANKS), Save(Stamp(5, 2), RANKS), Save(Stamp(3, 4), RANKS)
     done = as_process(keeper, tmp_path, *commands)
     assert done.returncode == 0, done.stderr
     loaded, *saved = map(read_answer, done.stdout.splitlines())
@@ -179,7 +180,7 @@ def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp
 
 def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
     double = replace(keeper, experiment=replace(keeper.experiment, compute_dtype="float64"))
-    done = as_process(double, tmp_path, Load(None, 5))
+    done = as_process(double, tmp_path, Load(None, 5, RANKS))
     assert done.returncode == 0, done.stderr
     assert "its Experiment.compute_dtype is 'float32', here 'float64'" in read_answer(done.stdout).why
 
@@ -189,7 +190,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
     again = Stamp(4, 2)
     for process in RANKS:
-        shutil.copy(part_of(keeper, process, Stamp(9, keeper.load(9).step)), part_of(keeper, process, again))
+        shutil.copy(part_of(keeper, process, Stamp(9, keeper.load(9, RANKS).step)), part_of(keeper, process, again))
     before = files(keeper)
     done = as_process(keeper, tmp_path, Save(Stamp(3, 4), RANKS), Save(again, RANKS), most_bytes=10_000)
     assert done.returncode == 0, done.stderr
@@ -201,7 +202,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     assert checkpoint_steps(keeper.checkpoints) == [2]
     assert as_process(keeper, tmp_path).returncode == 0
     assert files(keeper) == before
-    assert read_answer(as_process(keeper, tmp_path, Load(None, 5)).stdout).stamp == Stamp(5, 2)
+    assert read_answer(as_process(keeper, tmp_path, Load(None, 5, RANKS)).stdout).stamp == Stamp(5, 2)
 
 
 def test_a_save_again_takes_the_place_of_the_first(keeper):
@@ -216,7 +217,7 @@ def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_pa
     path, before = checkpoint_path(keeper.checkpoints, 4), files(keeper)
     path.rename(path.with_suffix(".earlier"))
     (path.parent / ".step-00000004.tmp").mkdir()
-    done = as_process(keeper, tmp_path, Load(None, 5))
+    done = as_process(keeper, tmp_path, Load(None, 5, RANKS))
     assert read_answer(done.stdout).stamp == Stamp(5, 4), done.stderr
     assert files(keeper).keys() == before.keys()
 

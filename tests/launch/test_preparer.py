@@ -16,7 +16,7 @@ from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import load_experiment
 from swift.errors import RunError
 from swift.launch.preparer import Job, _outcome, jobs_for
-from swift.launch.preparer_wire import Prepared, Trouble, read_said, said_line, wish_line
+from swift.launch.preparer_wire import Prepared, Trouble, Wish, read_said, read_wish, said_line, wish_line
 from swift.mesh import storage_mesh
 from swift.mesh.distributed import Service
 from swift.pipeline import Configurator
@@ -95,7 +95,7 @@ def preparer(config, programs, num_local):
 
 
 def wish(process, *failed):
-    process.stdin.write("".join(map(wish_line, failed)))
+    process.stdin.write("".join(wish_line(Wish(one)) for one in failed))
     process.stdin.flush()
 
 
@@ -105,7 +105,7 @@ def files(programs):
 
 def test_a_failure_is_prepared_for_before_a_return():
     one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0))
-    now, here, back = jobs_for(one, frozenset({(1, 0)})), ("single",), (1, 0)
+    now, here, back = jobs_for(one, Wish(frozenset({(1, 0)}))), ("single",), (1, 0)
     assert now == [
         Job(frozenset({(1, 0)}), here),
         Job(frozenset({(1, 0), (0, 1)}), here),
@@ -117,13 +117,27 @@ def test_a_failure_is_prepared_for_before_a_return():
 def test_what_few_iterations_need_comes_last():
     one = Experiment(topology=Topology(2, 1, 8), window=2, eval_every=10)
     near = [NONE, FIRST, frozenset({(1, 0)})]
-    assert jobs_for(one, NONE) == [
+    assert jobs_for(one, Wish(NONE)) == [
         *[Job(failed, ("window", "evaluate")) for failed in near],
         *[Job(failed, ("single",)) for failed in near],
     ]
 
 
-@pytest.mark.parametrize("said", [Prepared(FIRST, ("single", "evaluate"), 2, 1.5), Trouble("no plan")])
+@pytest.mark.parametrize("wish", [Wish(FIRST), Wish(NONE, 3)])
+def test_a_wish_is_understood(wish):
+    assert read_wish(wish_line(wish)) == wish
+
+
+def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
+    one = Experiment(topology=Topology(1, 1, 4), eval_every=0, checkpoint=CheckpointConfig(every=0))
+    for num_ranks, wanted in ((4, [4, 3]), (3, [3, 2, 4]), (1, [1, 2])):
+        assert [job.num_ranks for job in jobs_for(one, Wish(NONE, num_ranks))] == wanted
+
+
+@pytest.mark.parametrize(
+    "said",
+    [Prepared(FIRST, None, ("single", "evaluate"), 2, 1.5), Prepared(NONE, 3, ("single",), 0, 1.5), Trouble("no plan")],
+)
 def test_what_is_said_is_understood(said):
     assert read_said(said_line(said)) == said
 
@@ -147,7 +161,7 @@ def test_programs_are_where_the_processes_look(config, tmp_path):
     with preparer(config, programs, 2) as (process, heard):
         wish(process, NONE, FIRST)  # the second replaces the first, of which nothing was begun
         said = heard.get(timeout=WAIT_S)
-        assert said[:3] == (FIRST, ("single",), 1), said
+        assert said[:4] == (FIRST, None, ("single",), 1), said
     assert len(files(programs)) == 1
     one = load_experiment(config)
     configurator = Configurator(one.plan_settings(one.program(storage_mesh(one.topology))))
@@ -156,7 +170,7 @@ def test_programs_are_where_the_processes_look(config, tmp_path):
 
 
 def key_of(configuration, kind):
-    return program_key(configuration, kind, keep_state=True)
+    return program_key(configuration, 2, kind, keep_state=True)
 
 
 @pytest.mark.slow
@@ -167,7 +181,7 @@ def test_a_return_finds_all_programs_ready(config, tmp_path, num_local):
     with preparer(config, programs, num_local) as (process, heard):
         wish(process, NONE, FIRST)  # the second replaces the first, of which nothing was begun
         said = [heard.get(timeout=WAIT_S) for _ in range(2)]
-        assert [one[:3] for one in said] == [(FIRST, kinds, 2), (NONE, kinds, 3)], said
+        assert [one[:4] for one in said] == [(FIRST, None, kinds, 2), (NONE, None, kinds, 3)], said
         wish(process, NONE)
         said = [heard.get(timeout=WAIT_S) for _ in range(3)]
         assert [one[0] for one in said] == [NONE, FIRST, frozenset({(1, 0)})]

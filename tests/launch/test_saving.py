@@ -89,10 +89,10 @@ def test_a_keeper_that_has_nothing_to_do_is_not_late(keeping):
 
 def test_each_question_has_a_deadline_of_its_own(keeping):
     keeping.add(5)
-    keeping.saving.load(2)
+    keeping.saving.load(2, [ONLY])
     keeping.is_ended_after(DEADLINE_S)
     keeping.answers(5)
-    assert keeping.children.asked[-1] == Load(None, 2)
+    assert keeping.children.asked[-1] == Load(None, 2, (ONLY,))
     assert not keeping.is_ended_after(DEADLINE_S)
     assert keeping.is_ended_after(1)
 
@@ -101,17 +101,17 @@ def test_the_next_life_is_asked_for_the_newest_save_only(keeping):
     """The parts of the one before may be gone by then."""
     for step in (5, 10, 15):
         keeping.add(step)
-    keeping.saving.load(2)
+    keeping.saving.load(2, [ONLY])
     keeping.dies()
     assert keeping.children.asked == [save(5), save(15)]
     keeping.answers(15)
-    assert keeping.children.asked[-1] == Load(None, 2)
+    assert keeping.children.asked[-1] == Load(None, 2, (ONLY,))
 
 
 def test_a_save_before_a_load_is_asked_for_again(keeping):
     """What is loaded is the newest checkpoint: that one, if it can be had."""
     keeping.add(5)
-    keeping.saving.load(2)
+    keeping.saving.load(2, [ONLY])
     keeping.dies()
     assert keeping.children.asked == [save(5), save(5)]
 

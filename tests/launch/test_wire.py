@@ -49,6 +49,7 @@ def test_a_command_comes_through(order):
         Left(MEMBER, 4, 2.5),
         Formed(MEMBER, 4, frozenset({Stamp(3, 7), Stamp(3, 8)}), 2.5),
         Formed(MEMBER, 4, frozenset(), 2.5),
+        Formed(MEMBER, 4, frozenset(), 2.5, frozenset({(MEMBER.process, Stamp(3, 7)), (OTHER.process, Stamp(2, 7))})),
         Beat(MEMBER, 4, 9, 8, 2.5),
         Took(MEMBER, 4, "link", 0.25, 2.5),
         Record({"step": 4, "loss": 2.5}),

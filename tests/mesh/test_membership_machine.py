@@ -83,9 +83,10 @@ class World:
 
     num_epochs = 0
 
-    def __init__(self, topology, by_rank):
+    def __init__(self, topology, by_rank, is_elastic):
         processes = processes_of(topology, by_rank=by_rank)
-        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0)
+        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, is_elastic=is_elastic)
+        self.is_elastic, self.cut_of, self.handed = is_elastic, {}, {}
         self.everybody, self.newest = [], {}
         self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
         for process in processes:
@@ -171,20 +172,29 @@ class World:
             case Enter(number):
                 if number == one.number:
                     one.outbox.append(Took(one.member, number, "link", 0.1, 0))
-                    one.outbox.append(Formed(one.member, number, frozenset(one.states), 0))
-            case Go(number, stamp):
+                    found = {(process, stamp) for process, stamps in self.handed.items() for stamp in stamps}
+                    one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
+            case Go(number, stamp, _, cut):
                 assert number == one.number
-                if stamp is None:
-                    stamp = Stamp(number, 0)
-                    one.states = {stamp: "checkpoint"}
+                if stamp is None or cut is not None:
+                    what = "checkpoint" if stamp is None else f"iteration {stamp.step}, cut anew in epoch {number}"
+                    stamp = Stamp(number, 0 if stamp is None else stamp.step)
+                    one.states = {stamp: what}
+                    self.cut_of[stamp] = self.processes_in(number)
                 else:
                     one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
                     assert one.states[stamp] == self.state_of[number], "survivors go on from different states"
                 one.runs, one.done, one.begun, one.ended = True, stamp.step, 0, 0
+                self.handed[one.member.process] = set(one.states)
+
+    def processes_in(self, number):
+        return tuple(member.process for member in self.forms[number].members)
 
     def leave(self, one, form):
         one.runs, one.leaving, one.number, one.kept = False, None, form.number, dict(one.states)
         self.answers[form.number][one.member] = frozenset(one.states)
+        if self.is_elastic:
+            self.handed.setdefault(one.member.process, set()).update(one.states)
         self.have_left[form.number].add(one.member)
         one.outbox.append(Left(one.member, form.number, 0))
 
@@ -203,6 +213,7 @@ class World:
         elif all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
             one.done = one.ended = one.begun
             one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of epoch {one.number}"
+            self.cut_of[Stamp(one.number, one.done)] = self.processes_in(one.number)
             one.states = {stamp: state for stamp, state in one.states.items() if stamp.step > one.done - 2}
             if one.leaving is not None and one.done >= one.leaving.after:
                 self.leave(one, one.leaving)
@@ -225,14 +236,30 @@ class World:
         assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "an epoch goes on from two states"
         held_by = {member.process: held for member, held in answers.items()}
         holders = {member.process for member in go.holders}
-        assert go.stamp == agreed_stamp(tuple(self.newest), held_by)
         if go.stamp is not None:
             assert holders == {process for process, held in held_by.items() if go.stamp in held}
-            assert self.are_enough(holders), "a stage has no state to go on from"
             self.check_no_loss(go, members, answers)
+        if self.is_elastic:
+            self.check_cut(go, holders)
+        else:
+            assert go.stamp == agreed_stamp(tuple(self.newest), held_by)
+            assert go.stamp is None or self.are_enough(holders), "a stage has no state to go on from"
         states = {self.by_member(member).states[go.stamp] for member in go.holders}
         assert len(states) == (go.stamp is not None), "holders have different states with one stamp"
         self.state_of[go.number] = states.pop() if states else None
+
+    def check_cut(self, go, holders):
+        """Members go on with slices that are all their own, or these are cut anew of what is said to be there."""
+        if go.stamp is None:
+            return
+        processes, cut = self.processes_in(go.number), self.cut_of[go.stamp]
+        if go.cut is None:
+            assert cut == processes, "members go on with slices of other ranks"
+            assert holders == set(processes), "a member has nothing to go on with"
+            return
+        assert go.cut.processes == cut
+        there = holders | {process for process, stamps in self.handed.items() if go.stamp in stamps}
+        assert go.is_whole == (set(cut) <= there), "slices are lost and nobody says so, or the other way round"
 
     def check_no_loss(self, go, members, answers):
         """Where those who ran last are enough, no more than the newest iteration is run again."""
@@ -240,10 +267,13 @@ class World:
         survivors = [member for member in members if ran in (stamp.epoch for stamp in answers[member])]
         newest = max((stamp.step for member in survivors for stamp in answers[member]), default=0)
         if survivors and self.are_enough({member.process for member in survivors}):
-            assert go.stamp.step >= newest - 1, "more than one iteration is lost"
+            worth = 2 if self.is_elastic and go.is_whole else 1
+            assert go.stamp.step >= newest - worth, "more than one iteration is lost"
 
     def are_enough(self, processes):
-        """Whether they are all processes of some worker of every stage."""
+        """Whether they are all processes of some worker of every stage; of an elastic run, anybody."""
+        if self.is_elastic:
+            return bool(processes)
         workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
         return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
 
@@ -288,9 +318,9 @@ WHO = st.integers(0, 31)
 class Chaos(RuleBasedStateMachine):
     """Any order of messages of different processes, and any failures."""
 
-    @initialize(shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3)]))
+    @initialize(shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3), (1, 1, 4)]))
     def begin(self, shape):
-        self.world = World(Topology(*shape), by_rank=shape[2] > 1)
+        self.world = World(Topology(*shape), by_rank=shape[2] > 1, is_elastic=shape[2] == 4)
         self.world.settle(3)
 
     def one(self, who):
