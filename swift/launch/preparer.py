@@ -131,13 +131,14 @@ class Preparer:
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
 
     def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: Program, job: Job) -> None:
-        """Just as a process of the run does when it forms an epoch; what is there is only loaded."""
+        """Just as a process of the run does when it forms an epoch."""
         topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
         program = program.at(LiveMesh(topology, configuration.places, grid))
         steps = Steps(program, configuration, num_sequences, self._store, keep_state=True)
         for kind in job.kinds:
-            steps.compiled(kind)
+            if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._store:
+                steps.compiled(kind)
         has_R = _has_state(job, configuration)
         if not all(has_R):
             compiled_share(program, self._store, has_R)
