@@ -188,6 +188,7 @@ def test_a_rank_and_its_buddy_at_once_go_back_to_storage(experiment, whole, reco
     assert recovered[0].lines[-1] == "rank 4 is lost: dense and experts 0-5: snapshot of rank 5, 0 steps old"
 
 
+@pytest.mark.slow
 def test_two_ranks_that_are_not_each_others_buddies_lose_nothing(experiment, whole, recovered, tmp_path):
     unharmed, states = whole
     both = ("step 6: fail 0:0 rank 7", "step 6: fail 0:0 rank 1")
@@ -237,6 +238,7 @@ def test_what_nobody_has_stops_the_run(experiment, tmp_path):
     assert len(record.metrics) == 5
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_back_is_one_of_all_again(experiment, whole, recovered, tmp_path):
     """Another is lost meanwhile; names are those of all eight all the time."""
     fails = ("step 3: fail 0:0 rank 3", "step 5: fail 0:0 rank 5")
@@ -266,6 +268,7 @@ def test_lost_updates_are_counted_as_the_metrics_tell_them(experiment, tmp_path)
     assert told["plt"] == pytest.approx(-(-lost // RANKS) / routed, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_snapshots_of_one_expert_at_a_time(experiment, whole, recovered, tmp_path):
     _, states = whole
     run(losing(experiment, ONE, 1, snapshot_experts_per_layer=1), tmp_path / "run")
@@ -278,6 +281,7 @@ def test_snapshots_of_one_expert_at_a_time(experiment, whole, recovered, tmp_pat
     assert told == {unit: step for unit, step in taken.items() if unit}
 
 
+@pytest.mark.slow
 def test_the_first_checkpoint_after_a_loss_is_full_and_a_resumed_run_goes_on_with_who_is_left(experiment, tmp_path):
     setup = losing(experiment, ONE, 1, every=2, experts_per_layer=1, num_kept=5)
     unbroken = run(setup, tmp_path / "run")
