@@ -16,7 +16,7 @@ from rich.console import Console
 from swift.cli.commands import distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.nodes import Entrance, Nodes, nodes_of
-from swift.errors import SettingError, check_count
+from swift.errors import RunError, SettingError, check_count
 from swift.launch.chaos import parse_chaos
 from swift.launch.children import MEMORY, Children
 from swift.launch.display import Display, goodput_table
@@ -134,7 +134,15 @@ def _supervise(
     preparer: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary."""
-    begun = time.monotonic()
+    begun, topology = time.monotonic(), experiment.topology
+    directory.log_event(
+        "resume" if done else "start",
+        done,
+        pipelines=topology.num_pipelines,
+        stages=topology.num_stages,
+        ranks=topology.num_expert_ranks,
+        processes=[str(process) for process in terms.processes],
+    )
     with (
         Interrupt(signal.SIGTERM) as interrupt,
         Display(directory.path.name, experiment.num_steps, begun) as display,
@@ -144,14 +152,19 @@ def _supervise(
         reporter = Reporter(Journal(begun), display, directory, done)
         log, deadline_s = terms.log(KEEPER), terms.deadlines.saving
         saving = Saving(children, keeper, log, directory.checkpoints_path, terms.processes, deadline_s)
-        with Supervisor(terms, children, saving, preparer, reporter) as supervisor:
-            supervisor.run(lambda: interrupt.requested)
+        try:
+            with Supervisor(terms, children, saving, preparer, reporter) as supervisor:
+                supervisor.run(lambda: interrupt.requested)
+        except RunError:
+            reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
+            raise
         if interrupt.requested:
             how = "no checkpoint was saved" if saving.newest is None else f"--resume goes on from {saving.newest}"
-            reporter.note("interrupt", reporter.written, f"interrupted after iteration {reporter.written}; {how}")
+            text = f"interrupted after iteration {reporter.written}; {how}"
+            reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
             raise KeyboardInterrupt
-        directory.log_event("finish", experiment.num_steps)
         goodput = reporter.goodput()
+        directory.log_event("finish", experiment.num_steps, goodput=goodput)
         summary = summarize(experiment, directory, "cpu", goodput=goodput)
     Console(stderr=True).print(goodput_table(goodput))
     return summary

@@ -23,6 +23,7 @@ class Reporter:
 
     def __init__(self, journal: Journal, display: Display, directory: RunDirectory, written: int):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
+        self._planned = 0  # the epoch whose plan was told last
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
         """Something was told to the membership."""
@@ -42,6 +43,12 @@ class Reporter:
             self.written = record["step"]
             self._directory.log_step(record)
             self._display.record(record)
+
+    def plan(self, number: int, facts: dict[str, Any]) -> None:
+        """What an epoch runs; the first who tells it is heard."""
+        if number > self._planned:
+            self._planned = number
+            self.note("plan", self.written, None, epoch=number, **facts)
 
     def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
         """Something else has happened."""

@@ -12,12 +12,12 @@ from swift.data import Batch, Loader
 from swift.launch.buddy import Buddy
 from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
-from swift.launch.wire import Done, Leave, Order, Record, Snapshot
+from swift.launch.wire import Done, Leave, Order, Planned, Record, Snapshot
 from swift.mesh.epochs import Process, Stamp, Took
 from swift.mesh.sharing import fetch_parts
 from swift.pipeline import Steps, Sums, TrainState
 from swift.train import Experiment
-from swift.train.metrics import mean_loss, step_record
+from swift.train.metrics import mean_loss, plan_facts, step_record
 from swift.train.recovery import is_due, window_length
 
 _NUM_SNAPSHOTS = 3
@@ -76,6 +76,8 @@ class Shift:
         members = leave.go.holders or self.order.form.members
         self._is_recorder = self.process in [member.process for member in members[:2]]
         self.voice.epoch, self.voice.finished = self.number, done
+        if self._is_recorder and not self.steps.program.is_lone:
+            self.voice.say(Planned, number=self.number, facts=plan_facts(self.steps))
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
         elif done and self._is_due(done, experiment.checkpoint.every) and (leave.go.holders or not leave.is_restored):

@@ -29,6 +29,7 @@ from swift.launch.wire import (
     Leave,
     News,
     Order,
+    Planned,
     Record,
     Snapshot,
     Stop,
@@ -168,6 +169,8 @@ class Supervisor:
             case Record(record):
                 self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
                 self._reporter.record(record)
+            case Planned(number, facts):
+                self._reporter.plan(number, facts)
             case Snapshot(_, stamp, loss):
                 self._check_finite(stamp.step, loss_after=loss)
                 self._saving.add(news)

@@ -57,6 +57,13 @@ class Record(NamedTuple):
     record: dict[str, Any]
 
 
+class Planned(NamedTuple):
+    """What an epoch runs, see ``plan_facts``."""
+
+    number: int
+    facts: dict[str, Any]
+
+
 class Snapshot(NamedTuple):
     """A member has its part of a state, without slots, among its snapshots.
 
@@ -79,7 +86,7 @@ class Done(NamedTuple):
 
 
 Command = Order | Enter | Leave | Halt | Hang | Stop
-News = Message | Record | Snapshot | Done
+News = Message | Record | Planned | Snapshot | Done
 
 
 def order_line(order: Command) -> str:
@@ -139,6 +146,8 @@ def read_news(line: str, member: Member, time: float) -> News:
             return Took(member, said["number"], said["part"], said["seconds"], time)
         case "record":
             return Record(said["record"])
+        case "planned":
+            return Planned(said["number"], said["facts"])
         case "snapshot":
             return Snapshot(member, Stamp(*said["stamp"]), said["loss"])
         case "done":

@@ -27,7 +27,7 @@ class Run:
         path: the run directory.
         name: the run's name in ``summary.json``, or else the directory's.
         config_text: the operative configuration, gin.
-        metrics: one object per step, in steps' order.
+        metrics: one object per step, in steps' order; each with ``step`` and, in runs that are not old, ``time``.
         events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
         summary: the object written at the end of the run; None while it has not ended.
     """
@@ -100,13 +100,13 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
-        """Appends the metrics of one step; its numbers go to TensorBoard as well.
+        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC); numbers go to TensorBoard as well.
 
         Args:
             metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and
                 arrays are accepted; a number that is not finite is written as null.
         """
-        record = _plain(metrics)
+        record = _plain({"step": metrics["step"], "time": _now()} | dict(metrics))
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
         self._last_step = record["step"]
         self._metrics.write(_line(record))
@@ -123,8 +123,7 @@ class RunDirectory:
             step: the last step that was done when it happened.
             **fields: what else is known of it; as in :meth:`log_step`.
         """
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._events.write(_line({"time": time, "event": event, "step": step} | fields))
+        self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
         self._events.flush()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -188,6 +187,10 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
     summary = _read_summary(path / SUMMARY)
     name = str((summary or {}).get("name") or path.resolve().name)
     return Run(path, name, _read_text(path / CONFIG), metrics, _read_lines(path / EVENTS), summary)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from swift.schedules.problem import Costs, Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import time_round
 from swift.schedules.slot_bytes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
-from swift.schedules.store import PlanStore
+from swift.schedules.store import DamagedPlanError, PlanStore, plan_document, read_plan
 from swift.schedules.table import NOTHING, TableShape, TickTable, common_shape
 from swift.schedules.ticks import assign_ticks, lockstep_period
 from swift.schedules.verify import ScheduleError, verify, violations
@@ -24,6 +24,7 @@ __all__ = [
     "NOTHING",
     "PLANNERS",
     "Costs",
+    "DamagedPlanError",
     "HeldBytes",
     "Kind",
     "Normalized",
@@ -57,7 +58,9 @@ __all__ = [
     "one_f_one_b",
     "peak_memory",
     "period",
+    "plan_document",
     "plans_to_prepare",
+    "read_plan",
     "spread",
     "tight_bound",
     "time_round",

@@ -10,7 +10,7 @@ D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W.
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,12 +20,13 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.files import replace_file
-from swift.schedules.normalize import denormalize, failure_counts, normalize
+from swift.schedules.normalize import canonical, denormalize, failure_counts, normalize
 from swift.schedules.planners import Planner
-from swift.schedules.problem import Problem
+from swift.schedules.problem import Costs, Problem
 from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.verify import verify
+from swift.topology import Topology
 
 VERSION = 1
 """Of the format and of what planners make of a problem: raised, it has everything planned again."""
@@ -122,12 +123,37 @@ def plan_key(problem: Problem, solver: str) -> str:
     return sha256(_dump(_header(problem, solver))).hexdigest()
 
 
-def encode(schedule: Schedule) -> bytes:
-    """A file's content."""
+def plan_document(schedule: Schedule) -> dict[str, Any]:
+    """A plan of a normalized problem as JSON: what the ``plan`` of a file is."""
     one = round_of(schedule)
     arrays = {name: value.ravel().tolist() for name, value in vars(one).items() if name != "period"}
-    header = _header(schedule.problem, schedule.solver)
-    body = _dump(header | {"round": arrays | {"period": one.period}})
+    return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": one.period}}
+
+
+def read_plan(document: Mapping[str, Any]) -> Schedule:
+    """The plan of a document, whatever problem it is of.
+
+    Raises:
+        DamagedPlanError: it is none, of another version, or not a valid schedule of its problem.
+    """
+    try:
+        said = document["problem"]
+        topology = Topology(said["num_pipelines"], said["num_stages"])
+        costs = Costs(**said["costs"])
+        names = ("num_microbatches", "memory_limit", "num_iterations", "decoupled", "staggered")
+        problem = Problem(topology, costs=costs, **{name: said[name] for name in names})
+        return _read_plan(dict(document), canonical(problem, tuple(said["failures"])), document["solver"])
+    except DamagedPlanError:
+        raise
+    except KeyError as error:
+        raise DamagedPlanError(f"it has no {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedPlanError(f"it holds no valid plan: {error}") from error
+
+
+def encode(schedule: Schedule) -> bytes:
+    """A file's content."""
+    body = _dump(plan_document(schedule))
     return b'{"sha256": "%b", "plan": %b}\n' % (sha256(body).hexdigest().encode(), body)
 
 

@@ -105,6 +105,11 @@ class Cluster:
         """The expert ranks that are live in all stages."""
         return self._left(self._lost)
 
+    @property
+    def down(self) -> list[str]:
+        """Those who are down now, workers or expert ranks, as ``events.jsonl`` names them."""
+        return _workers(self.engine.configuration.failed) + _ranks(self._lost)
+
     def check(self, failures: FailureList) -> None:
         """Plans all that a list leads to, before anything has run.
 

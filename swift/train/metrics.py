@@ -7,7 +7,8 @@ import numpy as np
 
 from swift.data import Batch, Loader
 from swift.mesh import LiveMesh
-from swift.pipeline import Sums
+from swift.pipeline import Steps, Sums
+from swift.schedules import plan_document
 
 
 def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, live: LiveMesh) -> dict[str, Any]:
@@ -40,6 +41,12 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, liv
         "replicas": replicas_LE.tolist(),
         "dropped": dropped_LE.tolist(),
     }
+
+
+def plan_facts(steps: Steps) -> dict[str, Any]:
+    """What ``events.jsonl`` says of a pipeline's plan: who is down, and the schedule, see ``read_plan``."""
+    failed = [f"{d}:{p}" for d, p in sorted(steps.configuration.failed)]
+    return {"failed": failed, "plan": plan_document(steps.plan.schedule)}
 
 
 def mean_loss(evaluate: Callable[[Batch], Sums], validation: Loader, num_batches: int) -> float:

@@ -20,7 +20,7 @@ from swift.train.cluster import Cluster, StateLost
 from swift.train.experiment import Experiment
 from swift.train.failures import FailureSource
 from swift.train.interrupt import Interrupt
-from swift.train.metrics import mean_loss, step_record
+from swift.train.metrics import mean_loss, plan_facts, step_record
 from swift.train.progress import Progress
 from swift.train.recovery import is_due
 from swift.train.saved_state import ledger_after
@@ -104,6 +104,7 @@ class _Run:
             stages=topology.num_stages,
             ranks=topology.num_expert_ranks,
             live_workers=program.live.num_rows,
+            failed=self.cluster.down,
             kind=self.experiment.ranks,
             device=jax.devices()[0].device_kind,
             jax=jax.__version__,
@@ -111,6 +112,7 @@ class _Run:
             state_bytes_per_worker=program.state_bytes,
             stash_bytes_per_rank=self.engine.stash_bytes,
         )
+        self._tell_plan(done)
         workers = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x " if not program.is_lone else ""
         self.progress.note(
             f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {self.experiment.ranks} expert "
@@ -192,9 +194,15 @@ class _Run:
             live_ranks=engine.program.live.num_ranks,
             stash_bytes_per_rank=engine.stash_bytes,
         )
+        self._tell_plan(first)
         for line in followed.lines:
             self.progress.note(f"iteration {first}: {line}")
         return followed.state, True
+
+    def _tell_plan(self, step: int) -> None:
+        """Records what the live run from now on; nothing for a lone worker."""
+        if not self.engine.program.is_lone:
+            self.directory.log_event("plan", step, **plan_facts(self.engine.steps))
 
     def _pipeline_record(self, **more: Any) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""

@@ -71,7 +71,7 @@ def values(record, name):
 
 def measured(record):
     """The steps without what a clock says."""
-    return [{n: v for n, v in step.items() if n not in ("step_ms", "tokens_per_s")} for step in record.metrics]
+    return [{n: v for n, v in step.items() if n not in ("time", "step_ms", "tokens_per_s")} for step in record.metrics]
 
 
 def of_kind(record, event):
@@ -333,5 +333,9 @@ def test_ctrl_c_ends_the_run_after_its_window(small, tmp_path):
         run(replace(small, window=3), tmp_path / "run", Told({4: [(0, 0)]}, interrupt), prepare="next")
     record = read_run(tmp_path / "run")
     assert values(record, "step").tolist() == [1, 2, 3, 4, 5, 6]
-    assert [(told["event"], told["step"]) for told in record.events[1:]] == [("reconfigure", 4), ("interrupt", 6)]
+    assert [(told["event"], told["step"]) for told in record.events[2:]] == [
+        ("reconfigure", 4),
+        ("plan", 4),
+        ("interrupt", 6),
+    ]
     assert background_threads() == []
