@@ -4,15 +4,19 @@ Training imports this package, which therefore imports nothing of training but i
 """
 
 from swift.report.compare import comparison_rows, comparison_table, run_labels
-from swift.report.figures import Picture, draw_pictures, save_figures
+from swift.report.figures import save_figures, sections_of, sections_of_all
 from swift.report.page import write_report
+from swift.report.parts import Picture, Section, Table
 
 __all__ = [
     "Picture",
+    "Section",
+    "Table",
     "comparison_rows",
     "comparison_table",
-    "draw_pictures",
     "run_labels",
     "save_figures",
+    "sections_of",
+    "sections_of_all",
     "write_report",
 ]

@@ -1,61 +1,51 @@
-"""Which pictures a report has, in which order, and what each shows."""
+"""What a report shows of all runs together, and of each run by itself, in which order."""
 
-import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from swift.files import replace_file
-from swift.record import Run, scalars
+from swift.record import Run, history_of, moments_of, ratio, scalars, spending_of
 from swift.report.compare import run_labels
-from swift.report.draw import Curve, draw_curves, draw_drops, draw_layer
-from swift.report.series import class_counts
-
-RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#000000")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart; the yellow darkened for a light ground."""
-DPI = 160
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure.
-
-    Args:
-        name: unique among the pictures of a report; a file name without its ending.
-        run_index: the run that it shows; None if it shows all.
-        caption: what there is to see.
-        png: the encoded picture.
-    """
-
-    name: str
-    run_index: int | None
-    caption: str
-    png: bytes
+from swift.report.coverage import coverage_section
+from swift.report.draw import Curve, draw_bars, draw_curves, draw_drops, draw_layer, new_figure
+from swift.report.palette import RUN_COLORS
+from swift.report.parts import Picture, Section, Table, seconds_text
+from swift.report.plans import plans_section
+from swift.report.series import class_counts, shares
+from swift.report.timeline import timeline_section
 
 
-def draw_pictures(runs: Sequence[Run]) -> Iterator[Picture]:
-    """Draws what is known of the runs: first the curves of all runs, then what each run's MoE layers did.
+def sections_of_all(runs: Sequence[Run]) -> list[Section]:
+    """What is known of all runs beside each other.
 
     Raises:
-        SettingError: the metrics of a run are damaged.
+        SettingError: the record of a run is damaged.
     """
-    yield from _draw_together(runs)
-    for index, run in enumerate(runs):
-        popularity_TLE, replicas_TLE, dropped_TLE = class_counts(run)
-        if not popularity_TLE.size:
-            continue
-        prefix = f"run{index + 1}-{re.sub(r'[^A-Za-z0-9._]+', '-', run.name)[:40]}"
-        steps_T = scalars(run, "step")
-        for layer in range(popularity_TLE.shape[1]):
-            figure = draw_layer(layer, steps_T, popularity_TLE[:, layer], replicas_TLE[:, layer])
-            caption = f"MoE layer {layer}: what each expert class gets of the tokens, and of the replicas."
-            yield _picture(f"{prefix}-layer{layer}", index, caption, figure)
-        figure = draw_drops(steps_T, dropped_TLE, popularity_TLE)
-        yield _picture(f"{prefix}-drops", index, "Tokens dropped in each MoE layer.", figure)
+    return [Section("", list(_draw_together(runs))), _spending_section(runs)]
+
+
+def sections_of(run: Run, index: int) -> list[Section]:
+    """What is known of one run: its experts, failures, configurations and checkpoints.
+
+    Args:
+        run: which.
+        index: of the run among all of the report.
+
+    Raises:
+        SettingError: the record of the run is damaged.
+    """
+    prefix = f"run{index + 1}-{re.sub(r'[^A-Za-z0-9._]+', '-', run.name)[:40]}"
+    history = history_of(run)
+    return [
+        _experts_section(run, prefix),
+        timeline_section(run, history, prefix),
+        plans_section(run, history, prefix),
+        coverage_section(run, history, prefix),
+    ]
 
 
 def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
@@ -69,12 +59,13 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
         the files, in the report's order.
 
     Raises:
-        SettingError: the metrics of a run are damaged.
+        SettingError: the record of a run is damaged.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    sections = [*sections_of_all(runs), *(one for index, run in enumerate(runs) for one in sections_of(run, index))]
     paths = []
-    for picture in draw_pictures(runs):
+    for picture in [picture for section in sections for picture in section.pictures]:
         paths.append(directory / f"{picture.name}.png")
         replace_file(paths[-1], picture.png)
     return paths
@@ -86,24 +77,25 @@ def run_color(index: int) -> str:
 
 
 def _draw_together(runs: Sequence[Run]) -> Iterator[Picture]:
+    marks = _failure_steps(runs[0]) if len(runs) == 1 else []
     if losses := _curves(runs, "loss"):
         targets = {run.summary["target_loss"] for run in runs if run.summary and run.summary.get("target_loss")}
         validation = _curves(runs, "validation_loss")
-        figure = draw_curves("loss (nats per token)", losses, validation, levels=sorted(targets))
+        figure = draw_curves("loss (nats per token)", losses, validation, levels=sorted(targets), marks=marks)
         caption = "Training loss, smoothed; each step faint." + " Rings: validation loss." * bool(validation)
-        yield _picture("loss", None, caption, figure)
+        yield Picture("loss", caption + " Triangles: failures." * bool(marks), figure)
     if dropped := _curves(runs, "drop_share"):
         survival = [replace(curve, values_T=100 * (1 - curve.values_T)) for curve in dropped]
-        figure = draw_curves("tokens that survive (%)", survival, top=100.0)
-        yield _picture("survival", None, "Tokens that their expert had room for, of all that were routed.", figure)
+        figure = draw_curves("tokens that survive (%)", survival, top=100.0, marks=marks)
+        yield Picture("survival", "Tokens that their expert had room for, of all that were routed.", figure)
     if imbalance := _curves(runs, "load_imbalance"):
         figure = draw_curves("load imbalance (largest / mean)", imbalance)
-        yield _picture(
-            "imbalance",
-            None,
-            "Load of the fullest replica over the mean load, averaged over layers; 1 is even.",
-            figure,
-        )
+        caption = "Load of the fullest replica over the mean load, averaged over layers; 1 is even."
+        yield Picture("imbalance", caption, figure)
+
+
+def _failure_steps(run: Run) -> list[int]:
+    return [moment.step for moment in moments_of(run, history_of(run)) if moment.kind == "failure"]
 
 
 def _curves(runs: Sequence[Run], name: str) -> list[Curve]:
@@ -115,7 +107,51 @@ def _curves(runs: Sequence[Run], name: str) -> list[Curve]:
     return [curve for curve in curves if np.isfinite(curve.values_T).any()]
 
 
-def _picture(name: str, run_index: int | None, caption: str, figure: Figure) -> Picture:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-    return Picture(name, run_index, caption, file.getvalue())
+def _spending_section(runs: Sequence[Run]) -> Section:
+    title = "Where the time went"
+    spent = [spending_of(run, history_of(run)) for run in runs]
+    known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
+    if not known:
+        return Section(title, note="The record does not say where the time went.")
+    figure, (axes,) = new_figure(height=1.5 + 0.35 * len(known), width=6.4)
+    draw_bars(axes, known)
+    causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
+    rows = []
+    for label, one in known:
+        total = sum(one.values())
+        texts = [f"{seconds_text(one[c])} ({100 * one[c] / total:.1f} %)" if one[c] else "-" for c in causes]
+        rows.append([label, seconds_text(total), *texts])
+    caption = "Every moment of a run, counted once; the useful part is its goodput."
+    return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
+
+
+def _experts_section(run: Run, prefix: str) -> Section:
+    title = "Popularity and replicas"
+    popularity_TLE, replicas_TLE, dropped_TLE = class_counts(run)
+    if not popularity_TLE.size:
+        return Section(title, note="No popularity of experts is recorded.")
+    steps_T, num_layers = scalars(run, "step"), popularity_TLE.shape[1]
+    pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", draw_drops(steps_T, dropped_TLE, popularity_TLE))]
+    for layer in range(num_layers):
+        figure = draw_layer(layer, steps_T, popularity_TLE[:, layer], replicas_TLE[:, layer])
+        caption = f"MoE layer {layer}: what each expert class gets of the tokens, and of the replicas."
+        pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure))
+    headings = ["layer", "tokens dropped (%)", "most popular class", "its tokens (%)", "its replicas (%)", "misplaced (%)"]
+    rows = [
+        _layer_row(layer, popularity_TLE[:, layer], replicas_TLE[:, layer], dropped_TLE[:, layer])
+        for layer in range(num_layers)
+    ]
+    note = "Misplaced: the part of the replicas that would have to be another class's to follow the tokens, on average."
+    return Section(title, pictures, [Table(headings, rows, 1)], note)
+
+
+def _layer_row(layer: int, popularity_TE: np.ndarray, replicas_TE: np.ndarray, dropped_TE: np.ndarray) -> list[str]:
+    tokens_E, replicas_E = shares(popularity_TE.sum(0)), shares(replicas_TE.sum(0))
+    misplaced_T = np.abs(shares(popularity_TE) - shares(replicas_TE)).sum(-1) / 2
+    misplaced_T = misplaced_T[np.isfinite(misplaced_T)]
+    if not misplaced_T.size:
+        return [str(layer), *["-"] * 5]
+    top = int(np.argmax(tokens_E))
+    numbers = (tokens_E[top], replicas_E[top], misplaced_T.mean())
+    dropped = float(ratio(dropped_TE.sum(), popularity_TE.sum()))
+    return [str(layer), f"{100 * dropped:.1f}", str(top), *(f"{100 * number:.1f}" for number in numbers)]

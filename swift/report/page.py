@@ -1,42 +1,59 @@
 """One self-contained HTML page about one run or several: nothing in it is fetched from anywhere."""
 
-import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from swift.files import replace_file
 from swift.record import Run
 from swift.report.compare import COLUMNS, cells, comparison_rows, run_labels
-from swift.report.figures import Picture, draw_pictures, run_color
+from swift.report.figures import run_color, sections_of, sections_of_all
+from swift.report.inline import inline_svg
+from swift.report.palette import GROUND, INK, style, variable
+from swift.report.parts import Picture, Section, Table
 
-STYLE = """
-:root { color-scheme: light dark; --ground: #ffffff; --ink: #222222; --faint: #6a6a66; --line: #dcdcd6;
-  --card: #fdfdfb; }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #16181b; --ink: #e6e6e3; --faint: #9c9c97; --line: #3a3d42; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--ground); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: .5rem 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; overflow-wrap: anywhere; }
-.swatch { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .4em;
-  border: 1px solid var(--card); }
-.faint, figcaption { color: var(--faint); font-size: .9rem; }
-.wide { overflow-x: auto; margin-bottom: 1.25rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; }
-th { vertical-align: bottom; }
-td { white-space: nowrap; }
-.text { text-align: left; }
-.pictures { display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-figure { margin: 0; max-width: 44rem; }
-img { display: block; width: 100%; height: auto; background: var(--card); border-radius: .5rem; padding: .4rem; }
-figcaption { margin-top: .3rem; }
-details { margin-top: 1rem; }
-pre { overflow-x: auto; font-size: .8rem; }
+NUM_OPEN = 5
+"""Pictures of a section that are there at once; the others are there for who opens them."""
+MAX_EVENTS = 1000
+
+STYLE = f"""
+{style()}
+:root {{ color-scheme: light dark; --ground: #ffffff; --ink: var({variable(INK)}); --faint: #666662; --line: #dcdcd6;
+  --card: var({variable(GROUND)}); }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ground: #16181b; --faint: #a3a39e; --line: #3a3d42; }}
+}}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--ground); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; -webkit-text-size-adjust: 100%; }}
+h1 {{ font-size: 1.5rem; margin: .5rem 0; overflow-wrap: anywhere; }}
+h2 {{ font-size: 1.25rem; margin: 2.5rem 0 .25rem; padding-top: 1rem; border-top: 1px solid var(--line);
+  overflow-wrap: anywhere; }}
+h3 {{ font-size: 1.05rem; margin: 1.75rem 0 .5rem; }}
+.swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .4em; }}
+.faint, figcaption, .note {{ color: var(--faint); font-size: .9rem; overflow-wrap: anywhere; }}
+.note {{ margin: .3rem 0; max-width: 60rem; }}
+.wide {{ overflow-x: auto; margin-bottom: .75rem; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }}
+th, td {{ padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; }}
+th {{ vertical-align: bottom; font-weight: 600; min-width: 4rem; }}
+td {{ white-space: nowrap; }}
+.text {{ text-align: left; }}
+.pictures {{ display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
+  align-items: start; margin-bottom: 1rem; }}
+figure {{ margin: 0; max-width: 42rem; min-width: 0; }}
+figure.alone {{ grid-column: 1 / -1; max-width: none; }}
+.frame {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .4rem; }}
+svg {{ display: block; width: 100%; height: auto; }}
+.alone svg {{ width: var(--natural); max-width: none; }}
+svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
+svg text {{ font-family: system-ui, sans-serif; fill: var(--ink); }}
+svg image {{ image-rendering: pixelated; }}
+figcaption {{ margin-top: .3rem; }}
+details {{ margin-top: 1rem; }}
+summary {{ cursor: pointer; }}
+pre {{ overflow-x: auto; font-size: .8rem; }}
 """
 
 PAGE = """<!DOCTYPE html>
@@ -63,19 +80,16 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         path: the file to write; its directory has to be there.
 
     Raises:
-        SettingError: the metrics of a run are damaged.
+        SettingError: the record of a run is damaged.
     """
-    pictures = list(draw_pictures(runs))
     labels = run_labels(runs)
     title = html.escape("Swift: " + ", ".join(labels))
-    together = [picture for picture in pictures if picture.run_index is None]
-    parts = [f"<h1>{title}</h1>", _comparison(runs), _pictures(together)]
+    parts = [f"<h1>{title}</h1>", _comparison(runs), *map(_section, sections_of_all(runs))]
     for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        own = [picture for picture in pictures if picture.run_index == index]
         parts += [
             f"<h2>{_swatch(index)}{html.escape(label)}</h2>",
             _facts(run),
-            _pictures(own),
+            *map(_section, sections_of(run, index)),
             _events(run),
             _config(run),
         ]
@@ -85,9 +99,8 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
 
 def _comparison(runs: Sequence[Run]) -> str:
     rows = [cells(row) for row in comparison_rows(runs)]
-    return _table(
-        [heading for heading, _ in COLUMNS.values()], rows, num_text=2, marks=[*map(_swatch, range(len(runs)))]
-    )
+    table = Table([heading for heading, _ in COLUMNS.values()], rows, num_text=2)
+    return _table(table, [*map(_swatch, range(len(runs)))])
 
 
 def _facts(run: Run) -> str:
@@ -102,24 +115,49 @@ def _facts(run: Run) -> str:
     return f'<p class="faint">{html.escape(", ".join([*facts, str(run.path)]))}</p>'
 
 
-def _pictures(pictures: Iterable[Picture]) -> str:
-    figures = []
-    for picture in pictures:
-        source = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
-        caption = html.escape(picture.caption)
-        figures.append(f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
-    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
+def _section(section: Section) -> str:
+    parts = [f"<h3>{html.escape(section.title)}</h3>"] if section.title else []
+    shown, folded = section.pictures[:NUM_OPEN], section.pictures[NUM_OPEN:]
+    parts.append(_pictures(shown))
+    if folded:
+        parts.append(f"<details><summary>{len(folded)} more pictures</summary>{_pictures(folded)}</details>")
+    parts += map(_table, section.tables)
+    if section.note:
+        parts.append(f'<p class="note">{html.escape(section.note)}</p>')
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _pictures(pictures: Sequence[Picture]) -> str:
+    return f'<div class="pictures">{"".join(map(_picture, pictures))}</div>' if pictures else ""
+
+
+def _picture(picture: Picture) -> str:
+    kind = ' class="alone"' if picture.is_wide else ""
+    svg = inline_svg(picture.figure, picture.name, picture.caption)
+    # Who has no pointer scrolls what has the focus.
+    frame = f'<div class="frame"{" tabindex=0" * picture.is_wide}>{svg}</div>'
+    return f"<figure{kind}>{frame}<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
 
 
 def _events(run: Run) -> str:
     if not run.events:
         return ""
-    rows = []
-    for event in run.events:
-        more = ", ".join(f"{key}: {value}" for key, value in event.items() if key not in ("time", "event", "step"))
-        rows.append([str(event.get(key, "-")) for key in ("time", "event", "step")] + [more])
-    table = _table(["time", "event", "step", "more"], rows, num_text=4)
-    return f"<details><summary>events ({len(rows):,})</summary>{table}</details>"
+    rows = [[*(str(event.get(key, "-")) for key in ("time", "event", "step")), _more(event)] for event in run.events]
+    table = _table(Table(["time", "event", "step", "more"], rows[-MAX_EVENTS:], num_text=4))
+    which = f", the last {MAX_EVENTS:,}" * (len(rows) > MAX_EVENTS)
+    return f"<details><summary>events ({len(rows):,}{which})</summary>{table}</details>"
+
+
+def _more(event: dict[str, Any]) -> str:
+    """What else an event says, but for what is a picture of its own."""
+
+    def said() -> Iterator[str]:
+        for key, value in event.items():
+            if key not in ("time", "event", "step"):
+                text = "drawn above" if key == "plan" else str(value)
+                yield f"{key}: {text if len(text) <= 200 else text[:199] + chr(0x2026)}"
+
+    return ", ".join(said())
 
 
 def _config(run: Run) -> str:
@@ -127,17 +165,18 @@ def _config(run: Run) -> str:
 
 
 def _swatch(index: int) -> str:
-    return f'<span class="swatch" style="background:{run_color(index)}"></span>'
+    color = run_color(index)
+    return f'<span class="swatch" style="background:var({variable(color)}, {color})"></span>'
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], num_text: int, marks: Sequence[str] = ()) -> str:
-    """An HTML table; the first ``num_text`` columns are text, the others numbers; ``marks`` go before the rows."""
+def _table(table: Table, marks: Sequence[str] = ()) -> str:
+    """An HTML table in a box that scrolls; ``marks`` go before the rows."""
 
     def cell(tag: str, column: int, text: str, mark: str = "") -> str:
-        kind = ' class="text"' if column < num_text else ""
+        kind = ' class="text"' if column < table.num_text else ""
         return f"<{tag}{kind}>{mark}{html.escape(text)}</{tag}>"
 
-    lines = ["".join(cell("th", column, text) for column, text in enumerate(headings))]
-    for row, mark in zip(rows, marks or [""] * len(rows), strict=True):
+    lines = ["".join(cell("th", column, text) for column, text in enumerate(table.headings))]
+    for row, mark in zip(table.rows, marks or [""] * len(table.rows), strict=True):
         lines.append("".join(cell("td", column, text, "" if column else mark) for column, text in enumerate(row)))
-    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+    return f'<div class="wide" tabindex="0"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'

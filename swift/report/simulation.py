@@ -7,21 +7,10 @@ from typing import Any, Literal
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from swift.report.draw import FONT_SIZE, GROUND, INK, new_figure, put_legend, put_title
-from swift.report.figures import DPI, RUN_COLORS
+from swift.report.draw import DPI, FONT_SIZE, draw_bars, new_figure, put_legend, put_title
+from swift.report.palette import RUN_COLORS
 
-CAUSE_COLORS = {
-    "useful": "#009e73",
-    "slowdown": "#a6d9c7",
-    "saving": "#56b4e9",
-    "detection": "#8c6d00",
-    "reconfiguration": "#d55e00",
-    "lost": "#cc79a7",
-    "waiting": "#bbbbbb",
-    "out_of_memory": "#333333",
-}
 _IDEAL = "#999999"
 _COLORS = (*RUN_COLORS, "#7f3b08")
 """Of the strategies but for the ideal."""
@@ -34,11 +23,11 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
         facts: the document of ``swift simulate --format json``.
     """
     rows = facts["strategies"]
-    figure, (lines, bars) = new_figure(height=4.6 + 0.3 * len(rows), num_rows=2, shares_x=False)
+    figure, (lines, bars) = new_figure(height=4.6 + 0.3 * len(rows), num_rows=2, shares_x=False, width=6.0)
     others = [row["name"] for row in rows if row["name"] != "ideal"]
     color_of = {"ideal": _IDEAL, **{name: _COLORS[index % len(_COLORS)] for index, name in enumerate(others)}}
     _draw_goodput(lines, facts["hours"], rows, color_of)
-    _draw_causes(bars, rows)
+    draw_bars(bars, [(row["name"], row["spent_s"] or "out of memory") for row in rows])
     put_legend(figure, [(row["name"], color_of[row["name"]]) for row in rows if row["spent_s"]])
     return figure
 
@@ -64,26 +53,3 @@ def _draw_goodput(
     axes.set_ylabel("goodput")
     axes.set_xlabel("hours")
     put_title(axes, "iterations that are kept, over those without a failure")
-
-
-def _draw_causes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    for y, row in enumerate(rows):
-        if row["spent_s"] is None:
-            axes.text(1.0, y, "out of memory", va="center", fontsize=FONT_SIZE - 1, color=INK)
-            continue
-        left, total = 0.0, sum(row["spent_s"].values())
-        for cause, seconds in row["spent_s"].items():
-            share = 100 * seconds / total
-            axes.barh(y, share, left=left, color=CAUSE_COLORS[cause], edgecolor=GROUND, linewidth=0.4, height=0.7)
-            left += share
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("share of the time (%)")
-    seen = [cause for cause in CAUSE_COLORS if any(row["spent_s"] and row["spent_s"][cause] > 0 for row in rows)]
-    handles = [Patch(facecolor=CAUSE_COLORS[cause], label=cause.replace("_", " ")) for cause in seen]
-    legend = axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False, fontsize=FONT_SIZE - 1
-    )
-    for text in legend.get_texts():
-        text.set_color(INK)

@@ -1,0 +1,201 @@
+"""When what happened in a run, on one clock, and which configuration ran its iterations.
+
+T: steps.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.record.run_directory import EVENTS, METRICS, Run
+
+BEGINNINGS = ("start", "resume")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An event, and the seconds for which the run had been running when it came."""
+
+    seconds: float
+    fields: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What the event is called."""
+        return str(self.fields["event"])
+
+
+@dataclass(frozen=True)
+class Span:
+    """An invocation of a run: from its first event to the last that is known of it, in seconds of running."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class History:
+    """A run on its own clock, which stands still between two invocations of it.
+
+    Attributes:
+        events: in their order.
+        spans: the invocations.
+        step_s_T: when each recorded step was done; NaN in records that are too old to say so.
+    """
+
+    events: list[Timed]
+    spans: list[Span]
+    step_s_T: np.ndarray
+
+    @property
+    def end_s(self) -> float:
+        """How long the run has been running."""
+        return self.spans[-1].end_s if self.spans else 0.0
+
+    def span_of(self, seconds: float) -> int:
+        """Which invocation some time belongs to."""
+        return max(0, bisect_right([span.start_s for span in self.spans], seconds) - 1)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Iterations that the same workers and ranks ran, one after the other.
+
+    Attributes:
+        after: the iteration that was done when it began.
+        start_s, end_s: in seconds of running.
+        down: those who were down all the while; None where the record does not say so.
+        plan: the event that tells the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and for whom it is made
+            as ``failed``; None for a lone worker, or where none is recorded.
+        num_steps: how many of its iterations count.
+        median_step_ms, period_ratio, bubble_share: of these; None where nothing is known.
+    """
+
+    after: int
+    start_s: float
+    end_s: float
+    down: tuple[str, ...] | None
+    plan: Mapping[str, Any] | None
+    num_steps: int
+    median_step_ms: float | None
+    period_ratio: float | None
+    bubble_share: float | None
+
+
+def history_of(run: Run) -> History:
+    """A run's events and steps on its own clock.
+
+    Raises:
+        SettingError: an event or a step has a time that is none, or an event has no name.
+    """
+    for number, event in enumerate(run.events, start=1):
+        if not isinstance(event.get("event"), str) or not isinstance(event.get("step", 0), int):
+            raise _damaged(run, EVENTS, f"event {number}", "must have an event's name and a step")
+    event_times = [_seconds(run, EVENTS, f"event {n}", event.get("time")) for n, event in enumerate(run.events, 1)]
+    step_times = [
+        _seconds(run, METRICS, f"step {record['step']}", record["time"]) if "time" in record else np.nan
+        for record in run.metrics
+    ]
+    starts = [time for time, event in zip(event_times, run.events, strict=True) if event["event"] in BEGINNINGS]
+    starts = _with_first(starts, event_times)
+    known = sorted([*event_times, *(time for time in step_times if np.isfinite(time))])
+    spans, offsets, total_s = [], [], 0.0
+    for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
+        last = max((time for time in known if start <= time < following), default=start)
+        offsets.append(total_s - start)
+        spans.append(Span(total_s, total_s + last - start))
+        total_s = spans[-1].end_s
+
+    def on_clock(time: float) -> float:
+        return time + offsets[max(0, bisect_right(starts, time) - 1)] if np.isfinite(time) and starts else time
+
+    events = [Timed(on_clock(time), event) for time, event in zip(event_times, run.events, strict=True)]
+    return History(events, spans, np.array([on_clock(time) for time in step_times], dtype=float))
+
+
+def stretches_of(run: Run, history: History) -> list[Stretch]:
+    """The configurations that ran, in their order, also those of which no iteration counts."""
+    everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
+    begun: list[dict[str, Any]] = []
+    down: set[str] | None = None
+    for timed in history.events:
+        event = timed.fields
+        if timed.name == "epoch":
+            down = everybody - set(names_in(event, "members"))
+        elif timed.name == "reconfigure":
+            down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
+        elif timed.name in BEGINNINGS and "processes" not in event:
+            down = set(names_in(event, "failed")) if "failed" in event else None
+        elif timed.name == "plan" and begun:
+            begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
+            continue
+        else:
+            continue
+        after = int(event.get("step", 0)) - (timed.name == "reconfigure")
+        named = None if down is None else tuple(sorted(down))
+        begun.append({"after": after, "start_s": timed.seconds, "down": named, "plan": None})
+    index_T = _stretch_of_steps(run, history, begun)
+    ends = [*(stretch["start_s"] for stretch in begun[1:]), history.end_s]
+    return [
+        Stretch(**facts, end_s=end_s, **_measured([r for r, i in zip(run.metrics, index_T, strict=True) if i == index]))
+        for index, (facts, end_s) in enumerate(zip(begun, ends, strict=True))
+    ]
+
+
+def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
+    """The names of workers, ranks or processes in some fields of an event."""
+    found = [event.get(field) for field in fields]
+    return [str(name) for names in found if isinstance(names, list) for name in names]
+
+
+def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
+    """A number in an event, None where it has none; raises SettingError where it is something else."""
+    value = event.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
+    return value
+
+
+def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> list[int]:
+    """By time where it is known; else by the iteration. -1: before all."""
+    found = []
+    for record, seconds in zip(run.metrics, history.step_s_T, strict=True):
+        if np.isfinite(seconds):
+            found.append(sum(stretch["start_s"] <= seconds for stretch in begun) - 1)
+        else:
+            found.append(max((i for i, one in enumerate(begun) if one["after"] < record["step"]), default=-1))
+    return found
+
+
+def _measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def median(name: str) -> float | None:
+        values = [record[name] for record in records if isinstance(record.get(name), int | float)]
+        return float(np.median(values)) if values else None
+
+    return {
+        "num_steps": len(records),
+        "median_step_ms": median("step_ms"),
+        "period_ratio": median("period_ratio"),
+        "bubble_share": median("bubble_share"),
+    }
+
+
+def _with_first(starts: Sequence[float], times: Sequence[float]) -> list[float]:
+    """Older records of processes do not say when an invocation begins."""
+    return sorted({min(times), *starts}) if times else []
+
+
+def _seconds(run: Run, file: str, what: str, time: Any) -> float:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except (TypeError, ValueError) as error:
+        raise _damaged(run, file, what, f"must have a time, and has {time!r}") from error
+
+
+def _damaged(run: Run, file: str, what: str, allowed: str) -> SettingError:
+    return SettingError(str(run.path / file), what, allowed)

@@ -1,0 +1,103 @@
+"""The configurations that a run went through, and the schedule that each of them ran."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from swift.errors import SettingError
+from swift.record import History, Run, Stretch, names_in, stretches_of
+from swift.report.parts import Picture, Section, Table, seconds_text
+from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
+from swift.schedules.draw.picture import draw_picture
+from swift.schedules.normalize import after_moves, failure_counts
+from swift.topology import Worker
+
+MAX_DRAWN = 8
+MAX_ROWS = 100
+
+
+def plans_section(run: Run, history: History, prefix: str) -> Section:
+    """A row for every configuration that ran, and a Gantt chart for every different one.
+
+    Args:
+        run: which.
+        history: its clock.
+        prefix: of the pictures' names.
+
+    Raises:
+        SettingError: the record is damaged.
+    """
+    title = "Configurations that ran"
+    stretches = [stretch for stretch in stretches_of(run, history) if stretch.num_steps]
+    if not stretches:
+        return Section(title, note="No configuration is recorded.")
+    different: dict[str, Mapping[str, Any]] = {}
+    for stretch in stretches:
+        if stretch.plan is not None:
+            different.setdefault(f"{stretch.plan['plan']}{stretch.plan.get('failed')}", stretch.plan)
+    pictures = [_picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:MAX_DRAWN])]
+    headings = ["iterations", "down", "iterations kept", "median", "period (x fault-free)", "bubble (%)"]
+    table = Table(headings, [_row(stretch) for stretch in stretches[:MAX_ROWS]], num_text=2)
+    notes = [
+        "A single worker has no schedule; no plan is recorded." * (not pictures),
+        f"The schedules of {MAX_DRAWN} of {len(different)} configurations are drawn." * (len(different) > MAX_DRAWN),
+        f"The first {MAX_ROWS} of {len(stretches):,} configurations are listed." * (len(stretches) > MAX_ROWS),
+    ]
+    return Section(title, pictures, [table], " ".join(filter(None, notes)))
+
+
+def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker]]:
+    """The schedule of an event ``plan``, with the names of those who ran it.
+
+    Returns:
+        The schedule, and who played which role where roles had moved, worker by role.
+
+    Raises:
+        DamagedPlanError, SettingError: it holds none.
+    """
+    planned = read_plan(event["plan"])
+    problem = replace(planned.problem, failed=frozenset(map(_worker, names_in(event, "failed"))))
+    counts = failure_counts(planned.problem)
+    if failure_counts(problem) == counts:
+        return denormalize(planned, normalize(problem)), {}
+    moved = moves(problem, counts)
+    players = {move.role: move.worker for move in moved}
+    return denormalize(planned, normalize(after_moves(problem, moved))), players
+
+
+def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
+    try:
+        schedule, players = schedule_of(event)
+    except (DamagedPlanError, SettingError) as error:
+        raise SettingError("events", f"a plan with {names_in(event, 'failed')} down", f"{error}, in {run.path}") from error
+    down = ", ".join(names_in(event, "failed")) or "nobody"
+    caption = f"An iteration with {down} down: what each worker runs, in the planner's unit of time."
+    if players:
+        moved = ", ".join(f"{d}:{p} plays {e}:{q}" for (e, q), (d, p) in sorted(players.items()))
+        caption += f" Roles have moved: {moved}."
+    return Picture(name, caption, draw_picture(schedule), is_wide=True)
+
+
+def _row(stretch: Stretch) -> list[str]:
+    first = stretch.after + 1
+    down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "nobody"
+    return [
+        f"from {first:,}",
+        down,
+        f"{stretch.num_steps:,}",
+        *_texts(stretch.median_step_ms, lambda ms: seconds_text(ms / 1000)),
+        *_texts(stretch.period_ratio, "{:.2f}".format),
+        *_texts(stretch.bubble_share, lambda share: f"{100 * share:.1f}"),
+    ]
+
+
+def _texts(value: float | None, show: Any) -> Sequence[str]:
+    return ["-" if value is None else show(value)]
+
+
+def _worker(name: str) -> Worker:
+    found = re.fullmatch(r"(\d+):(\d+)", name)
+    if found is None:
+        raise DamagedPlanError(f"{name!r} is no worker")
+    return int(found[1]), int(found[2])
