@@ -70,8 +70,8 @@ class Stretch:
         after: the iteration that was done when it began.
         start_s, end_s: in seconds of running.
         down: those who were down all the while; None where the record does not say so.
-        plan: the event that tells the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and for whom it is made
-            as ``failed``; None for a lone worker, or where none is recorded.
+        plan: the event that tells the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and who was ``failed``
+            then; None for a lone worker, or where none is recorded.
         num_steps: how many of its iterations count.
         median_step_ms, period_ratio, bubble_share: of these; None where nothing is known.
     """

@@ -100,7 +100,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
-        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC); numbers go to TensorBoard as well.
+        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC); numbers go to TensorBoard, too.
 
         Args:
             metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and

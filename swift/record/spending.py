@@ -13,7 +13,7 @@ from swift.errors import SettingError
 from swift.record.history import BEGINNINGS, History, Timed, number_in
 from swift.record.measures import scalars
 from swift.record.moments import reconfigure_s
-from swift.record.run_directory import SUMMARY, Run
+from swift.record.run_directory import Run
 
 CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
 """What time is spent on.

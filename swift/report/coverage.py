@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from swift.errors import SettingError
 from swift.record import History, Run, number_in
-from swift.report.draw import FONT_SIZE, new_figure
+from swift.report.axes import FONT_SIZE, new_figure
 from swift.report.palette import INK
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.report.series import class_counts
@@ -67,7 +67,11 @@ def coverage_section(run: Run, history: History, prefix: str) -> Section:
     else:
         notes.append("Every checkpoint has all experts.")
     rows = [
-        [f"{timed.fields.get('step', 0):,}", seconds_text(timed.seconds), *_facts(run, timed.fields, _oldest(coverage, number))]
+        [
+            f"{timed.fields.get('step', 0):,}",
+            seconds_text(timed.seconds),
+            *_facts(run, timed.fields, _oldest(coverage, number)),
+        ]
         for number, timed in saves[-MAX_ROWS:]
     ]
     if len(saves) > MAX_ROWS:
@@ -97,7 +101,9 @@ def coverage_of(run: Run) -> Coverage | None:
                 for source, units in experts.items():
                     _take(newest_LE, int(source), units)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise SettingError(f"experts of {name} {step}", experts, f"must be experts by layer, in {run.path}") from error
+            raise SettingError(
+                f"experts of {name} {step}", experts, f"must be experts by layer, in {run.path}"
+            ) from error
         numbers.append(number)
         steps.append(step)
         found.append(newest_LE)
@@ -117,8 +123,8 @@ def draw_coverage(coverage: Coverage) -> Figure:
     axes.set_yticks([num_classes * (layer + 0.5) - 0.5 for layer in range(num_layers)], map(str, range(num_layers)))
     for layer in range(1, num_layers):
         axes.axhline(num_classes * layer - 0.5, color=INK, linewidth=0.8)
-    ticks = MaxNLocator(6, integer=True, min_n_ticks=1).tick_values(0, num_columns - 1)
-    ticks = [int(tick) for tick in ticks if 0 <= tick < num_columns]
+    at = MaxNLocator(6, integer=True, min_n_ticks=1).tick_values(0, num_columns - 1)
+    ticks = [int(tick) for tick in at if 0 <= tick < num_columns]
     axes.set_xticks(ticks, [f"{coverage.steps_C[shown[tick]]:,}" for tick in ticks])
     axes.set_xlabel("checkpoint of iteration")
     axes.set_ylabel("MoE layer, its classes downwards")

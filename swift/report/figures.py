@@ -9,9 +9,10 @@ import numpy as np
 
 from swift.files import replace_file
 from swift.record import Run, history_of, moments_of, ratio, scalars, spending_of
+from swift.report.axes import draw_bars, new_figure
 from swift.report.compare import run_labels
 from swift.report.coverage import coverage_section
-from swift.report.draw import Curve, draw_bars, draw_curves, draw_drops, draw_layer, new_figure
+from swift.report.draw import Curve, draw_curves, draw_drops, draw_layer
 from swift.report.palette import RUN_COLORS
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.report.plans import plans_section
@@ -113,7 +114,7 @@ def _spending_section(runs: Sequence[Run]) -> Section:
     known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
     if not known:
         return Section(title, note="The record does not say where the time went.")
-    figure, (axes,) = new_figure(height=1.5 + 0.35 * len(known), width=6.4)
+    figure, (axes,) = new_figure(height=1.6 + 0.35 * len(known))
     draw_bars(axes, known)
     causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
     rows = []
@@ -131,12 +132,23 @@ def _experts_section(run: Run, prefix: str) -> Section:
     if not popularity_TLE.size:
         return Section(title, note="No popularity of experts is recorded.")
     steps_T, num_layers = scalars(run, "step"), popularity_TLE.shape[1]
-    pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", draw_drops(steps_T, dropped_TLE, popularity_TLE))]
+    pictures = [
+        Picture(
+            f"{prefix}-drops", "Tokens dropped in each MoE layer.", draw_drops(steps_T, dropped_TLE, popularity_TLE)
+        )
+    ]
     for layer in range(num_layers):
         figure = draw_layer(layer, steps_T, popularity_TLE[:, layer], replicas_TLE[:, layer])
         caption = f"MoE layer {layer}: what each expert class gets of the tokens, and of the replicas."
         pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure))
-    headings = ["layer", "tokens dropped (%)", "most popular class", "its tokens (%)", "its replicas (%)", "misplaced (%)"]
+    headings = [
+        "layer",
+        "tokens dropped (%)",
+        "most popular class",
+        "its tokens (%)",
+        "its replicas (%)",
+        "misplaced (%)",
+    ]
     rows = [
         _layer_row(layer, popularity_TLE[:, layer], replicas_TLE[:, layer], dropped_TLE[:, layer])
         for layer in range(num_layers)

@@ -40,4 +40,3 @@ def inline_svg(figure: Figure, name: str, caption: str) -> str:
     box = f'viewBox="{view[1]}" style="--natural: {float(view[1].split()[2]) * 4 / 3:.0f}px"'
     said = f"<title>{html.escape(caption)}</title>"
     return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{said}{body}</svg>'
-

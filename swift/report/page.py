@@ -42,9 +42,10 @@ td {{ white-space: nowrap; }}
 .text {{ text-align: left; }}
 .pictures {{ display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
   align-items: start; margin-bottom: 1rem; }}
-figure {{ margin: 0; max-width: 42rem; min-width: 0; }}
-figure.alone {{ grid-column: 1 / -1; max-width: none; }}
-.frame {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .4rem; }}
+figure {{ margin: 0; max-width: 34rem; min-width: 0; }}
+figure.alone {{ grid-column: 1 / -1; width: fit-content; max-width: 100%; }}
+.frame {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+  padding: .4rem; }}
 svg {{ display: block; width: 100%; height: auto; }}
 .alone svg {{ width: var(--natural); max-width: none; }}
 svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}

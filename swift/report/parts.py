@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from swift.report.draw import DPI
+from swift.report.axes import DPI
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
     for stretch in stretches:
         if stretch.plan is not None:
             different.setdefault(f"{stretch.plan['plan']}{stretch.plan.get('failed')}", stretch.plan)
-    pictures = [_picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:MAX_DRAWN])]
+    pictures = [
+        _picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:MAX_DRAWN])
+    ]
     headings = ["iterations", "down", "iterations kept", "median", "period (x fault-free)", "bubble (%)"]
     table = Table(headings, [_row(stretch) for stretch in stretches[:MAX_ROWS]], num_text=2)
     notes = [
@@ -70,7 +72,9 @@ def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     try:
         schedule, players = schedule_of(event)
     except (DamagedPlanError, SettingError) as error:
-        raise SettingError("events", f"a plan with {names_in(event, 'failed')} down", f"{error}, in {run.path}") from error
+        raise SettingError(
+            "events", f"a plan with {names_in(event, 'failed')} down", f"{error}, in {run.path}"
+        ) from error
     down = ", ".join(names_in(event, "failed")) or "nobody"
     caption = f"An iteration with {down} down: what each worker runs, in the planner's unit of time."
     if players:

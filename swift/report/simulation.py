@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from swift.report.draw import DPI, FONT_SIZE, draw_bars, new_figure, put_legend, put_title
+from swift.report.axes import DPI, draw_bars, new_figure, put_legend, put_title
 from swift.report.palette import RUN_COLORS
 
 _IDEAL = "#999999"

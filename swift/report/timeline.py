@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from swift.record import History, Moment, Presence, Run, moments_of, presences_of, scalars
-from swift.report.draw import FONT_SIZE, new_figure
+from swift.report.axes import FONT_SIZE, new_figure
 from swift.report.palette import GRID, INK, MOMENT_COLORS, RUN_COLORS
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.report.series import thin
@@ -36,7 +36,9 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
     figure = draw_timeline(run, history, shown, moments)
     caption = "Iterations that were done over the time of running, and who was at work."
     if len(shown) < len(presences):
-        caption += f" {len(presences) - len(shown):,} of {len(presences):,} are left out, those that were longest at work."
+        caption += (
+            f" {len(presences) - len(shown):,} of {len(presences):,} are left out, those that were longest at work."
+        )
     rows = [
         [
             seconds_text(moment.seconds),
@@ -62,7 +64,9 @@ def draw_timeline(run: Run, history: History, presences: Sequence[Presence], mom
         presences: whose bars to draw.
         moments: to be marked.
     """
-    unit, name = (1.0, "seconds") if history.end_s < 600 else (60.0, "minutes") if history.end_s < 10_800 else (3600.0, "hours")
+    unit, name = (
+        (1.0, "seconds") if history.end_s < 600 else (60.0, "minutes") if history.end_s < 10_800 else (3600.0, "hours")
+    )
     bars = 0.55 + 0.22 * max(1, len(presences))
     figure, (above, below) = new_figure(height=2.9 + bars, num_rows=2, width=7.6, heights=(2.2, bars))
     _draw_progress(above, run, history, moments, unit)
@@ -91,8 +95,8 @@ def _draw_progress(axes: Axes, run: Run, history: History, moments: Sequence[Mom
             continue
         x = np.array([moment.seconds for moment in at])
         y = np.interp(x, seconds_T, steps_T) if seconds_T.size else np.array([float(moment.step) for moment in at])
-        style = {"markersize": 7.5, "markeredgecolor": INK, "markeredgewidth": 0.6, "linestyle": "none", "zorder": 3}
-        axes.plot(x / unit, y, marker=marker, color=MOMENT_COLORS[kind], label=kind, **style)
+        (line,) = axes.plot(x / unit, y, marker, markersize=7.5, color=MOMENT_COLORS[kind], label=kind, zorder=3)
+        line.set(markeredgecolor=INK, markeredgewidth=0.6)
     axes.set_ylabel("iterations done")
     axes.set_ylim(bottom=0)
     legend = axes.legend(loc="upper left", frameon=False, fontsize=FONT_SIZE - 1, ncols=3, handletextpad=0.3)

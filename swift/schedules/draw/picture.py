@@ -28,7 +28,7 @@ ON_COLOR = {Kind.F: INK, Kind.B: INK, Kind.W: "#ffffff", Kind.U: "#ffffff"}
 ITERATION_COLORS = (INK, "#b0b0b0")
 FONT_SIZE = 9.0
 DPI = 160
-MIN_WIDTH, MAX_WIDTH, MARGIN = 7.0, 24.0, 0.9
+MIN_WIDTH, MAX_WIDTH, MARGIN = 8.4, 24.0, 0.9
 OP_WIDTH = 0.13
 """Inches that the shortest op should have, if the picture does not become too wide."""
 MAX_LABELS = 3000
