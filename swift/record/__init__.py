@@ -6,6 +6,7 @@ from swift.record.moments import Moment, moments_of
 from swift.record.places import Presence, presences_of
 from swift.record.run_directory import (
     CONFIG,
+    EVENTS,
     METRICS,
     SUMMARY,
     Run,
@@ -19,6 +20,7 @@ from swift.record.spending import CAUSES, spending_of
 __all__ = [
     "CAUSES",
     "CONFIG",
+    "EVENTS",
     "METRICS",
     "SUMMARY",
     "History",

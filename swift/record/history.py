@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def history_of(run: Run) -> History:
     """
     for number, event in enumerate(run.events, start=1):
         if not isinstance(event.get("event"), str) or not isinstance(event.get("step", 0), int):
-            raise _damaged(run, EVENTS, f"event {number}", "must have an event's name and a step")
+            raise _damaged(run, EVENTS, f"event {number}", "must have a name and a step")
     event_times = [_seconds(run, EVENTS, f"event {n}", event.get("time")) for n, event in enumerate(run.events, 1)]
     step_times = [
         _seconds(run, METRICS, f"step {record['step']}", record["time"]) if "time" in record else np.nan
@@ -105,7 +106,7 @@ def history_of(run: Run) -> History:
     starts = _with_first(starts, event_times)
     known = sorted([*event_times, *(time for time in step_times if np.isfinite(time))])
     spans, offsets, total_s = [], [], 0.0
-    for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
+    for start, following in pairwise([*starts, float("inf")]):
         last = max((time for time in known if start <= time < following), default=start)
         offsets.append(total_s - start)
         spans.append(Span(total_s, total_s + last - start))
@@ -140,7 +141,7 @@ def stretches_of(run: Run, history: History) -> list[Stretch]:
         named = None if down is None else tuple(sorted(down))
         begun.append({"after": after, "start_s": timed.seconds, "down": named, "plan": None})
     index_T = _stretch_of_steps(run, history, begun)
-    ends = [*(stretch["start_s"] for stretch in begun[1:]), history.end_s]
+    ends = [*(stretch["start_s"] for stretch in begun[1:]), history.end_s][: len(begun)]
     return [
         Stretch(**facts, end_s=end_s, **_measured([r for r, i in zip(run.metrics, index_T, strict=True) if i == index]))
         for index, (facts, end_s) in enumerate(zip(begun, ends, strict=True))
@@ -163,10 +164,10 @@ def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
 
 def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> list[int]:
     """By time where it is known; else by the iteration. -1: before all."""
-    found = []
+    found, starts = [], [stretch["start_s"] for stretch in begun]
     for record, seconds in zip(run.metrics, history.step_s_T, strict=True):
         if np.isfinite(seconds):
-            found.append(sum(stretch["start_s"] <= seconds for stretch in begun) - 1)
+            found.append(bisect_right(starts, seconds) - 1)
         else:
             found.append(max((i for i, one in enumerate(begun) if one["after"] < record["step"]), default=-1))
     return found

@@ -76,8 +76,9 @@ def _moments(run: Run, timed: Timed) -> Iterator[Moment]:
             if rejoined:
                 yield Moment("return", *at, tuple(rejoined), f"back at work, {how}", took_s)
         case "death":
-            detection_s = number_in(run, event, "detection_s")
-            yield Moment("failure", *at, (str(event.get("process")),), f"died ({event.get('why')})", detection_s)
+            found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
+            text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"
+            yield Moment("failure", *at, (str(event.get("process")),), text)
         case "recovery":
             again = number_in(run, event, "rerun_steps") or 0
             text = f"the others go on after iteration {event.get('after')}, {again:g} run again"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from swift.errors import SettingError
-from swift.record import History, Run, Stretch, names_in, stretches_of
+from swift.record import EVENTS, History, Run, Stretch, names_in, stretches_of
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
 from swift.schedules.draw.picture import draw_picture
@@ -69,13 +69,11 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
 
 
 def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
+    down = ", ".join(names_in(event, "failed")) or "nobody"
     try:
         schedule, players = schedule_of(event)
     except (DamagedPlanError, SettingError) as error:
-        raise SettingError(
-            "events", f"a plan with {names_in(event, 'failed')} down", f"{error}, in {run.path}"
-        ) from error
-    down = ", ".join(names_in(event, "failed")) or "nobody"
+        raise SettingError(str(run.path / EVENTS), f"the plan with {down} down", f"is damaged: {error}") from error
     caption = f"An iteration with {down} down: what each worker runs, in the planner's unit of time."
     if players:
         moved = ", ".join(f"{d}:{p} plays {e}:{q}" for (e, q), (d, p) in sorted(players.items()))

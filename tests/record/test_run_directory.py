@@ -1,5 +1,6 @@
 import json
 import math
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -28,6 +29,12 @@ def path(tmp_path):
     return tmp_path / "run"
 
 
+def said(records):
+    """Records without the time, which each has to have."""
+    assert all(datetime.fromisoformat(record["time"]).tzinfo == UTC for record in records)
+    return [{name: value for name, value in record.items() if name != "time"} for record in records]
+
+
 def contents(path):
     return {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
@@ -35,7 +42,7 @@ def contents(path):
 def test_a_run_is_read_as_it_was_written(path):
     run = read_run(path)
     assert (run.path, run.name, run.config_text) == (path, "demo", CONFIG)
-    assert run.metrics == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 1.0}]
+    assert said(run.metrics) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 1.0}]
     (event,) = run.events
     assert (event["event"], event["step"], event["path"]) == ("checkpoint", 3, "checkpoints/3")
     assert event["time"].endswith("+00:00")
@@ -48,7 +55,7 @@ def test_a_run_that_has_not_ended_is_named_after_its_directory(tmp_path):
     with RunDirectory.create(tmp_path / "some", "") as directory:
         directory.log_step({"step": 1})
         run = read_run(tmp_path / "some")
-    assert (run.name, run.summary, run.metrics) == ("some", None, [{"step": 1}])
+    assert (run.name, run.summary, said(run.metrics)) == ("some", None, [{"step": 1}])
 
 
 def test_numpy_values_are_written_and_numbers_that_are_not_finite_become_null(tmp_path):
@@ -65,14 +72,10 @@ def test_numpy_values_are_written_and_numbers_that_are_not_finite_become_null(tm
         )
         directory.log_event("failure", 1, lost_ms=np.float64(math.nan))
         directory.write_summary({"final_loss": np.float64(math.nan)})
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
-        "step": 1,
-        "loss": 0.5,
-        "popularity": [[1, 2], [3, 4]],
-        "shares": [0.5, None],
-        "grad_norm": None,
-        "nested": {"largest": [None, 1]},
-    }
+    expected = {"step": 1, "loss": 0.5, "popularity": [[1, 2], [3, 4]], "shares": [0.5, None], "grad_norm": None}
+    assert said([json.loads((tmp_path / "metrics.jsonl").read_text())]) == [
+        expected | {"nested": {"largest": [None, 1]}}
+    ]
     run = read_run(tmp_path)
     assert run.events[0]["lost_ms"] is None
     assert run.summary == {"final_loss": None}
@@ -82,7 +85,7 @@ def test_each_step_is_on_disk_at_once(tmp_path):
     with RunDirectory.create(tmp_path, "") as directory:
         directory.log_step({"step": 1})
         directory.log_event("failure", 1)
-        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+        assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
         assert (tmp_path / "events.jsonl").read_text().endswith("}\n")
 
 
@@ -134,7 +137,7 @@ def test_resume_works_where_the_run_died_before_its_first_step(tmp_path):
     (tmp_path / "config.gin").write_text(CONFIG)
     with RunDirectory.resume(tmp_path, CONFIG, step=0) as directory:
         directory.log_step({"step": 1})
-    assert read_run(tmp_path).metrics == [{"step": 1}]
+    assert said(read_run(tmp_path).metrics) == [{"step": 1}]
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -1,6 +1,4 @@
-import base64
 import dataclasses
-import io
 import re
 import subprocess
 import sys
@@ -13,8 +11,10 @@ import pytest
 from matplotlib.image import imread
 
 from swift.record import Run
-from swift.report import draw_pictures, save_figures, write_report
+from swift.report import save_figures, sections_of, sections_of_all, write_report
 from swift.report.draw import draw_layer
+from swift.report.figures import run_color
+from swift.report.palette import ON_DARK
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
 
@@ -26,7 +26,7 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.tags, self.images, self.addresses, self.text, self._open = [], [], [], "", []
+        self.tags, self.pictures, self.addresses, self.text, self._open = [], [], [], "", []
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert not self._open
@@ -34,8 +34,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        if tag == "img":
-            self.images.append(dict(attrs))
+        if tag == "svg":
+            self.pictures.append(dict(attrs))
         if tag not in self.VOID:
             self._open.append(tag)
 
@@ -51,22 +51,46 @@ def written(runs, tmp_path):
     return Page(tmp_path / "report.html")
 
 
+def captions(page, start=""):
+    """Of the page's pictures, those that begin so."""
+    return [picture["aria-label"] for picture in page.pictures if picture["aria-label"].startswith(start)]
+
+
 def test_the_page_is_whole_and_fetches_nothing(make_run, tmp_path):
     runs = [make_run("runs/symi"), make_run("runs/static", policy="static")]
     page = written(runs, tmp_path)
     # Loss, survival and imbalance of all; of each run its drops and two layers.
-    assert len(page.images) == 3 + 2 * (1 + 2)
-    for image in page.images:
-        data = image["src"].removeprefix("data:image/png;base64,")
-        assert imread(io.BytesIO(base64.b64decode(data, validate=True))).shape[1] > 800
-        assert image["alt"]
-    assert len(page.images) == len(page.addresses)
+    assert len(page.pictures) == 3 + 2 * (1 + 2)
+    assert len(captions(page, "MoE layer ")) == 4
+    for picture in page.pictures:
+        assert picture["role"] == "img"
+    for address in page.addresses:
+        assert re.match(r"#|data:image/png;base64,", address)
     text = (tmp_path / "report.html").read_text()
-    assert not re.search(r"https?:|url\(|@import", text)
-    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert not re.search(r"https?:|url\((?!#)|@import", text)
+    assert not {"script", "link", "iframe", "img"} & set(page.tags)
     for expected in ("symi", "static", "steps to target", "checkpoint", "Experiment.num_steps = 1", "8 CPU"):
         assert expected in page.text
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_parts_of_pictures_have_names_of_their_own(make_run, tmp_path):
+    """Two pictures of a page may have the same shapes; what one refers to is its own."""
+    written([make_run("runs/a"), make_run("runs/a")], tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(set(names)) == len(names) > 100
+    assert {*re.findall(r'(?:url\(|href=")#([^")]+)', text)} <= {*names}
+
+
+def test_pictures_take_the_colours_of_the_page(make_run, tmp_path):
+    written([make_run()], tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    body = page[page.index("<body>") :]
+    assert "var(--c333333)" in body
+    assert not {*re.findall(r"#[0-9a-f]{6}\b", body.split("<h2>")[0])} & {*ON_DARK} - {run_color(0)}
+    assert {*re.findall(r"var\((--c[0-9a-f]{6})", body)} <= {*re.findall(r"(--c[0-9a-f]{6}):", page)}
+    assert body.count("<text") > 50  # letters, not shapes of letters
 
 
 @pytest.mark.filterwarnings("error")
@@ -84,12 +108,12 @@ def test_odd_names_are_text_everywhere(make_run, tmp_path):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 11])
 def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
-    assert len(written([make_run(num_steps=num_steps)], tmp_path).images) == 3 + 1 + 2
+    assert len(written([make_run(num_steps=num_steps)], tmp_path).pictures) == 3 + 1 + 2
 
 
 def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
     page = written([Run(Path("runs/new"), "new", "", [], [], None)], tmp_path)
-    assert page.images == []
+    assert page.pictures == []
     assert "0 steps, not ended" in page.text
 
 
@@ -99,7 +123,7 @@ def test_a_run_without_moe_layers_has_a_loss_curve(make_run, tmp_path):
     run = dataclasses.replace(
         run, metrics=[{k: v for k, v in record.items() if k not in keys} for record in run.metrics]
     )
-    assert len(written([run], tmp_path).images) == 1
+    assert len(written([run], tmp_path).pictures) == 1
 
 
 def test_a_run_without_routed_tokens_is_drawn(make_run, tmp_path):
@@ -107,14 +131,14 @@ def test_a_run_without_routed_tokens_is_drawn(make_run, tmp_path):
     for record in run.metrics:
         record["popularity"] = record["dropped"] = [[0] * 8] * 2
         record |= {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
-    assert len(written([run], tmp_path).images) == 1 + 1 + 2
+    assert len(written([run], tmp_path).pictures) == 1 + 1 + 2
 
 
 def test_losses_that_are_not_finite_are_gaps(make_run, tmp_path):
     run = make_run(num_steps=30)
     for record in run.metrics[10:]:
         record["loss"] = None
-    assert len(written([run], tmp_path).images) == 6
+    assert len(written([run], tmp_path).pictures) == 6
 
 
 def test_figures_are_saved_under_unique_names(make_run, tmp_path):
@@ -151,7 +175,9 @@ def test_long_runs_are_drawn_in_seconds(make_run):
     short = make_run(num_steps=100)
     metrics = [short.metrics[step % 100] | {"step": step + 1} for step in range(20_000)]
     start = time.perf_counter()
-    assert len(list(draw_pictures([dataclasses.replace(short, metrics=metrics)]))) == 6
+    run = dataclasses.replace(short, metrics=metrics)
+    sections = sections_of_all([run]) + sections_of(run, 0)
+    assert sum(len(section.pictures) for section in sections) == 6
     assert time.perf_counter() - start < 20
 
 

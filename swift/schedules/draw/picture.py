@@ -24,7 +24,8 @@ from swift.schedules.schedule import Schedule
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"
 COLORS = {Kind.F: "#b5d6e8", Kind.B: "#e08214", Kind.W: "#542788", Kind.U: INK}
 """From light to dark, so that no colour is needed."""
-ON_COLOR = {Kind.F: INK, Kind.B: INK, Kind.W: "#ffffff", Kind.U: "#ffffff"}
+ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#fefefe"}
+"""On an op, whatever the ground is: no colours of anything else, so that these may be exchanged on a page."""
 ITERATION_COLORS = (INK, "#b0b0b0")
 FONT_SIZE = 9.0
 DPI = 160
@@ -176,7 +177,13 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
     handles = [Patch(facecolor=COLORS[kind], label=f"{kind.name} {KIND_NAMES[kind]}") for kind in Kind]
     if any(row.rerouted_n.any() for row in rows):
         handles.append(
-            Patch(facecolor=COLORS[Kind.F], edgecolor=INK, hatch="/////", linewidth=0.4, label="re-routed micro-batch")
+            Patch(
+                facecolor=COLORS[Kind.F],
+                edgecolor=ON_COLOR[Kind.F],
+                hatch="/////",
+                linewidth=0.4,
+                label="re-routed micro-batch",
+            )
         )
     legend = figure.legend(
         handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=FONT_SIZE
