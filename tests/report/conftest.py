@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -5,6 +6,11 @@ import numpy as np
 import pytest
 
 from swift.record import Run
+from swift.schedules import Problem, lockstep, normalize, plan_document
+from swift.schedules.normalize import canonical
+from swift.topology import Topology
+
+_PROBLEM = Problem(Topology(3, 2), 4, num_iterations=2)
 
 
 def _symi(popularity_E, num_slots):
@@ -57,3 +63,75 @@ def _make_run(
 @pytest.fixture
 def make_run():
     return _make_run
+
+
+def _planned(failed, counts=None):
+    """An event with the plan for some failed workers, as a run writes it."""
+    problem = dataclasses.replace(_PROBLEM, failed=frozenset(failed))
+    plan = lockstep(normalize(problem).problem if counts is None else canonical(problem, counts))
+    return {"event": "plan", "failed": [f"{d}:{p}" for d, p in failed], "plan": plan_document(plan)}
+
+
+def _events_of(*told):
+    """Events a minute apart."""
+    return [{"time": f"2025-01-01T00:{minute:02}:00+00:00", **event} for minute, event in enumerate(told)]
+
+
+def _failing(**shape):
+    """40 iterations of 3 pipelines of 2 stages: 2:1 fails after 10 and is back after 30; two experts a checkpoint."""
+    run = _make_run(num_steps=40, **shape)
+    change = {"plan_ms": 1.0, "compile_ms": 2000.0, "move_ms": 3.0, "prepared": False}
+    events = _events_of(
+        {"event": "start", "step": 0, "failed": [], "pipelines": 3, "stages": 2, "ranks": 1},
+        _planned([]) | {"step": 0},
+        {"event": "reconfigure", "step": 11, "failed": ["2:1"], "rejoined": [], **change},
+        _planned([(2, 1)]) | {"step": 11},
+        {"event": "reconfigure", "step": 31, "failed": [], "rejoined": ["2:1"], **change},
+        _planned([]) | {"step": 31},
+        {"event": "finish", "step": 40},
+    )
+    for record in run.metrics:
+        step = record["step"]
+        seconds = 2 * step + (100 if step > 10 else 0) + (100 if step > 30 else 0)
+        record |= {
+            "time": f"2025-01-01T00:{seconds // 60:02}:{seconds % 60:02}+00:00",
+            "period_ratio": 1.5 if 10 < step <= 30 else 1,
+        }
+    return dataclasses.replace(run, events=events)
+
+
+@pytest.fixture(scope="session")
+def planned():
+    """Makes an event with the plan for some failed workers."""
+    return _planned
+
+
+@pytest.fixture(scope="session")
+def events_of():
+    """Gives events the times of a minute after the other."""
+    return _events_of
+
+
+@pytest.fixture
+def failing():
+    """A run with a failure and a return."""
+    return _failing()
+
+
+@pytest.fixture(scope="session")
+def checkpointed():
+    """The same with three checkpoints, two of them of some experts."""
+    run = _failing()
+    saves = [{"event": "checkpoint", "step": 10, "experts": "all", "experts_per_layer": 8, "bytes": 3e6, "plt": 0.0}]
+    for step, experts in ((20, [[0, 1], [2, 3]]), (40, [[2, 3], [4, 5]])):
+        facts = {
+            "experts": experts,
+            "experts_per_layer": 2,
+            "bytes": 1e6,
+            "stall_ms": 4.0,
+            "save_ms": 900.0,
+            "plt": 0.0,
+        }
+        saves.append({"event": "checkpoint", "step": step, **facts})
+    later = [event | {"time": f"2025-01-01T00:05:{20 * n:02}+00:00"} for n, event in enumerate(saves)]
+    return dataclasses.replace(run, events=[*run.events[:-1], *later, run.events[-1]])

@@ -17,54 +17,17 @@ from swift.schedules import (
     denormalize,
     lockstep,
     normalize,
-    plan_document,
     read_plan,
     spread,
     verify,
 )
-from swift.schedules.normalize import after_moves, canonical, moves
+from swift.schedules.normalize import after_moves, moves
 from swift.topology import Topology
 
 PROBLEM = Problem(Topology(3, 2), 4, num_iterations=2)
 
 
-def planned(failed, counts=None):
-    """An event with the plan for some failed workers, as a run writes it."""
-    problem = dataclasses.replace(PROBLEM, failed=frozenset(failed))
-    plan = lockstep(normalize(problem).problem if counts is None else canonical(problem, counts))
-    return {"event": "plan", "failed": [f"{d}:{p}" for d, p in failed], "plan": plan_document(plan)}
-
-
-def events_of(*told):
-    """Events a minute apart."""
-    return [{"time": f"2025-01-01T00:{minute:02}:00+00:00", **event} for minute, event in enumerate(told)]
-
-
-@pytest.fixture
-def failing(make_run):
-    """40 iterations of 3 pipelines of 2 stages: 2:1 fails after 10 and is back after 30."""
-    run = make_run(num_steps=40)
-    change = {"plan_ms": 1.0, "compile_ms": 2000.0, "move_ms": 3.0, "prepared": False}
-    events = events_of(
-        {"event": "start", "step": 0, "failed": [], "pipelines": 3, "stages": 2, "ranks": 1},
-        planned([]) | {"step": 0},
-        {"event": "reconfigure", "step": 11, "failed": ["2:1"], "rejoined": [], **change},
-        planned([(2, 1)]) | {"step": 11},
-        {"event": "reconfigure", "step": 31, "failed": [], "rejoined": ["2:1"], **change},
-        planned([]) | {"step": 31},
-        {"event": "finish", "step": 40},
-    )
-    for record in run.metrics:
-        step = record["step"]
-        seconds = 2 * step + (100 if step > 10 else 0) + (100 if step > 30 else 0)
-        record |= {
-            "time": f"2025-01-01T00:{seconds // 60:02}:{seconds % 60:02}+00:00",
-            "period_ratio": 1.5 if 10 < step <= 30 else 1,
-        }
-    return dataclasses.replace(run, events=events)
-
-
-def test_a_plan_is_read_back_as_it_was_planned():
+def test_a_plan_is_read_back_as_it_was_planned(planned):
     for failed in ([], [(2, 1)], [(0, 0), (1, 1)]):
         problem = dataclasses.replace(PROBLEM, failed=frozenset(failed))
         schedule, players = schedule_of(planned(failed))
@@ -74,7 +37,7 @@ def test_a_plan_is_read_back_as_it_was_planned():
         verify(schedule)
 
 
-def test_roles_that_have_moved_are_told():
+def test_roles_that_have_moved_are_told(planned):
     """0:0 and 1:0 are down, which leaves stage 0 with one worker: another takes the place of one of them."""
     failed = [(0, 0), (1, 0)]
     problem = dataclasses.replace(PROBLEM, failed=frozenset(failed))
@@ -158,19 +121,21 @@ def saved(step, experts, **more):
     return {"event": "checkpoint", "step": step, "experts": experts, "experts_per_layer": 1, "bytes": 2e6, **more}
 
 
-def with_checkpoints(make_run, *events):
+@pytest.fixture
+def with_checkpoints(make_run, events_of):
+    """Makes a run of two layers of three classes that has saved what some events say."""
     run = make_run(num_steps=4, num_layers=2, num_classes=3, num_slots=6)
-    return dataclasses.replace(run, events=events_of({"event": "start", "step": 0}, *events))
+    return lambda *events: dataclasses.replace(run, events=events_of({"event": "start", "step": 0}, *events))
 
 
-def test_coverage_says_where_the_newest_copy_of_each_expert_lies(make_run):
+def test_coverage_says_where_the_newest_copy_of_each_expert_lies(with_checkpoints):
     restored = {
         "event": "restore",
         "step": 20,
         "experts": {"20": [[0, 1], [1, 2]], "10": [[0, 0], [0, 2], [1, 0], [1, 1]]},
     }
     run = with_checkpoints(
-        make_run, saved(10, "all"), saved(20, [[1], [2]]), saved(30, [[2], [0]]), restored, saved(30, [[0], [0]])
+        saved(10, "all"), saved(20, [[1], [2]]), saved(30, [[2], [0]]), restored, saved(30, [[0], [0]])
     )
     coverage = coverage_of(run)
     assert coverage.steps_C.tolist() == [10, 20, 30, 20, 30]
@@ -197,15 +162,15 @@ def test_coverage_says_where_the_newest_copy_of_each_expert_lies(make_run):
         ([{"event": "checkpoint", "step": 2}], "Which experts were saved is not recorded."),
     ],
 )
-def test_coverage_that_there_is_nothing_to_see_of_is_told_in_a_line(make_run, events, note):
-    run = with_checkpoints(make_run, *events)
+def test_coverage_that_there_is_nothing_to_see_of_is_told_in_a_line(with_checkpoints, events, note):
+    run = with_checkpoints(*events)
     section = coverage_section(run, history_of(run), "run1")
     assert (section.pictures or [], section.note) == ([], note)
     assert len(section.tables) == bool(events)
 
 
 @pytest.mark.parametrize("experts", [[[0], [9]], [[0], ["x"]], 7, [[0], [1], [2]]])
-def test_damaged_coverage_is_told(make_run, experts):
-    run = with_checkpoints(make_run, saved(2, experts))
+def test_damaged_coverage_is_told(with_checkpoints, experts):
+    run = with_checkpoints(saved(2, experts))
     with pytest.raises(SettingError, match="experts of checkpoint 2"):
         coverage_section(run, history_of(run), "run1")
