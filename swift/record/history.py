@@ -102,8 +102,7 @@ def history_of(run: Run) -> History:
         _seconds(run, METRICS, f"step {record['step']}", record["time"]) if "time" in record else np.nan
         for record in run.metrics
     ]
-    starts = [time for time, event in zip(event_times, run.events, strict=True) if event["event"] in BEGINNINGS]
-    starts = _with_first(starts, event_times)
+    starts = _starts(run, event_times)
     known = sorted([*event_times, *(time for time in step_times if np.isfinite(time))])
     spans, offsets, total_s = [], [], 0.0
     for start, following in pairwise([*starts, float("inf")]):
@@ -186,9 +185,15 @@ def _measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _with_first(starts: Sequence[float], times: Sequence[float]) -> list[float]:
-    """Older records of processes do not say when an invocation begins."""
-    return sorted({min(times), *starts}) if times else []
+def _starts(run: Run, times: Sequence[float]) -> list[float]:
+    """When each invocation began; older records of processes do not say so of the first."""
+    names = ["", *(event["event"] for event in run.events)]
+    begun = [
+        time if before != "restore" else before_time
+        for name, before, time, before_time in zip(names[1:], names, times, [0.0, *times], strict=False)
+        if name in BEGINNINGS  # before which a run in one process has told what it goes on from
+    ]
+    return sorted({min(times), *begun}) if times else []
 
 
 def _seconds(run: Run, file: str, what: str, time: Any) -> float:

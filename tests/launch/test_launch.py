@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from swift.record import read_run
+from swift.record import history_of, moments_of, presences_of, read_run, spending_of, stretches_of
+from swift.report.plans import schedule_of
 from tests.launch.runs import (
     launched,
     left_behind,
@@ -47,12 +48,28 @@ def test_each_is_killed_at_any_moment_and_comes_back_and_nothing_is_lost(tmp_pat
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(timeout=60) == 130, rest
+    assert_record_says_who_was_down(read_run(tmp_path / "run"))
     events = read_run(tmp_path / "run").events
     assert [event["rerun_steps"] <= 1 for event in events if event["event"] == "recovery"] == [True] * 3
     found = losses(tmp_path / "run")
     np.testing.assert_allclose(found, whole(config, "--stop-at", len(found)), rtol=1e-8)
     assert left_behind(config) == {}
     assert scratch(process.pid) == []
+
+
+def assert_record_says_who_was_down(run):
+    """0:0, 1:0 and 0:0 again, one after the other; with the plan that the others ran, and all of the time."""
+    history = history_of(run)
+    stretches = stretches_of(run, history)
+    assert [one.down for one in stretches] == [(), ("0:0",), (), ("1:0",), (), ("0:0",), ()]
+    for one in stretches:
+        schedule, _ = schedule_of(one.plan)
+        assert {f"{d}:{p}" for d, p in schedule.problem.failed} == {*one.down}
+    assert {one.name: len(one.spans) for one in presences_of(run, history)} == {"0:0": 3, "1:0": 2}
+    goodput = run.events[-1]["goodput"]
+    assert sum(spending_of(run, history).values()) == pytest.approx(goodput["total_s"], abs=1e-6)
+    kinds = [one.kind for one in moments_of(run, history)]
+    assert kinds == ["failure", "recovery", "return"] * 3 + ["stop"]
 
 
 @pytest.mark.slow

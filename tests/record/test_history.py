@@ -137,21 +137,22 @@ def test_the_clock_stands_still_between_two_invocations():
     events = [
         event("start", 0, 0, failed=[], **TOPOLOGY),
         event("interrupt", 3, 3),
+        event("restore", 3599.5, 2),
         event("resume", 3600, 2, failed=["0:0"], **TOPOLOGY),
         event("finish", 3602, 4),
     ]
     run = run_of(metrics, events)
     history = history_of(run)
-    assert [(span.start_s, span.end_s) for span in history.spans] == [(0, 3), (3, 5)]
-    assert history.step_s_T.tolist() == [1, 2, 4, 5]
+    assert [(span.start_s, span.end_s) for span in history.spans] == [(0, 3), (3, 5.5)]
+    assert history.step_s_T.tolist() == [1, 2, 4.5, 5.5]
     assert [(one.name, one.spans) for one in presences_of(run, history)] == [
         ("0:0", ((0, 3),)),
-        ("1:0", ((0, 3), (3, 5))),
+        ("1:0", ((0, 3), (3.5, 5.5))),
     ]
     assert [one.down for one in stretches_of(run, history)] == [(), ("0:0",)]
     spent = spending_of(run, history)
-    assert (spent["useful"], spent["other"]) == (4, 1)
-    assert [one.kind for one in moments_of(run, history)] == ["stop", "resume"]
+    assert (spent["useful"], spent["other"]) == (4, 1.5)
+    assert [one.kind for one in moments_of(run, history)] == ["stop", "restore", "resume"]
 
 
 def test_an_older_record_says_less():

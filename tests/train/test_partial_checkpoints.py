@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, begin_snapshot, checkpoint_steps, load_plan, plan_restore, read_manifest
+from swift.checkpoint.inspection import coverage
 from swift.checkpoint.split import by_name
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
@@ -16,6 +17,7 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE
 from swift.models import ModelConfig
 from swift.record import read_run
+from swift.report.coverage import coverage_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 from swift.train.saved_state import split_of
@@ -109,6 +111,12 @@ def test_a_lost_run_goes_on_and_counts_what_it_has_lost(experiment, again):
     records = read_run(again).metrics
     tokens = [sum(sum(record["popularity"][layer]) for record in records) for layer in range(2)]
     assert last["plt"] == pytest.approx(sum(n / of for n, of in zip(lost, tokens, strict=True)) / 2, rel=1e-12)
+    # The report shows what the manifests say.
+    shown = coverage_of(read_run(again))
+    assert shown.steps_C.tolist() == [2, 4, 6, 8, 9, 8, 10, 11]
+    for column, step in ((5, 8), (6, 10)):
+        rows = coverage(read_manifest(again / f"checkpoints/step-{step:08}", ""))
+        assert [row["step"] for row in rows] == shown.newest_CLE[column].ravel().tolist()
 
 
 def test_events_say_how_much_of_which_experts_was_saved(experiment, lost):

@@ -15,7 +15,8 @@ from swift.errors import RunError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.models import ModelConfig
-from swift.record import read_run
+from swift.record import history_of, read_run, spending_of, stretches_of
+from swift.report.plans import schedule_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
@@ -108,6 +109,22 @@ def assert_nothing_is_lost(record, fault_free, live_workers):
 def test_two_failures_in_one_stage_and_two_rejoins_lose_nothing(with_failures, fault_free):
     assert_nothing_is_lost(with_failures, fault_free, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11)
     assert (values(fault_free, "grad_norm") > 1).any()
+
+
+def test_the_record_says_what_ran_and_where_the_time_went(with_failures):
+    history = history_of(with_failures)
+    stretches = stretches_of(with_failures, history)
+    assert [one.down for one in stretches] == [("0:0",), ("0:0", "1:0"), ("0:0",), ()]
+    assert [one.num_steps for one in stretches] == [19, 15, 15, 11]
+    for one in stretches:
+        schedule, players = schedule_of(one.plan)
+        assert {f"{d}:{p}" for d, p in schedule.problem.failed} == {*one.down}
+        assert players == {}
+        assert schedule.problem.topology == Topology(3, 2)
+    spent = spending_of(with_failures, history)
+    assert sum(spent.values()) == pytest.approx(history.end_s, abs=1e-3)
+    assert min(spent["startup"], spent["useful"], spent["reconfiguration"], spent["saving"]) > 0
+    assert spent["useful"] < sum(values(with_failures, "step_ms")) / 1000
 
 
 @pytest.mark.slow
