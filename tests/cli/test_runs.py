@@ -101,3 +101,34 @@ def test_a_reader_that_closes_the_pipe_is_no_error(half_run):
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "told"),
+    [
+        ("events.jsonl", '{"event": "stop", "step": 4}', "must have a time, and has None"),
+        ("events.jsonl", "{}{}", "is damaged: not a JSON object"),
+        (
+            "events.jsonl",
+            '{"time": "2026-01-01T00:00:00+00:00", "event": "plan", "step": 4, "plan": {}}',
+            "has no 'problem'",
+        ),
+        ("metrics.jsonl", '{"step": 5, "time": "noon"}', "must have a time, and has 'noon'"),
+        ("metrics.jsonl", '{"step": 5, "loss": "low"}', "must be a number"),
+    ],
+)
+def test_a_damaged_record_is_told_in_a_line(refusal, half, file, line, told):
+    page = (half / "report.html").read_bytes()
+    with (half / file).open("a") as lines:
+        lines.write(line + "\n")
+    assert told in refusal("report", "half")
+    assert (half / "report.html").read_bytes() == page
+
+
+def test_the_page_of_a_run_that_was_stopped_says_what_it_knows(tell, half):
+    told = tell("report", "half", "--out", "page.html")
+    assert (told.code, told.new) == (0, ["page.html"]), told.err
+    text = (half.parent / "page.html").read_text()
+    for line in ("Nobody failed.", "Every checkpoint has all experts.", "A single worker has no schedule"):
+        assert line in text
+    assert "4 steps, not ended" in text

@@ -186,3 +186,12 @@ def test_the_report_stands_alone():
     code = "import sys, swift.report; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_the_page_of_a_long_run_of_many_layers_can_be_sent(make_run, tmp_path):
+    short = make_run(num_steps=100, num_layers=12, num_classes=16, num_slots=64)
+    metrics = [short.metrics[step % 100] | {"step": step + 1} for step in range(2000)]
+    page = written([dataclasses.replace(short, metrics=metrics)], tmp_path)
+    assert len(page.pictures) == 3 + 1 + 12
+    assert (tmp_path / "report.html").stat().st_size < 2e6
