@@ -42,7 +42,7 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
     headings = ["iterations", "down", "iterations kept", "median", "period (x fault-free)", "bubble (%)"]
     table = Table(headings, [_row(stretch) for stretch in stretches[:MAX_ROWS]], num_text=2)
     notes = [
-        "A single worker has no schedule; no plan is recorded." * (not pictures),
+        "No schedule is recorded; a single worker has none." * (not pictures),
         f"The schedules of {MAX_DRAWN} of {len(different)} configurations are drawn." * (len(different) > MAX_DRAWN),
         f"The first {MAX_ROWS} of {len(stretches):,} configurations are listed." * (len(stretches) > MAX_ROWS),
     ]
@@ -74,7 +74,9 @@ def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
         schedule, players = schedule_of(event)
     except (DamagedPlanError, SettingError) as error:
         raise SettingError(str(run.path / EVENTS), f"the plan with {down} down", f"is damaged: {error}") from error
-    caption = f"An iteration with {down} down: what each worker runs, in the planner's unit of time."
+    window = schedule.problem.num_iterations
+    what = "An iteration" if window == 1 else f"A window of {window} iterations"
+    caption = f"{what} with {down} down: what each worker runs, in the planner's unit of time."
     if players:
         moved = ", ".join(f"{d}:{p} plays {e}:{q}" for (e, q), (d, p) in sorted(players.items()))
         caption += f" Roles have moved: {moved}."

@@ -98,7 +98,7 @@ def test_letters_can_be_read_and_selected(layout):
     sections = ["Where the time went", "Popularity and replicas", "Failures and recoveries", "Configurations that ran"]
     assert layout["titles"] == [*sections, "Checkpoint coverage"]
     for figure in layout["figures"]:
-        smallest = 6.5 if "An iteration with" in figure["name"] else 9
+        smallest = 6.5 if "what each worker runs" in figure["name"] else 9
         assert figure["letters"] >= smallest, figure["name"]
     assert "loss (nats per token)" in layout["figures"][0]["selected"]
 
