@@ -123,15 +123,16 @@ def stretches_of(run: Run, history: History) -> list[Stretch]:
     everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
     begun: list[dict[str, Any]] = []
     down: set[str] | None = None
+    epoch = None
     for timed in history.events:
         event = timed.fields
         if timed.name == "epoch":
-            down = everybody - set(names_in(event, "members"))
+            down, epoch = everybody - set(names_in(event, "members")), event.get("epoch")
         elif timed.name == "reconfigure":
             down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
         elif timed.name in BEGINNINGS and "processes" not in event:
             down = set(names_in(event, "failed")) if "failed" in event else None
-        elif timed.name == "plan" and begun:
+        elif timed.name == "plan" and begun and event.get("epoch", epoch) == epoch:
             begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
             continue
         else:

@@ -129,6 +129,10 @@ def test_the_page_of_a_run_that_was_stopped_says_what_it_knows(tell, half):
     told = tell("report", "half", "--out", "page.html")
     assert (told.code, told.new) == (0, ["page.html"]), told.err
     text = (half.parent / "page.html").read_text()
-    for line in ("Nobody failed.", "Every checkpoint has all experts.", "No schedule is recorded; a single worker has none."):
+    for line in (
+        "Nobody failed.",
+        "Every checkpoint has all experts.",
+        "No schedule is recorded; a single worker has none.",
+    ):
         assert line in text
     assert "4 steps, not ended" in text

@@ -56,6 +56,7 @@ def launched():
         event("plan", 10, 0, epoch=1, failed=[], plan={"a": 1}),
         event("death", 20, 2, process="0:0", why="signal 9", detection_s=0.25),
         event("epoch", 22, 2, epoch=2, members=["1:0"]),
+        event("plan", 22, 2, epoch=1, failed=[], plan={"late": 1}),
         event("recovery", 23, 3, failed=["0:0"], after=2, rerun_steps=1, recovery_s=3.0),
         event("epoch", 30, 3, epoch=3, members=["0:0", "1:0"]),
         event("join", 31, 4, joined=["0:0"], join_s=1.5),
@@ -74,6 +75,7 @@ def test_iterations_belong_to_the_configuration_that_ran_them():
     run = launched()
     stretches = stretches_of(run, history_of(run))
     assert [(one.down, one.num_steps) for one in stretches] == [((), 2), (("0:0",), 1), ((), 2)]
+    assert [one.plan and one.plan["plan"] for one in stretches] == [{"a": 1}, None, None]
 
 
 def test_who_was_at_work_when():
