@@ -9,7 +9,7 @@ from swift.schedules.measures import bubble_share, makespan, period, window_peri
 from swift.schedules.memory import peak_memory
 from swift.schedules.normalize import Normalized, denormalize, moves, normalize, num_plans, plans_to_prepare, spread
 from swift.schedules.ops import Kind, Op, TimedOp
-from swift.schedules.planners import FAULT_FREE, PLANNERS, Planner
+from swift.schedules.planners import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import time_round
@@ -28,6 +28,7 @@ __all__ = [
     "Kind",
     "Normalized",
     "Op",
+    "OwnPlanner",
     "PlanStore",
     "Planner",
     "Problem",
@@ -57,6 +58,7 @@ __all__ = [
     "one_f_one_b",
     "peak_memory",
     "period",
+    "plan_with",
     "plans_to_prepare",
     "spread",
     "tight_bound",
