@@ -88,6 +88,12 @@ def symi_capacity(found: dict[str, Any]) -> str:
     return markdown(["capacity", "survive", "paper"], rows)
 
 
+def symi_breakdown(found: dict[str, Any]) -> str:
+    """Shares of an iteration's CPU-seconds."""
+    rows = [[name, f"{100 * share:.2f} %"] for name, share in found["shares"].items()]
+    return markdown(["part", f"of an iteration of {found['tokens_per_rank']:,} tokens a rank"], rows)
+
+
 def symi_cost(found: dict[str, Any]) -> str:
     """What an iteration costs beside the baselines."""
     sizes = ("iteration_of_the_demo", "iteration_with_the_paper's_tokens_per_rank")
@@ -222,6 +228,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "symi_convergence": ("symi_drops", symi_convergence),
     "symi_aux_loss": ("symi_aux_loss", symi_aux_loss),
     "symi_capacity": ("symi_capacity", symi_capacity),
+    "symi_breakdown": ("symi_breakdown", symi_breakdown),
     "symi_cost": ("symi_cost", symi_cost),
     "recycle_ablation": ("recycle_ablation", recycle_ablation),
     "recycle_failures": ("recycle_failures", recycle_failures),

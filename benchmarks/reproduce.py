@@ -37,6 +37,7 @@ ALL = (
     Result("symi_drops", ("bench_drops.py",)),
     Result("symi_aux_loss", ("study_symi.py", "aux-loss")),
     Result("symi_capacity", ("study_symi.py", "capacity")),
+    Result("symi_breakdown", ("study_symi.py", "breakdown")),
     Result("symi_cost", ("bench_cost.py", "--rounds", "12")),
     Result("symi_bytes", ("bench_bytes.py",)),
     Result("recycle_ablation", ("study_recycle.py", "ablation")),

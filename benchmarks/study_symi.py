@@ -1,6 +1,8 @@
-"""SYMI's sweeps (arXiv 2504.19925) on the demo's model: tokens that survive by aux-loss coefficient and by capacity.
+"""SYMI's sweeps and breakdown (arXiv 2504.19925) on the demo's model.
 
-Every run of a study sees the same batches; its share of dropped tokens is that of all its iterations.
+``aux-loss`` and ``capacity``: tokens that survive by the coefficient of the auxiliary loss, and by the capacity factor.
+Every run sees the same batches; its share of dropped tokens is that of all its iterations. ``breakdown``: CPU-seconds
+of the parts of an iteration, each a program of its own, with the paper's tokens a rank.
 """
 
 import argparse
@@ -10,12 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
-from measure import publish
+from measure import Trainee, demo, median, paired_costs, publish
 
 from swift.experts import ExpertConfig
 from swift.experts.placement import Static, Symi
+from swift.mesh import SHARED
 from swift.models import model_size
+from swift.pipeline import Program, TrainState, lone_evaluation
 from swift.record import read_run, scalars
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
@@ -55,7 +60,7 @@ def aux_loss() -> dict[str, Any]:
         figures[f"{coefficient:g}"] = {
             policy.name: trained(replace(DEMO, experts=experts, placement=policy)) for policy in (Static(), Symi())
         }
-    return {"by_coefficient": figures}
+    return {"steps": STEPS, "by_coefficient": figures}
 
 
 def capacity() -> dict[str, Any]:
@@ -69,17 +74,67 @@ def capacity() -> dict[str, Any]:
             "paper": PAPER_SURVIVAL[factor],
             "loss": found["loss"],
         }
-    return {"by_capacity_factor": figures}
+    return {"steps": STEPS, "by_capacity_factor": figures}
 
 
-STUDIES = {"aux-loss": aux_loss, "capacity": capacity}
+def parts_of(program: Program) -> dict[str, Any]:
+    """The parts of an update as jitted functions of a state, as ``swift.pipeline.update`` puts them together.
+
+    Slots stand for their gradients, which have their shapes, and master weights for theirs.
+    """
+    specs = program.specs
+
+    def jitted(part: Any, out_specs: Any) -> Any:
+        return jax.jit(program.live.per_rank(part, (specs,), out_specs))
+
+    def collect(state: TrainState) -> Any:
+        placements = program.placements(state.placement)
+        return {name: program.layouts[name].collect(of, placements[name]) for name, of in state.slots.items()}
+
+    def materialize(state: TrainState) -> Any:
+        placements = program.placements(state.placement)
+        return {name: program.layouts[name].materialize(of, placements[name]) for name, of in state.master.items()}
+
+    def optimize(state: TrainState) -> Any:
+        return program.optimizer.update(state.master, state.moments, state.master)
+
+    def place(state: TrainState) -> Any:
+        popularity_LE = jax.numpy.arange(program.experts.num_classes) + state.placement[:, :1, 0]
+        return program.policy(popularity_LE, state.placement, state.policy)[0]
+
+    return {
+        "collect gradients": jitted(collect, specs.master),
+        "optimizer": jitted(optimize, (specs.master, specs.moments)),
+        "place": jitted(place, SHARED),
+        "materialize weights": jitted(materialize, specs.slots),
+    }
+
+
+def breakdown() -> dict[str, Any]:
+    """Shares of an iteration; forward and backward are what is left of it."""
+    trainee = Trainee(demo(Symi(), "decoupled", num_sequences=128))
+    trainee()
+    forward, state = lone_evaluation(trainee.program), jax.tree.map(jax.numpy.copy, trainee.state)
+    calls = {name: (lambda part=part: part(state)) for name, part in parts_of(trainee.program).items()}
+    calls |= {"forward": lambda: forward(state, trainee.batches[0]), "iteration": trainee}
+    cpu_s = {name: median(values) for name, values in paired_costs(calls, rounds=11).items()}
+    whole = cpu_s.pop("iteration")
+    cpu_s["backward, and the rest"] = whole - sum(cpu_s.values())
+    return {
+        "tokens_per_rank": trainee.experiment.tokens_per_step // trainee.program.live.num_ranks,
+        "iteration_cpu_s": whole,
+        "shares": {name: round(value / whole, 5) for name, value in cpu_s.items()},
+    }
+
+
+STUDIES = {"aux-loss": aux_loss, "capacity": capacity, "breakdown": breakdown}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=list(STUDIES))
     study = parser.parse_args().study
-    return publish(f"symi, {study}", {"steps": STEPS} | STUDIES[study](), {})
+    return publish(f"symi, {study}", STUDIES[study](), {})
 
 
 if __name__ == "__main__":
