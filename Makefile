@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos test test-all lint bench clean
+.PHONY: help install demo chaos test test-all lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -39,8 +39,11 @@ lint: install  ## style, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install  ## every benchmark; each prints one JSON document
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+bench: install  ## every benchmark: one JSON file, one table (about an hour)
+	$(BIN)/python benchmarks/run_all.py
+
+reproduce: install  ## the papers' tables and plots, measured again (at most half an hour on 2 cores)
+	$(BIN)/python benchmarks/reproduce.py
 
 clean:  ## remove the virtual environment and all runs
 	rm -rf .venv* .jax_cache runs

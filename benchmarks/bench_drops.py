@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from measure import publish
 
 from swift.cli.configuration import config_text, load_experiment
-from swift.record import read_run
+from swift.record import Run, read_run, scalars
 from swift.report import comparison_rows
 from swift.train import TrainOptions, train
 
@@ -21,12 +22,29 @@ PAPER_FEWER_DROPS = {"static": 0.69, "flexmoe100": 0.64, "flexmoe50": 0.62, "fle
 PAPER_FEWER_ITERATIONS = {"static": 0.285, "flexmoe100": 0.156, "flexmoe50": 0.121, "flexmoe10": 0.0}
 
 
-def run(name: str, directory: Path, seed: int) -> dict[str, Any]:
+EVERY = 10
+"""Iterations that a point of a curve is the mean of."""
+
+
+def run(name: str, directory: Path, seed: int) -> Run:
     """One column of the table, trained here."""
     path = Path(__file__).parent.parent / "experiments" / "symi" / "demo" / f"{name}.gin"
     experiment = load_experiment(path, ["CheckpointConfig.every=0", f"Experiment.seed={seed}"])
     train(experiment, TrainOptions(directory / name, config_text(experiment)))
-    return comparison_rows([read_run(directory / name)])[0]
+    return read_run(directory / name)
+
+
+def curves(found: Run) -> dict[str, list[float]]:
+    """The loss and the share of tokens that survive, a point for every so many iterations."""
+    values = {"loss": scalars(found, "loss"), "survival": 1 - scalars(found, "drop_share")}
+    whole = len(found.metrics) // EVERY * EVERY
+    return {name: [round(x, 4) for x in of[:whole].reshape(-1, EVERY).mean(axis=1)] for name, of in values.items()}
+
+
+def largest_swing(found: Run) -> float:
+    """The largest factor by which the load of a class grew within three iterations, from one token at least."""
+    popularity_TLE = np.array([record["popularity"] for record in found.metrics], dtype=float)
+    return round(float((popularity_TLE[3:] / np.maximum(popularity_TLE[:-3], 1)).max()), 1)
 
 
 def gains(rows: dict[str, dict[str, Any]], baseline: str) -> dict[str, Any]:
@@ -47,11 +65,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed
     with tempfile.TemporaryDirectory() as directory:
-        rows = {name: run(name, Path(directory), seed) for name in COLUMNS}
+        runs = {name: run(name, Path(directory), seed) for name in COLUMNS}
+    rows = {name: comparison_rows([found])[0] for name, found in runs.items()}
     against = {name: gains(rows, name) for name in PAPER_FEWER_DROPS}
     return publish(
         "dropped tokens and iterations to the target loss, demo model, 300 iterations",
-        {"seed": seed, "runs": list(rows.values()), "symi_against": against},
+        {
+            "seed": seed,
+            "runs": list(rows.values()),
+            "symi_against": against,
+            "curves": {"every": EVERY, **{name: curves(found) for name, found in runs.items()}},
+            "largest_growth_of_a_load_in_3_iterations": largest_swing(runs["symi"]),
+        },
         {
             "symi's drops over static's": (against["static"]["dropped_over_baseline"], 0.45),
             "symi's drops over flexmoe(10)'s": (against["flexmoe10"]["dropped_over_baseline"], 1.0),

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 for a user's mistake, told in one line; 3 for a run that cannot go on; as a shell has it,
         130 for Ctrl-C and 141 for a closed pipe.
     """
-    options = _parser().parse_args(arguments)
+    options = command_line().parse_args(arguments)
     # Ctrl-C ends the process at once, since an exception in the midst of JAX crashes or gets lost; see train.interrupt.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -61,7 +61,8 @@ def _tell(error: Exception, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """All commands and their options."""
     parser = _OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

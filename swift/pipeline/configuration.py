@@ -17,8 +17,8 @@ from swift.data import Batch
 from swift.mesh import Place
 from swift.pipeline.shares import share_sequences
 from swift.schedules import (
-    PLANNERS,
     Costs,
+    OwnPlanner,
     Problem,
     Schedule,
     SlotBytes,
@@ -26,6 +26,7 @@ from swift.schedules import (
     lower,
     moves,
     normalize,
+    plan_with,
     spread,
 )
 from swift.schedules.normalize import after_moves
@@ -40,7 +41,7 @@ class PlanSettings:
     Attributes:
         topology: the whole cluster.
         num_microbatches: M, of a pipeline and iteration.
-        planner: name of one of ``PLANNERS``.
+        planner: name of one of ``PLANNERS``, or one from elsewhere.
         window: K.
         costs: of the model's stages.
         memory_limit: of a worker, in the unit of the costs' stashes; None: no limit.
@@ -50,7 +51,7 @@ class PlanSettings:
 
     topology: Topology
     num_microbatches: int
-    planner: str = "lockstep"
+    planner: str | OwnPlanner = "lockstep"
     window: int = 1
     costs: Costs = field(default_factory=Costs)
     memory_limit: float | None = None
@@ -141,7 +142,7 @@ class Configurator:
         return Configuration(failed, places, normalized.pipeline_D, self._plans[canonical])
 
     def _plan(self, canonical: Problem) -> Mapping[int, Plan]:
-        schedule = PLANNERS[self.settings.planner](canonical)
+        schedule = plan_with(self.settings.planner, canonical)
         plans = {canonical.num_iterations: Plan.of(schedule)}
         if canonical.num_iterations > 1:
             # The window's own iteration: its sums are in the same order, so that a window is what its iterations are

@@ -9,7 +9,7 @@ from swift.schedules.measures import bubble_share, makespan, period, window_peri
 from swift.schedules.memory import peak_memory
 from swift.schedules.normalize import Normalized, denormalize, moves, normalize, num_plans, plans_to_prepare, spread
 from swift.schedules.ops import Kind, Op, TimedOp
-from swift.schedules.planners import FAULT_FREE, PLANNERS, Planner
+from swift.schedules.planners import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import time_round
@@ -29,6 +29,7 @@ __all__ = [
     "Kind",
     "Normalized",
     "Op",
+    "OwnPlanner",
     "PlanStore",
     "Planner",
     "Problem",
@@ -59,6 +60,7 @@ __all__ = [
     "peak_memory",
     "period",
     "plan_document",
+    "plan_with",
     "plans_to_prepare",
     "read_plan",
     "spread",

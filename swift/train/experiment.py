@@ -17,7 +17,7 @@ from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, Program, sequences_per_rank, stage_costs, stage_sizes
-from swift.schedules import FAULT_FREE, PLANNERS
+from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
 from swift.topology import Topology, Worker
 from swift.train.failures import FailureList, parse_failures
 
@@ -42,7 +42,7 @@ class Experiment:
         seed: of the parameters and of the order of the data.
         num_steps: iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
-        planner: what plans a pipeline's schedules, see ``swift plan``.
+        planner: what plans a pipeline's schedules, see ``swift plan``; or one of your own, a ``schedules.OwnPlanner``.
         window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
             which a gradient would have been clipped is run again, one iteration after the other.
         memory_limit: what a worker may keep at once by the plan, in what F keeps of one micro-batch; None: no limit.
@@ -73,7 +73,7 @@ class Experiment:
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1
-    planner: str = "lockstep"
+    planner: str | OwnPlanner = "lockstep"
     window: int = 1
     memory_limit: float | None = None
     remat: bool = False
@@ -134,7 +134,7 @@ class Experiment:
                 raise SettingError("Experiment.window", self.window, allowed)
         if self.memory_limit is not None:
             check_number("Experiment.memory_limit", self.memory_limit, least=1)
-        if self.planner not in PLANNERS:
+        if isinstance(self.planner, str) and self.planner not in PLANNERS:
             raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
         if any(event.rank is None for event in self.failure_list.events) and self.planner in FAULT_FREE:
             able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)

@@ -1,0 +1,178 @@
+"""Against plain GSPMD: the same model, optimizer and batch under ``jit`` with sharded arrays, as one would write it.
+
+Parameters and moments are sharded over all devices (FSDP, ZeRO-3), experts by class, the batch by sequence; where
+collectives go is XLA's choice. Tokens reach experts by GShard's one-hot einsums (arXiv 2006.16668) with the capacity of
+a static placement, so the first loss is the same. Figures are CPU-seconds and wall time of an iteration on 8 emulated
+devices, in turns:
+
+- ``expert parallel``: 8 ranks, ``static`` and ``symi``, over GSPMD; at the demo's and at the paper's tokens a rank;
+- ``pipeline``: 2 x 2 x 2, dense and with experts, over GSPMD on the same devices and the same global batch. A pipeline
+  idles in its bubbles and GSPMD does not: in wall time it loses where links are fast. CPU-seconds leave bubbles out.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from bench_pipeline import Stepped, draw_batch, experiment
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from measure import Trainee, cpu_seconds, demo, median, publish, ratio
+
+from swift.data import Batch
+from swift.experts import Load
+from swift.experts.placement import Static, Symi
+from swift.experts.routing import balance_loss, count_choices, route
+from swift.mesh import emulate_devices
+from swift.pipeline import Program
+from swift.train import Experiment
+
+DEVICES = 8
+AXIS = "devices"
+DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128
+
+
+class Gspmd:
+    """A training step of which only arrays' shardings say that there are several devices.
+
+    Args:
+        setup: whose model and optimizer it has.
+        program: the same, as this library runs it.
+        batch: the global batch, micro-batches and all; every step is given it again.
+        num_groups: groups of tokens among which the room of a class is shared out, GShard's G.
+    """
+
+    def __init__(self, setup: Experiment, program: Program, batch: Batch, num_groups: int):
+        self._experts, self._gpt, self._groups = setup.experts, program.gpt, num_groups
+        self._optimizer, self._pattern = program.optimizer, setup.model.moe_layers
+        self._mesh = Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,))
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), batch)
+        self._batch = jax.device_put(flat, self._over(0, 2))
+        weights = jax.jit(lambda key: self._gpt.unpack(self._gpt.init(key)))(jax.random.key(setup.seed))
+        self._state = jax.tree.map(self._shard, (weights, self._optimizer.init(weights)))
+        placed = jax.tree.map(lambda leaf: leaf.sharding, self._state)
+        self._step = jax.jit(self._iterate, donate_argnums=0, out_shardings=(placed, None))
+
+    def __call__(self) -> Any:
+        """One iteration; its loss."""
+        self._state, loss = self._step(self._state, self._batch)
+        return jax.block_until_ready(loss)
+
+    def _over(self, dim: int, num_dims: int) -> NamedSharding:
+        spec = [AXIS if index == dim else None for index in range(num_dims)]
+        return NamedSharding(self._mesh, PartitionSpec(*spec))
+
+    def _shard(self, leaf: jax.Array) -> jax.Array:
+        """Along the first dim that divides; experts' first is their class."""
+        fitting = [dim for dim, size in enumerate(leaf.shape) if size % DEVICES == 0]
+        return jax.device_put(leaf, self._over(fitting[0] if fitting else -1, leaf.ndim))
+
+    def _iterate(self, state: Any, batch: Batch) -> Any:
+        weights, moments = state
+        gradients, loss = jax.grad(self._objective, has_aux=True)(weights, batch)
+        updates, moments = self._optimizer.update(gradients, moments, weights)
+        return (optax.apply_updates(weights, updates), moments), loss
+
+    def _objective(self, weights: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+            del row
+            return self._mixture(logits_TE, x_TD, valid_T, state)
+
+        x = self._gpt.embed(weights, batch.inputs)
+        x, aux, _ = self._gpt.stage(weights, self._pattern, x, batch.valid, moe)
+        loss = self._gpt.head_loss(weights, x, batch.labels, batch.valid) / batch.valid.sum()
+        return loss + self._experts.aux_loss_coefficient * aux, loss
+
+    def _mixture(self, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+        """GShard's layer. G groups, T tokens of one, E classes, C rows of a class for a group, D model dim."""
+        config, groups = self._experts, self._groups
+        routing = route(logits_TE, config.top_k)
+        per_group = len(x_TD) // groups
+        replicas = config.slots_per_rank * groups // config.num_classes
+        rows = replicas * config.rows_per_slot(per_group, groups)
+        is_class_GTE = jax.nn.one_hot(routing.choices_TK[:, 0].reshape(groups, -1), config.num_classes, dtype=jnp.int32)
+        place_GT = jnp.sum((jnp.cumsum(is_class_GTE, axis=1) - 1) * is_class_GTE, axis=-1)
+        is_row_GTC = jax.nn.one_hot(place_GT, rows, dtype=x_TD.dtype)  # zeros beyond the last row: dropped
+        sends_GTEC = is_class_GTE.astype(x_TD.dtype)[..., None] * is_row_GTC[:, :, None]
+        x_GTD = x_TD.reshape(groups, per_group, -1)
+        rows_EGCD = jnp.einsum("gtec,gtd->egcd", sends_GTEC, x_GTD)
+        rows_EGCD = jax.lax.with_sharding_constraint(rows_EGCD, self._over(0, 4))
+        flat = rows_EGCD.reshape(config.num_classes, -1, x_TD.shape[1])
+        out_EGCD = self._gpt.groups["expert"].apply_stacked(state, flat).reshape(rows_EGCD.shape)
+        y_GTD = jnp.einsum("gtec,egcd->gtd", sends_GTEC, out_EGCD)
+        y_TD = jax.lax.with_sharding_constraint(y_GTD, self._over(0, 3)).reshape(x_TD.shape) * routing.gates_TK
+        popularity_E = count_choices(routing.choices_TK, valid_T[:, None], config.num_classes)
+        aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
+        return y_TD, aux, Load(popularity_E, popularity_E)
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
+    """CPU-seconds and milliseconds of an iteration, and their ratios over GSPMD's."""
+    cpu_s: dict[str, list[float]] = {name: [] for name in calls}
+    wall_ms: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for call in calls.values():
+        call()
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            begun, cpu = time.perf_counter(), cpu_seconds()
+            jax.block_until_ready(calls[name]())
+            cpu_s[name].append(cpu_seconds() - cpu)
+            wall_ms[name].append(1000 * (time.perf_counter() - begun))
+    return {
+        "cpu_s": {name: median(values) for name, values in cpu_s.items()},
+        "ms": {name: round(statistics.median(values), 1) for name, values in wall_ms.items()},
+        "cpu_over_gspmd": {name: ratio(cpu_s, name, "gspmd") for name in names if name != "gspmd"},
+        "ms_over_gspmd": {name: ratio(wall_ms, name, "gspmd") for name in names if name != "gspmd"},
+    }
+
+
+def expert_parallel(num_sequences: int, rounds: int) -> dict[str, Any]:
+    """Eight ranks of the demo's model against GSPMD, after it was seen that they compute the same."""
+    ours = {policy.name: Trainee(demo(policy, "decoupled", num_sequences)) for policy in (Static(), Symi())}
+    setup = ours["static"].experiment
+    batch = setup.loader("train").batch(0)
+    peer = Gspmd(setup, ours["static"].program, batch, DEVICES)
+    losses = float(np.ravel(jax.device_get(ours["static"]()["loss"]))[0]), float(peer())
+    assert abs(losses[0] - losses[1]) < 1e-4, f"they compute different losses: {losses}"
+    calls: dict[str, Callable[[], Any]] = {**ours, "gspmd": peer}
+    return {"tokens_per_rank": setup.tokens_per_step // DEVICES, **in_turns(calls, rounds)}
+
+
+def pipeline(rounds: int, *, moe: bool) -> dict[str, Any]:
+    """2 pipelines of 2 stages of 2 expert ranks, 4 micro-batches each, against GSPMD on the same 8 devices."""
+    setup = experiment((2, 2, 2), 4, moe=moe)
+    batch = draw_batch(setup)
+    with setup.engine(frozenset(), "none") as engine:
+        ours = Stepped(engine, [batch])
+        peer = Gspmd(setup, engine.program, batch, len(batch.inputs) * 2)
+        losses = float(np.ravel(jax.device_get(ours()))[0]), float(peer())
+        assert abs(losses[0] - losses[1]) < 1e-4, f"they compute different losses: {losses}"
+        return in_turns({"pipeline": ours, "gspmd": peer}, rounds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    emulate_devices(DEVICES)
+    return publish(
+        "against GSPMD, 8 emulated devices",
+        {
+            "expert_parallel_demo": expert_parallel(DEMO_SEQUENCES, rounds),
+            "expert_parallel_paper": expert_parallel(PAPER_SEQUENCES, rounds),
+            "pipeline_dense": pipeline(rounds, moe=False),
+            "pipeline_experts": pipeline(rounds, moe=True),
+        },
+        {},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

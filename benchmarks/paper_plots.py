@@ -1,0 +1,143 @@
+"""The plots of ``experiments/plots``, drawn from the results that are kept in ``experiments/results``."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from paper_tables import Results
+
+from swift.files import replace_file
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#000000")
+"""Okabe and Ito's, as in a run's report."""
+
+
+def draw_all(results: Results, directory: Path) -> list[Path]:
+    """Draws every plot whose result is there, as SVG that is the same for the same results."""
+    directory.mkdir(exist_ok=True)
+    paths = []
+    for name, (result, draw) in PLOTS.items():
+        if result not in results:
+            continue
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+        draw(axes, results[result])
+        axes.spines[["top", "right"]].set_visible(False)
+        file = io.BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "swift"}):
+            figure.savefig(file, format="svg", metadata={"Date": None})
+        paths.append(directory / f"{name}.svg")
+        replace_file(paths[-1], file.getvalue())
+    return paths
+
+
+def survival(axes: Axes, found: dict[str, Any]) -> None:
+    """The share of tokens that survive, over the iterations."""
+    curves = dict(found["curves"])
+    every = curves.pop("every")
+    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+        steps = every * (np.arange(len(curve["survival"])) + 0.5)
+        axes.plot(steps, 100 * np.array(curve["survival"]), color=color, label=name)
+    axes.set(xlabel="iteration", ylabel="tokens that survive (%)", ylim=(0, 100))
+    axes.legend(ncols=3, frameon=False)
+
+
+def loss(axes: Axes, found: dict[str, Any]) -> None:
+    """The training loss over the iterations."""
+    curves = dict(found["curves"])
+    every = curves.pop("every")
+    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+        axes.plot(every * (np.arange(len(curve["loss"])) + 0.5), curve["loss"], color=color, label=name)
+    axes.set(xlabel="iteration", ylabel="training loss (nats per byte)")
+    axes.legend(frameon=False)
+
+
+def aux_loss(axes: Axes, found: dict[str, Any]) -> None:
+    """Dropped tokens by coefficient."""
+    by = found["by_coefficient"]
+    for color, policy in zip(COLORS, ("static", "symi"), strict=False):
+        axes.plot(list(by), [100 * row[policy]["dropped"] for row in by.values()], "o-", color=color, label=policy)
+    axes.set(xlabel="coefficient of the auxiliary loss", ylabel="tokens dropped (%)", ylim=(0, None))
+    axes.legend(frameon=False)
+
+
+def ablation(axes: Axes, found: dict[str, Any]) -> None:
+    """Periods over that of 1F1B without failures, at the worst stage."""
+    cases = found["ablation"]
+    techniques = list(next(iter(cases.values()))["periods by failed stage"])
+    for index, technique in enumerate(techniques):
+        worst = [
+            max(case["periods by failed stage"][technique]) / case["no failure"]["1F1B"] for case in cases.values()
+        ]
+        axes.bar(np.arange(len(cases)) + 0.27 * (index - 1), worst, 0.25, color=COLORS[index], label=technique)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(cases)), list(cases), fontsize=8)
+    axes.set(ylabel="period / 1F1B's without failures", ylim=(0.8, None))
+    axes.legend(frameon=False)
+
+
+def failures(axes: Axes, found: dict[str, Any]) -> None:
+    """Throughput by the time between failures, 8 pipelines of 4 stages."""
+    chosen = {
+        name.split("every ")[1].split(",")[0]: row
+        for name, row in found["throughput_under_failures"].items()
+        if name.startswith("8 x 4") and "back" in name and "none" not in name
+    }
+    lines(axes, chosen, "a failure every")
+
+
+def lines(axes: Axes, rows: dict[str, dict[str, float]], label: str) -> None:
+    """A line for each strategy."""
+    for color, strategy in zip(COLORS, next(iter(rows.values())), strict=False):
+        axes.plot(list(rows), [row[strategy] for row in rows.values()], "o-", color=color, label=strategy)
+    axes.set(xlabel=label, ylabel="throughput / without failures", ylim=(None, 1))
+    axes.legend(frameon=False, ncols=2)
+
+
+def scale(axes: Axes, found: dict[str, Any]) -> None:
+    """Throughput at scale and the live share."""
+    rows = found["scale"]
+    places = np.arange(len(rows))
+    axes.bar(places, [row["throughput"] for row in rows.values()], color=COLORS[0], label="over ours without failures")
+    axes.plot(
+        places, [row["fault_scaled"] for row in rows.values()], "_", markersize=16, color="black", label="live share"
+    )
+    axes.set_xticks(places, [name.replace(" devices, ", "\n") for name in rows], fontsize=8)
+    axes.set(xlabel="devices, share that is down", ylabel="throughput", ylim=(0.7, 1.08))
+    axes.legend(frameon=False, ncols=2)
+
+
+def plt_against_loss(axes: Axes, found: dict[str, Any]) -> None:
+    """Validation loss over the proportion of lost tokens."""
+    for color, (name, row) in zip(COLORS, found["variants"].items(), strict=False):
+        axes.plot(100 * row["plt"], row["validation_loss"], "o", color=color, label=name)
+    axes.set(xlabel="tokens lost, PLT (%)", ylabel="validation loss (nats per byte)")
+    axes.legend(frameon=False)
+
+
+def ettr(axes: Axes, found: dict[str, Any]) -> None:
+    """Effective training time ratio by mean time between failures, a spare after 60 s."""
+    rows = {
+        name.split(",")[0]: row
+        for name, row in found["effective_training_time_ratio"].items()
+        if name.endswith("repair 60 s")
+    }
+    lines(axes, rows, "mean time between failures")
+
+
+PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
+    "symi_survival": ("symi_drops", survival),
+    "symi_loss": ("symi_drops", loss),
+    "symi_aux_loss": ("symi_aux_loss", aux_loss),
+    "recycle_ablation": ("recycle_ablation", ablation),
+    "recycle_failures": ("recycle_failures", failures),
+    "recycle_scale": ("recycle_scale", scale),
+    "moc_faults": ("moc_faults", plt_against_loss),
+    "moc_ettr": ("simulation", ettr),
+}
+"""By name: the result that a plot is drawn from, and how."""

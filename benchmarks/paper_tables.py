@@ -1,0 +1,244 @@
+"""The tables of ``experiments/*/README.md``, made of the results that are kept in ``experiments/results``.
+
+A README has a line ``<!-- table: NAME -->`` where a table begins and ``<!-- end -->`` where it ends.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Results = dict[str, dict[str, Any]]
+"""Documents by the name of their file."""
+_BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+
+
+def read_results(directory: Path) -> Results:
+    """All results in a directory."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+
+
+def rewrite_tables(text: str, results: Results) -> str:
+    """A README with its tables made anew; one whose result is missing says so."""
+
+    def rewritten(match: re.Match[str]) -> str:
+        name = match["name"]
+        result, table = TABLES[name]
+        body = table(results[result]) if result in results else f"*{result} has not been run*"
+        return f"{match['begin']}\n{body}\n\n{match['end']}"
+
+    return _BLOCK.sub(rewritten, text)
+
+
+def markdown(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table of Markdown."""
+    cells = list(heading)
+    lines = [cells, ["---"] * len(cells), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def percent(share: float | None) -> str:
+    """Of a share, with one digit."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def symi_convergence(found: dict[str, Any]) -> str:
+    """SYMI's table 3: five systems."""
+    runs = {run["name"]: run for run in found["runs"]}
+    against = found["symi_against"]
+    names = {
+        "static": "static (DeepSpeed)",
+        "flexmoe100": "FlexMoE-100",
+        "flexmoe50": "FlexMoE-50",
+        "flexmoe10": "FlexMoE-10",
+        "symi": "SYMI",
+    }
+
+    def gain(name: str, key: str) -> str:
+        if name not in against:
+            return ""
+        return f"{percent(against[name][key])} ({percent(against[name][f'{key}_paper'])})"
+
+    rows = [
+        ["tokens dropped", *(f"{runs[name]['dropped_percent']:.1f} %" for name in names)],
+        ["iterations to the target loss", *(runs[name]["steps_to_target"] or "-" for name in names)],
+        ["loss, mean of the last 10 iterations", *(f"{runs[name]['final_loss']:.3f}" for name in names)],
+        ["SYMI drops fewer by (paper)", *(gain(name, "fewer_drops") for name in names)],
+        ["SYMI needs fewer iterations by (paper)", *(gain(name, "fewer_iterations") for name in names)],
+    ]
+    return markdown(["", *names.values()], rows)
+
+
+def symi_aux_loss(found: dict[str, Any]) -> str:
+    """Dropped tokens by the coefficient of the auxiliary loss."""
+    rows = [
+        [coefficient, *(percent(by[policy]["dropped"]) for policy in ("static", "symi")), by["symi"]["loss"]]
+        for coefficient, by in found["by_coefficient"].items()
+    ]
+    return markdown(["coefficient", "static drops", "SYMI drops", "SYMI's loss"], rows)
+
+
+def symi_capacity(found: dict[str, Any]) -> str:
+    """Tokens that survive by the capacity factor."""
+    rows = [
+        [f"x {factor}", percent(by["survive"]), percent(by["paper"])]
+        for factor, by in found["by_capacity_factor"].items()
+    ]
+    return markdown(["capacity", "survive", "paper"], rows)
+
+
+def symi_breakdown(found: dict[str, Any]) -> str:
+    """Shares of an iteration's CPU-seconds."""
+    rows = [[name, f"{100 * share:.2f} %"] for name, share in found["shares"].items()]
+    return markdown(["part", f"of an iteration of {found['tokens_per_rank']:,} tokens a rank"], rows)
+
+
+def symi_cost(found: dict[str, Any]) -> str:
+    """What an iteration costs beside the baselines."""
+    sizes = ("iteration_of_the_demo", "iteration_with_the_paper's_tokens_per_rank")
+    by_size = [found[size] for size in sizes]
+
+    def ratios(key: str) -> list[str]:
+        return [f"{by[key]['median']:.3f}" for by in by_size]
+
+    share = found["placement_cpu_s"]["symi"] / by_size[0]["cpu_s"]["symi"]
+    rows = [
+        ["`symi` over DeepSpeed (`static`, coupled)", *ratios("symi_over_static_coupled")],
+        ["`symi` over `static` in the same layout", *ratios("symi_over_static")],
+        ["placement computation, share of an iteration", f"{100 * share:.3f} %", ""],
+        ["FlexMoE-10, a migrating iteration over a normal one", found["flexmoe"]["migrating_over_normal"], ""],
+    ]
+    return markdown(["CPU-seconds", *(f"{by['tokens_per_rank']:,} tokens a rank" for by in by_size)], rows)
+
+
+def recycle_ablation(found: dict[str, Any]) -> str:
+    """Periods with one failure, technique by technique."""
+
+    def span(values: list[float]) -> str:
+        low, high = min(values), max(values)
+        return f"{low:g}" if low == high else f"{low:g} - {high:g}"
+
+    rows = []
+    for name, by in found["ablation"].items():
+        whole, periods = by["no failure"], by["periods by failed stage"]
+        rows.append([name, f"{whole['1F1B']:g}", *(span(of) for of in periods.values())])
+        rows[-1] += [span(by["lower bounds"]), f"{whole['decoupled, staggered']:g}"]
+    heading = ["pipelines x stages", "1F1B, no failure", "re-routed", "+ decoupled", "+ staggered", "bound"]
+    return markdown([*heading, "zero-bubble, no failure"], rows)
+
+
+def by_strategy(rows: dict[str, dict[str, float]], first: str) -> str:
+    """Ratios, a column for each strategy."""
+    names = list(next(iter(rows.values())))
+    return markdown([first, *names], [[name, *(f"{row[of]:.3f}" for of in names)] for name, row in rows.items()])
+
+
+def recycle_failures(found: dict[str, Any]) -> str:
+    """Throughput under failures of 32 workers."""
+    return by_strategy(found["throughput_under_failures"], "pipelines x stages, failures")
+
+
+def recycle_scale(found: dict[str, Any]) -> str:
+    """Throughput at scale, beside the live share."""
+    rows = [
+        [name, row["pipelines x stages"], *(f"{row[key]:.3f}" for key in ("fault_scaled", "throughput", "over_1f1b"))]
+        for name, row in found["scale"].items()
+    ]
+    heading = ["devices, down", "pipelines x stages", "fault-scaled", "over ours without failures"]
+    return markdown([*heading, "over 1F1B without failures"], rows)
+
+
+def recycle_traces(found: dict[str, Any]) -> str:
+    """Effective training time ratios on the published traces."""
+    rows = found["traces"]
+    names = list(next(iter(rows.values()))["ratios"])
+    return markdown(
+        ["trace", "hours", "most nodes", "removals", "pipelines x stages", *names],
+        (
+            [name, row["hours"], row["most_nodes"], row["removals"], row["pipelines x stages"]]
+            + [f"{row['ratios'][of]:.3f}" for of in names]
+            for name, row in rows.items()
+        ),
+    )
+
+
+def recycle_published(found: dict[str, Any]) -> str:
+    """Averages of Oobleck's artifact."""
+    rows = [
+        [name, f"{row['ours']:g}", f"{row['published']:g}", f"{100 * row['off']:+.1f} %"]
+        for name, row in found["published_averages"].items()
+    ]
+    return markdown(["system, model, a removal every", "samples/s, ours", "published", "off"], rows)
+
+
+def recycle_against(found: dict[str, Any]) -> str:
+    """Over Oobleck and Bamboo."""
+    rows = []
+    for name, row in found["over_oobleck_and_bamboo"].items():
+        cells = [name]
+        for other in ("oobleck", "bamboo"):
+            alone = row.get(f"recycle over {other}")
+            with_schedule = f"{alone * row['schedule']:.2f}" if alone else "-"
+            cells += [f"{alone:.2f}" if alone else "-", with_schedule]
+        rows.append(cells)
+    over = [
+        f"over {other}, {what}" for other in ("Oobleck", "Bamboo") for what in ("each its own base", "with schedule")
+    ]
+    return markdown(["model, pipelines x stages, a removal every", *over], rows)
+
+
+def moc_sizes(found: dict[str, Any]) -> str:
+    """Sizes of checkpoints by K, by the shapes of the states."""
+    states = {"demo, 16 classes": found["state"], "GPT-350M-16E": found["gpt_350m_16e"]}
+    ks = list(found["state"]["share_of_full"])
+    return markdown(
+        ["state", "full (GB)", *(f"K = {k}" for k in ks)],
+        ([name, state["full_gb"], *(percent(state["share_of_full"][k]) for k in ks)] for name, state in states.items()),
+    )
+
+
+def moc_stall(found: dict[str, Any]) -> str:
+    """What a save costs a running iteration."""
+    names = {"k_1": "K = 1 of 16", "k_4": "K = 4", "k_all": "full", "orbax_full": "Orbax's own asynchronous save"}
+    keys = ("blocked_ms", "stall_ms", "written_ms")
+    stalls = found["stalls"]
+    rows = [[text, *(f"{stalls[name][key]:.1f}" for key in keys)] for name, text in names.items()]
+    plain = f"{stalls['plain_step']['ms']:.1f}"
+    heading = ["saved", "training waits (ms)", f"iteration of {plain} ms takes longer by (ms)", "written after (ms)"]
+    return markdown(heading, rows)
+
+
+def moc_faults(found: dict[str, Any]) -> str:
+    """Validation loss against lost tokens."""
+    rows = [
+        [name, percent(of["plt"]), f"{of['validation_loss']:.3f}", f"{of['above_full']['mean']:+.3f}", of["written_mb"]]
+        for name, of in found["variants"].items()
+    ]
+    return markdown(["saved", "tokens lost (PLT)", "validation loss", "above full", "written (MB)"], rows)
+
+
+def moc_ettr(found: dict[str, Any]) -> str:
+    """Effective training time ratio by mean time between failures."""
+    rows = {name: row for name, row in found["effective_training_time_ratio"].items() if isinstance(row, dict)}
+    return by_strategy(rows, "between failures")
+
+
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "symi_convergence": ("symi_drops", symi_convergence),
+    "symi_aux_loss": ("symi_aux_loss", symi_aux_loss),
+    "symi_capacity": ("symi_capacity", symi_capacity),
+    "symi_breakdown": ("symi_breakdown", symi_breakdown),
+    "symi_cost": ("symi_cost", symi_cost),
+    "recycle_ablation": ("recycle_ablation", recycle_ablation),
+    "recycle_failures": ("recycle_failures", recycle_failures),
+    "recycle_scale": ("recycle_scale", recycle_scale),
+    "recycle_traces": ("recycle_traces", recycle_traces),
+    "recycle_published": ("simulation", recycle_published),
+    "recycle_against": ("simulation", recycle_against),
+    "moc_sizes": ("moc_checkpoint", moc_sizes),
+    "moc_stall": ("moc_checkpoint", moc_stall),
+    "moc_faults": ("moc_faults", moc_faults),
+    "moc_ettr": ("simulation", moc_ettr),
+}
+"""By name: the result that a table is made of, and how."""

@@ -1,0 +1,143 @@
+"""ReCycle's figures (arXiv 2405.14009), planned and simulated: ablation, throughput under failures, traces, scale.
+
+Everything is relative to the same strategy without failures, or to 1F1B where it says so; no accelerator is needed.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from measure import publish
+
+from swift.schedules import (
+    Problem,
+    adaptive,
+    lower_bound,
+    one_f_one_b,
+    period,
+    spread,
+    tight_bound,
+    zero_bubble,
+)
+from swift.schedules.normalize import canonical
+from swift.simulate import CannotRun, Job, Trace, evenly_spaced, poisson, read_trace, simulate, strategies
+from swift.topology import Topology
+
+OF_JOB = ("ideal", "swift", "recycle", "memory", "moc", "full")
+SHAPES_OF_32 = ((16, 2), (8, 4), (4, 8))
+"""Pipelines and stages of the paper's testbed; 128 micro-batches in all."""
+INTERVALS_S = {"6 h": 21600.0, "2 h": 7200.0, "30 min": 1800.0, "10 min": 600.0}
+SCALES = {256: (32, 8), 512: (32, 16), 1024: (32, 32), 1536: (24, 64)}
+"""Devices -> pipelines and stages, one device a worker; the paper does not give its shapes."""
+PLANNED_WORKERS = 256
+"""Beyond so many workers the planner's tight bound stands for its period, as in ``swift simulate``."""
+
+
+def ablation() -> dict[str, Any]:
+    """Periods with one failure, by its stage: what each of the three techniques is worth, in units of tF = tB = tW."""
+    figures = {}
+    for shape, num_microbatches in (((3, 4), 6), ((4, 4), 8), ((4, 8), 16), ((8, 4), 16)):
+        whole = Problem(Topology(*shape), num_microbatches)
+        failed = [replace(whole, failed=frozenset({(shape[0] - 1, stage)})) for stage in range(shape[1])]
+        variants = {
+            "re-routed": [replace(problem, decoupled=False, staggered=False) for problem in failed],
+            "decoupled": [replace(problem, staggered=False) for problem in failed],
+            "decoupled, staggered": failed,
+        }
+        figures[f"{shape[0]} x {shape[1]}, M = {num_microbatches}"] = {
+            "no failure": {"1F1B": period(one_f_one_b(whole)), "decoupled, staggered": period(zero_bubble(whole))},
+            "periods by failed stage": {name: [period(adaptive(one)) for one in of] for name, of in variants.items()},
+            "lower bounds": [lower_bound(problem) for problem in failed],
+        }
+    return {"ablation": figures}
+
+
+def ratios(job: Job, trace: Trace) -> dict[str, float]:
+    """Effective training time ratio of every strategy that needs no published table."""
+    found = strategies(job, trace, None, OF_JOB)
+    return {one.name: round(simulate(one, trace).ettr, 4) for one in found if not isinstance(one, CannotRun)}
+
+
+def failures() -> dict[str, Any]:
+    """Throughput over that without failures on 32 workers: a failure every so often, repaired or not."""
+    figures: dict[str, Any] = {}
+    for D, P in SHAPES_OF_32:
+        job = Job(Problem(Topology(D, P), 128 // D))
+        for name, interval_s in INTERVALS_S.items():
+            figures[f"{D} x {P}, every {name}, back after 10 min"] = ratios(
+                job, poisson(32, interval_s, 600.0, 24 * 3600.0)
+            )
+        figures[f"{D} x {P}, every 30 min, none comes back, 8 in all"] = ratios(job, evenly_spaced(32, 1800.0, 8))
+    return {"throughput_under_failures": figures}
+
+
+def period_of(problem: Problem) -> float:
+    """Of a plan; of a large problem the tight bound."""
+    small = problem.num_pipelines * problem.num_stages <= PLANNED_WORKERS
+    return period(adaptive(problem)) if small else tight_bound(problem)
+
+
+def scale() -> dict[str, Any]:
+    """Throughput with 1, 5 and 10 % of the devices down over that without failures, beside the live share.
+
+    The failures are spread over the stages by ReCycle's dynamic program. ``over_1f1b`` has 1F1B without failures as
+    its base, as the paper does; the other one the planner's own schedule without failures.
+    """
+    figures: dict[str, Any] = {}
+    for num_devices, (D, P) in SCALES.items():
+        whole = Problem(Topology(D, P), 2 * P)
+        without, plain = period_of(whole), period(one_f_one_b(whole.lone_pipeline()))
+        for percent in (1, 5, 10):
+            down = round(num_devices * percent / 100)
+            with_failures = period_of(canonical(whole, spread(whole, down)))
+            figures[f"{num_devices} devices, {percent} %"] = {
+                "pipelines x stages": f"{D} x {P}",
+                "fault_scaled": round(1 - down / num_devices, 4),
+                "throughput": round(without / with_failures, 4),
+                "over_1f1b": round(plain / with_failures, 4),
+            }
+    return {"scale": figures}
+
+
+def traces(paths: list[Path]) -> dict[str, Any]:
+    """Effective training time ratios on recorded traces; four stages, as many pipelines as the trace has room for."""
+    figures = {}
+    for path in paths:
+        trace = read_trace(path, lambda line: print(line, file=sys.stderr))
+        topology = Topology(trace.most_nodes // 4, 4)
+        figures[path.stem] = {
+            "pipelines x stages": f"{topology.num_pipelines} x 4",
+            "hours": round(trace.horizon_s / 3600, 1),
+            "most_nodes": trace.most_nodes,
+            "removals": trace.num_failures,
+            "ratios": ratios(Job(Problem(topology, 16)), trace),
+        }
+    return {"traces": figures}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=["ablation", "failures", "scale", "traces"])
+    parser.add_argument("--trace", type=Path, nargs="+", default=[], help="files, for 'traces'")
+    options = parser.parse_args()
+    claims: dict[str, tuple[float, float]] = {}
+    if options.study == "ablation":
+        figures = ablation()
+        example = figures["ablation"]["3 x 4, M = 6"]["periods by failed stage"]["decoupled, staggered"]
+        claims["worst period of ReCycle's example"] = (max(example), 27)
+    elif options.study == "failures":
+        figures = failures()
+    elif options.study == "scale":
+        figures = scale()
+        short = [1 - row["throughput"] / row["fault_scaled"] for row in figures["scale"].values()]
+        figures["mean_below_fault_scaled"] = round(statistics.fmean(short), 4)
+    else:
+        figures = traces(options.trace)
+    return publish(f"recycle, {options.study}", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

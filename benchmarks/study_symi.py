@@ -1,0 +1,141 @@
+"""SYMI's sweeps and breakdown (arXiv 2504.19925) on the demo's model.
+
+``aux-loss`` and ``capacity``: tokens that survive by the coefficient of the auxiliary loss, and by the capacity factor.
+Every run sees the same batches; its share of dropped tokens is that of all its iterations. ``breakdown``: CPU-seconds
+of the parts of an iteration, each a program of its own, with the paper's tokens a rank.
+"""
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from measure import Trainee, demo, median, paired_costs, publish
+
+from swift.experts import ExpertConfig
+from swift.experts.placement import Static, Symi
+from swift.mesh import SHARED
+from swift.models import model_size
+from swift.pipeline import Program, TrainState, lone_evaluation
+from swift.record import read_run, scalars
+from swift.topology import Topology
+from swift.train import Experiment, TrainOptions, train
+
+STEPS = 150
+COEFFICIENTS = (1e-5, 1e-3, 1e-2, 1e-1)
+CAPACITY_FACTORS = (1.0, 2.0, 4.0)
+PAPER_SURVIVAL = {1.0: 0.449, 2.0: 0.656, 4.0: 0.749}
+"""With 32 classes under a static placement."""
+DEMO = Experiment(
+    model=model_size("demo"),
+    experts=ExpertConfig(num_classes=8, slots_per_rank=4),
+    topology=Topology(num_expert_ranks=8),
+    num_steps=STEPS,
+)
+
+
+def trained(experiment: Experiment) -> dict[str, float]:
+    """The share of dropped tokens and the last ten iterations' loss of a run to its end."""
+    with tempfile.TemporaryDirectory() as directory:
+        train(experiment, TrainOptions(Path(directory) / "run", ""))
+        run = read_run(Path(directory) / "run")
+    dropped, routed = (
+        np.array([np.sum(record[name]) for record in run.metrics]).sum() for name in ("dropped", "popularity")
+    )
+    return {
+        "dropped": round(float(dropped / routed), 4),
+        "loss": round(float(np.mean(scalars(run, "loss")[-10:])), 4),
+    }
+
+
+def aux_loss() -> dict[str, Any]:
+    """Dropped tokens under a static and under SYMI's placement, by the coefficient of the auxiliary loss."""
+    figures: dict[str, Any] = {}
+    for coefficient in COEFFICIENTS:
+        experts = replace(DEMO.experts, aux_loss_coefficient=coefficient)
+        figures[f"{coefficient:g}"] = {
+            policy.name: trained(replace(DEMO, experts=experts, placement=policy)) for policy in (Static(), Symi())
+        }
+    return {"steps": STEPS, "by_coefficient": figures}
+
+
+def capacity() -> dict[str, Any]:
+    """Tokens that survive with 32 classes in 32 slots that never move, by the capacity factor."""
+    figures: dict[str, Any] = {}
+    for factor in CAPACITY_FACTORS:
+        experts = replace(DEMO.experts, num_classes=32, capacity_factor=factor)
+        found = trained(replace(DEMO, experts=experts, placement=Static()))
+        figures[f"{factor:g}"] = {
+            "survive": round(1 - found["dropped"], 4),
+            "paper": PAPER_SURVIVAL[factor],
+            "loss": found["loss"],
+        }
+    return {"steps": STEPS, "by_capacity_factor": figures}
+
+
+def parts_of(program: Program) -> dict[str, Any]:
+    """The parts of an update as jitted functions of a state, as ``swift.pipeline.update`` puts them together.
+
+    Slots stand for their gradients, which have their shapes, and master weights for theirs.
+    """
+    specs = program.specs
+
+    def jitted(part: Any, out_specs: Any) -> Any:
+        return jax.jit(program.live.per_rank(part, (specs,), out_specs))
+
+    def collect(state: TrainState) -> Any:
+        placements = program.placements(state.placement)
+        return {name: program.layouts[name].collect(of, placements[name]) for name, of in state.slots.items()}
+
+    def materialize(state: TrainState) -> Any:
+        placements = program.placements(state.placement)
+        return {name: program.layouts[name].materialize(of, placements[name]) for name, of in state.master.items()}
+
+    def optimize(state: TrainState) -> Any:
+        return program.optimizer.update(state.master, state.moments, state.master)
+
+    def place(state: TrainState) -> Any:
+        popularity_LE = jax.numpy.arange(program.experts.num_classes) + state.placement[:, :1, 0]
+        return program.policy(popularity_LE, state.placement, state.policy)[0]
+
+    return {
+        "collect gradients": jitted(collect, specs.master),
+        "optimizer": jitted(optimize, (specs.master, specs.moments)),
+        "place": jitted(place, SHARED),
+        "materialize weights": jitted(materialize, specs.slots),
+    }
+
+
+def breakdown() -> dict[str, Any]:
+    """Shares of an iteration; forward and backward are what is left of it."""
+    trainee = Trainee(demo(Symi(), "decoupled", num_sequences=128))
+    trainee()
+    forward, state = lone_evaluation(trainee.program), jax.tree.map(jax.numpy.copy, trainee.state)
+    calls = {name: (lambda part=part: part(state)) for name, part in parts_of(trainee.program).items()}
+    calls |= {"forward": lambda: forward(state, trainee.batches[0]), "iteration": trainee}
+    cpu_s = {name: median(values) for name, values in paired_costs(calls, rounds=11).items()}
+    whole = cpu_s.pop("iteration")
+    cpu_s["backward, and the rest"] = whole - sum(cpu_s.values())
+    return {
+        "tokens_per_rank": trainee.experiment.tokens_per_step // trainee.program.live.num_ranks,
+        "iteration_cpu_s": whole,
+        "shares": {name: round(value / whole, 5) for name, value in cpu_s.items()},
+    }
+
+
+STUDIES = {"aux-loss": aux_loss, "capacity": capacity, "breakdown": breakdown}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=list(STUDIES))
+    study = parser.parse_args().study
+    return publish(f"symi, {study}", STUDIES[study](), {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

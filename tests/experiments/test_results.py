@@ -1,0 +1,54 @@
+"""Tables and plots of the papers are those of the results that are kept."""
+
+import json
+import re
+from pathlib import Path
+
+import paper_plots
+import paper_tables
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+READMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/README.md"))
+RESULTS = paper_tables.read_results(EXPERIMENTS / "results")
+HOW = "run `python benchmarks/reproduce.py --draw`"
+
+
+@pytest.mark.parametrize("paper", READMES)
+def test_tables_are_made_of_the_results(paper):
+    text = (EXPERIMENTS / paper / "README.md").read_text()
+    assert paper_tables.rewrite_tables(text, RESULTS) == text, HOW
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_says_how_and_where_it_was_made(name):
+    document = RESULTS[name]
+    assert re.fullmatch(r"python benchmarks/\w+\.py( [\w.-]+)*", document["command"])
+    assert {"processor", "cores", "python", "jax"} <= set(document["machine"])
+    assert document["minutes"] >= 0
+    assert any(f"`{name}`" in (EXPERIMENTS / paper / "README.md").read_text() for paper in READMES)
+
+
+def test_every_plot_is_drawn_and_every_result_is_known():
+    drawn = {path.stem for path in (EXPERIMENTS / "plots").glob("*.svg")}
+    assert drawn == {name for name, (result, _) in paper_plots.PLOTS.items() if result in RESULTS}, HOW
+    used = {result for result, _ in (*paper_tables.TABLES.values(), *paper_plots.PLOTS.values())}
+    assert used <= set(RESULTS)
+
+
+def test_plots_are_the_same_for_the_same_results(tmp_path):
+    first = [path.read_bytes() for path in paper_plots.draw_all(RESULTS, tmp_path)]
+    again = [path.read_bytes() for path in paper_plots.draw_all(RESULTS, tmp_path)]
+    assert first == again
+
+
+def test_a_changed_figure_changes_its_table():
+    text = (EXPERIMENTS / "recycle" / "README.md").read_text()
+    changed = json.loads(json.dumps(RESULTS))
+    changed["recycle_ablation"]["ablation"]["3 x 4, M = 6"]["no failure"]["1F1B"] = 26
+    assert paper_tables.rewrite_tables(text, changed) != text
+
+
+def test_a_missing_result_is_told():
+    text = "<!-- table: moc_sizes -->\nold\n<!-- end -->"
+    assert "has not been run" in paper_tables.rewrite_tables(text, {})
