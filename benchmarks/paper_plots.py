@@ -12,9 +12,7 @@ from matplotlib.figure import Figure
 from paper_tables import Results
 
 from swift.files import replace_file
-
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#000000")
-"""Okabe and Ito's, as in a run's report."""
+from swift.report.palette import RUN_COLORS as COLORS
 
 
 def draw_all(results: Results, directory: Path) -> list[Path]:
@@ -38,23 +36,23 @@ def draw_all(results: Results, directory: Path) -> list[Path]:
 
 def survival(axes: Axes, found: dict[str, Any]) -> None:
     """The share of tokens that survive, over the iterations."""
-    curves = dict(found["curves"])
-    every = curves.pop("every")
-    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
-        steps = every * (np.arange(len(curve["survival"])) + 0.5)
-        axes.plot(steps, 100 * np.array(curve["survival"]), color=color, label=name)
-    axes.set(xlabel="iteration", ylabel="tokens that survive (%)", ylim=(0, 100))
-    axes.legend(ncols=3, frameon=False)
+    _curves(axes, found, "survival")
+    axes.set(ylabel="share of tokens that survive", ylim=(0, 1))
 
 
 def loss(axes: Axes, found: dict[str, Any]) -> None:
     """The training loss over the iterations."""
+    _curves(axes, found, "loss")
+    axes.set(ylabel="training loss (nats per byte)")
+
+
+def _curves(axes: Axes, found: dict[str, Any], metric: str) -> None:
     curves = dict(found["curves"])
     every = curves.pop("every")
     for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
-        axes.plot(every * (np.arange(len(curve["loss"])) + 0.5), curve["loss"], color=color, label=name)
-    axes.set(xlabel="iteration", ylabel="training loss (nats per byte)")
-    axes.legend(frameon=False)
+        axes.plot(every * (np.arange(len(curve[metric])) + 0.5), curve[metric], color=color, label=name)
+    axes.set(xlabel="iteration")
+    axes.legend(ncols=3, frameon=False)
 
 
 def aux_loss(axes: Axes, found: dict[str, Any]) -> None:
@@ -83,12 +81,8 @@ def ablation(axes: Axes, found: dict[str, Any]) -> None:
 
 def failures(axes: Axes, found: dict[str, Any]) -> None:
     """Throughput by the time between failures, 8 pipelines of 4 stages."""
-    chosen = {
-        name.split("every ")[1].split(",")[0]: row
-        for name, row in found["throughput_under_failures"].items()
-        if name.startswith("8 x 4") and "back" in name and "none" not in name
-    }
-    lines(axes, chosen, "a failure every")
+    rows = [row for row in found["of_job"] if row["shape"] == "8 x 4" and row["back"].startswith("after")]
+    lines(axes, {row["every"]: row["ratios"] for row in rows}, "a failure every")
 
 
 def lines(axes: Axes, rows: dict[str, dict[str, float]], label: str) -> None:

@@ -128,15 +128,29 @@ def recycle_ablation(found: dict[str, Any]) -> str:
     return markdown([*heading, "zero-bubble, no failure"], rows)
 
 
-def by_strategy(rows: dict[str, dict[str, float]], first: str) -> str:
-    """Ratios, a column for each strategy."""
-    names = list(next(iter(rows.values())))
-    return markdown([first, *names], [[name, *(f"{row[of]:.3f}" for of in names)] for name, row in rows.items()])
+def by_strategy(heading: list[str], rows: list[tuple[list[Any], dict[str, float | None]]]) -> str:
+    """Ratios, a column for each strategy, after some cells of their own."""
+    names = list(dict.fromkeys(name for _, ratios in rows for name in ratios))
+
+    def cell(ratio: float | None) -> str:
+        return "cannot run" if ratio is None else f"{ratio:.3f}"
+
+    return markdown([*heading, *names], ([*cells, *(cell(ratios.get(of)) for of in names)] for cells, ratios in rows))
 
 
 def recycle_failures(found: dict[str, Any]) -> str:
     """Throughput under failures of 32 workers."""
-    return by_strategy(found["throughput_under_failures"], "pipelines x stages, failures")
+    heading = ["pipelines x stages", "a failure every", "back"]
+    return by_strategy(
+        heading, [([row[key] for key in ("shape", "every", "back")], row["ratios"]) for row in found["of_job"]]
+    )
+
+
+def recycle_baselines(found: dict[str, Any]) -> str:
+    """Throughput under failures beside the published systems, 30 nodes."""
+    heading = ["model", "pipelines x stages", "a removal every"]
+    rows = [([row[key] for key in ("model", "shape", "every")], row["ratios"]) for row in found["published"]]
+    return by_strategy(heading, rows)
 
 
 def recycle_scale(found: dict[str, Any]) -> str:
@@ -151,16 +165,10 @@ def recycle_scale(found: dict[str, Any]) -> str:
 
 def recycle_traces(found: dict[str, Any]) -> str:
     """Effective training time ratios on the published traces."""
-    rows = found["traces"]
-    names = list(next(iter(rows.values()))["ratios"])
-    return markdown(
-        ["trace", "hours", "most nodes", "removals", "pipelines x stages", *names],
-        (
-            [name, row["hours"], row["most_nodes"], row["removals"], row["pipelines x stages"]]
-            + [f"{row['ratios'][of]:.3f}" for of in names]
-            for name, row in rows.items()
-        ),
-    )
+    keys = ("hours", "most_nodes", "removals", "pipelines x stages")
+    heading = ["trace", "hours", "most nodes", "removals", "pipelines x stages"]
+    rows = found["traces"].items()
+    return by_strategy(heading, [([name, *(row[key] for key in keys)], row["ratios"]) for name, row in rows])
 
 
 def recycle_published(found: dict[str, Any]) -> str:
@@ -173,18 +181,15 @@ def recycle_published(found: dict[str, Any]) -> str:
 
 
 def recycle_against(found: dict[str, Any]) -> str:
-    """Over Oobleck and Bamboo."""
+    """Over Oobleck and Bamboo: each over its own base; with what the schedule gains over 1F1B."""
+    pairs = [(ours, other) for ours in ("recycle", "swift") for other in ("oobleck", "bamboo")]
     rows = []
     for name, row in found["over_oobleck_and_bamboo"].items():
-        cells = [name]
-        for other in ("oobleck", "bamboo"):
-            alone = row.get(f"recycle over {other}")
-            with_schedule = f"{alone * row['schedule']:.2f}" if alone else "-"
-            cells += [f"{alone:.2f}" if alone else "-", with_schedule]
-        rows.append(cells)
-    over = [
-        f"over {other}, {what}" for other in ("Oobleck", "Bamboo") for what in ("each its own base", "with schedule")
-    ]
+        alone = [row.get(f"{ours} over {other}") for ours, other in pairs]
+        rows.append(
+            [name, *("-" if ratio is None else f"{ratio:.2f}; {ratio * row['schedule']:.2f}" for ratio in alone)]
+        )
+    over = [f"`{ours}` over {other.capitalize()}" for ours, other in pairs]
     return markdown(["model, pipelines x stages, a removal every", *over], rows)
 
 
@@ -220,8 +225,24 @@ def moc_faults(found: dict[str, Any]) -> str:
 
 def moc_ettr(found: dict[str, Any]) -> str:
     """Effective training time ratio by mean time between failures."""
-    rows = {name: row for name, row in found["effective_training_time_ratio"].items() if isinstance(row, dict)}
-    return by_strategy(rows, "between failures")
+    ratios = found["effective_training_time_ratio"].items()
+    return by_strategy(["between failures"], [([name], row) for name, row in ratios if isinstance(row, dict)])
+
+
+def gspmd(found: dict[str, Any]) -> str:
+    """CPU-seconds and wall time over GSPMD's."""
+    names = {
+        "expert_parallel_demo": "8 expert ranks, 256 tokens a rank",
+        "expert_parallel_paper": "8 expert ranks, 2,048 tokens a rank",
+        "pipeline_dense": "2 x 2 x 2, dense",
+        "pipeline_experts": "2 x 2 x 2, experts",
+    }
+    rows = [
+        [text, ours, f"{found[name]['cpu_over_gspmd'][ours]['median']:.2f}", f"{ratio['median']:.2f}"]
+        for name, text in names.items()
+        for ours, ratio in found[name]["ms_over_gspmd"].items()
+    ]
+    return markdown(["model", "ours", "CPU-seconds over GSPMD's", "wall time over GSPMD's"], rows)
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -232,10 +253,12 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "symi_cost": ("symi_cost", symi_cost),
     "recycle_ablation": ("recycle_ablation", recycle_ablation),
     "recycle_failures": ("recycle_failures", recycle_failures),
+    "recycle_baselines": ("recycle_failures", recycle_baselines),
     "recycle_scale": ("recycle_scale", recycle_scale),
     "recycle_traces": ("recycle_traces", recycle_traces),
     "recycle_published": ("simulation", recycle_published),
     "recycle_against": ("simulation", recycle_against),
+    "gspmd": ("gspmd", gspmd),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),
     "moc_faults": ("moc_faults", moc_faults),

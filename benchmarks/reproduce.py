@@ -46,6 +46,7 @@ ALL = (
     Result("recycle_traces", ("study_recycle.py", "traces", "--trace"), is_quick=False),
     Result("recycle_recovery", ("bench_recovery.py",), is_quick=False),
     Result("simulation", ("bench_simulate.py",)),
+    Result("gspmd", ("bench_gspmd.py", "--rounds", "9"), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),
     Result("moc_faults", ("bench_faults.py", "--seeds", "1")),
 )
@@ -60,6 +61,10 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in names]:
         parser.error(f"no such result: {', '.join(unknown)}; there are {', '.join(names)}")
+    if options.draw and (options.names or options.trace):
+        parser.error("--draw takes the results as they are: no names, no --trace")
+    if options.trace and "recycle_traces" not in options.names:
+        parser.error("--trace is for recycle_traces")
     if "recycle_traces" in options.names and not options.trace:
         parser.error("recycle_traces needs --trace FILE ...: the published traces are not part of this repository")
     wanted = [result for result in ALL if (result.name in options.names if options.names else result.is_quick)]
@@ -68,6 +73,8 @@ def main() -> int:
     draw_all(results, ROOT / "experiments" / "plots")
     for path in sorted((ROOT / "experiments").glob("*/README.md")):
         replace_file(path, rewrite_tables(path.read_text(), results).encode())
+    if failed:
+        tell(f"without a result: {', '.join(failed)}")
     return int(bool(failed))
 
 

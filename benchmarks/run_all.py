@@ -17,7 +17,7 @@ from swift.files import replace_file
 
 
 def table(documents: dict[str, dict[str, Any]]) -> Table:
-    """A row for each claim: what was found, the limit, and whether it holds on this machine."""
+    """A row for each claim: the figure, its limit, and whether it holds on this machine; and one for each headline."""
     found = Table(box=box.SIMPLE_HEAD)
     for heading in ("benchmark", "claim", "figure", "at most", ""):
         found.add_column(heading, justify="right" if heading in ("figure", "at most") else "left", overflow="fold")
@@ -25,6 +25,8 @@ def table(documents: dict[str, dict[str, Any]]) -> Table:
         for claim, judged in document["claims"].items():
             holds = "holds" if judged["holds"] else "missed"
             found.add_row(name, claim, f"{judged['figure']:.4g}", f"{judged['limit']:.4g}", holds)
+        for headline, figure in document.get("headlines", {}).items():
+            found.add_row(name, headline, f"{figure:.4g}", "-", "")
     return found
 
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from measure import Trainee, demo, median, paired_costs, publish
 
+from swift.checkpoint import CheckpointConfig
 from swift.experts import ExpertConfig
 from swift.experts.placement import Static, Symi
-from swift.mesh import SHARED
+from swift.mesh import EXPERT_AXIS, SHARED
 from swift.models import model_size
 from swift.pipeline import Program, TrainState, lone_evaluation
 from swift.record import read_run, scalars
@@ -34,7 +36,9 @@ DEMO = Experiment(
     model=model_size("demo"),
     experts=ExpertConfig(num_classes=8, slots_per_rank=4),
     topology=Topology(num_expert_ranks=8),
+    checkpoint=CheckpointConfig(every=0),
     num_steps=STEPS,
+    eval_every=0,
 )
 
 
@@ -96,16 +100,18 @@ def parts_of(program: Program) -> dict[str, Any]:
         return {name: program.layouts[name].materialize(of, placements[name]) for name, of in state.master.items()}
 
     def optimize(state: TrainState) -> Any:
-        return program.optimizer.update(state.master, state.moments, state.master)
+        updates, moments = program.optimizer.update(state.master, state.moments, state.master)
+        return optax.apply_updates(state.master, updates), moments
 
     def place(state: TrainState) -> Any:
-        popularity_LE = jax.numpy.arange(program.experts.num_classes) + state.placement[:, :1, 0]
+        counts_LE = jax.numpy.arange(program.experts.num_classes) + state.placement[:, :1, 0]
+        popularity_LE = jax.lax.psum(counts_LE, EXPERT_AXIS)
         return program.policy(popularity_LE, state.placement, state.policy)[0]
 
     return {
         "collect gradients": jitted(collect, specs.master),
         "optimizer": jitted(optimize, (specs.master, specs.moments)),
-        "place": jitted(place, SHARED),
+        "sum counts and place": jitted(place, SHARED),
         "materialize weights": jitted(materialize, specs.slots),
     }
 

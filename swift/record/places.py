@@ -1,5 +1,6 @@
 """Who was at work in a run, and when: a worker, an expert rank or a process each."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -87,12 +88,13 @@ def _everybody(run: Run, history: History) -> list[str]:
 
 def _of_topology(run: Run, event: Mapping[str, Any]) -> list[str]:
     """Workers, or the expert ranks of the only pipeline."""
-    counts = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
-    if None in counts:
+    told = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
+    counts = [count for count in told if count is not None]
+    if len(counts) < len(told):
         return []
-    pipelines, stages, ranks = (int(count) for count in counts if count is not None)
-    if pipelines * stages * ranks > MAX_PLACES:
-        raise SettingError(str(run.path / EVENTS), f"{pipelines} x {stages} x {ranks}", "is no topology")
+    if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > MAX_PLACES:
+        raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is no topology")
+    pipelines, stages, ranks = map(int, counts)
     if pipelines > 1:
         return [f"{d}:{p}" for d, p in product(range(pipelines), range(stages))]
     return [f"0:{p} rank {r}" for p, r in product(range(stages), range(ranks))]

@@ -34,7 +34,9 @@ def spending_of(run: Run, history: History) -> dict[str, float] | None:
     told = _told(run)
     if told:
         spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in told) for cause in CAUSES}
-        spent["other"] = max(0.0, sum(one["total_s"] for one in told) - sum(spent.values()))
+        # An invocation whose supervisor was killed has told nothing of its time.
+        running_s = max(history.end_s, sum(one["total_s"] for one in told))
+        spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
     is_launched = any(timed.name == "epoch" for timed in history.events)
     if is_launched or not history.spans or not np.isfinite(history.step_s_T).any():
@@ -48,10 +50,13 @@ def _told(run: Run) -> list[Mapping[str, float]]:
     if not ends and run.summary and run.summary.get("goodput") is not None:
         ends = [run.summary["goodput"]]
     for one in ends:
-        names = ("total_s", *(f"{cause}_s" for cause in CAUSES))
-        if not isinstance(one, dict) or not all(isinstance(one.get(name, 0.0), int | float) for name in names):
+        if not isinstance(one, dict) or "total_s" not in one or not all(map(_is_number, one.values())):
             raise SettingError("goodput", one, f"must be seconds by cause, in {run.path}")
     return ends
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:

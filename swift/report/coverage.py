@@ -140,7 +140,8 @@ def _copy(newest_LE: np.ndarray, step: int, experts: Any) -> None:
         newest_LE[:] = step
         return
     for layer, classes in enumerate(experts):
-        newest_LE[layer, classes] = step
+        for class_ in classes:
+            newest_LE[_unit(newest_LE, layer, class_)] = step
 
 
 def _take(newest_LE: np.ndarray, step: int, units: Any) -> None:
@@ -149,7 +150,14 @@ def _take(newest_LE: np.ndarray, step: int, units: Any) -> None:
         newest_LE[:] = step
         return
     for layer, class_ in units:
-        newest_LE[layer, class_] = step
+        newest_LE[_unit(newest_LE, layer, class_)] = step
+
+
+def _unit(newest_LE: np.ndarray, layer: int, class_: int) -> tuple[int, int]:
+    """Where an expert is; negative numbers would be counted from the end."""
+    if not (0 <= layer < newest_LE.shape[0] and 0 <= class_ < newest_LE.shape[1]):
+        raise IndexError(f"layer {layer} has no class {class_}")
+    return layer, class_
 
 
 def _oldest(coverage: Coverage | None, event: int) -> str:

@@ -70,12 +70,14 @@ def seconds_text(seconds: float) -> str:
 
     >>> [seconds_text(seconds) for seconds in (0.00321, 1.234, 74.2, 4000.0)]
     ['3 ms', '1.23 s', '74.2 s', '66 min 40 s']
+    >>> [seconds_text(seconds) for seconds in (0.9999, 9.999, 599.99, 7300.0)]
+    ['1.00 s', '10.0 s', '10 min 0 s', '2 h 1 min']
     """
-    if seconds < 1:
+    if round(1000 * seconds) < 1000:
         return f"{1000 * seconds:.0f} ms"
-    if seconds < 600:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    if round(seconds, 1) < 600:
+        return f"{seconds:.2f} s" if round(seconds, 2) < 10 else f"{seconds:.1f} s"
     hours, rest = divmod(round(seconds), 3600)
-    if hours > 2:
+    if hours >= 2:
         return f"{hours:,} h {rest // 60} min"
     return f"{round(seconds) // 60} min {round(seconds) % 60} s"

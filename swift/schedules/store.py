@@ -10,7 +10,8 @@ D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W.
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -136,19 +137,13 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
     Raises:
         DamagedPlanError: it is none, of another version, or not a valid schedule of its problem.
     """
-    try:
+    with _told_as_damage():
         said = document["problem"]
         topology = Topology(said["num_pipelines"], said["num_stages"])
         costs = Costs(**said["costs"])
         names = ("num_microbatches", "memory_limit", "num_iterations", "decoupled", "staggered")
         problem = Problem(topology, costs=costs, **{name: said[name] for name in names})
         return _read_plan(dict(document), canonical(problem, tuple(said["failures"])), document["solver"])
-    except DamagedPlanError:
-        raise
-    except KeyError as error:
-        raise DamagedPlanError(f"it has no {error}") from error
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DamagedPlanError(f"it holds no valid plan: {error}") from error
 
 
 def encode(schedule: Schedule) -> bytes:
@@ -168,8 +163,14 @@ def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
         raise DamagedPlanError("it is not a whole plan file")
     if sha256(match[2]).hexdigest().encode() != match[1]:
         raise DamagedPlanError("its content does not have its hash")
-    try:
+    with _told_as_damage():
         return _read_plan(json.loads(match[2]), problem, solver)
+
+
+@contextmanager
+def _told_as_damage() -> Iterator[None]:
+    try:
+        yield
     except DamagedPlanError:
         raise
     except KeyError as error:

@@ -184,8 +184,12 @@ def test_an_older_record_says_less():
         ([], [{"step": 3, "time": 7}], r"step 3.*must have a time"),
         ([event("start", 0, 0, **TOPOLOGY | {"ranks": "many"})], [], r"ranks of 'start'.*must be a number"),
         ([event("start", 0, 0, **TOPOLOGY | {"ranks": 10**9})], [], r"is no topology"),
+        ([event("start", 0, 0, **TOPOLOGY | {"pipelines": -1, "stages": -2})], [], r"is no topology"),
+        ([event("start", 0, 0, **TOPOLOGY | {"ranks": 1.5})], [], r"is no topology"),
         ([event("reconfigure", 0, 1, failed=["0:0"], move_ms=[])], [], r"move_ms of 'reconfigure'.*must be a number"),
         ([event("finish", 0, 1, goodput={"total_s": "x"})], [], r"goodput.*must be seconds by cause"),
+        ([event("finish", 0, 1, goodput={"useful_s": 1.0})], [], r"goodput.*must be seconds by cause"),
+        ([event("finish", 0, 1, goodput={"total_s": True})], [], r"goodput.*must be seconds by cause"),
         ([event("finish", 0, 1, goodput=3)], [], r"goodput.*must be seconds by cause"),
     ],
 )

@@ -169,7 +169,7 @@ def test_coverage_that_there_is_nothing_to_see_of_is_told_in_a_line(with_checkpo
     assert len(section.tables) == bool(events)
 
 
-@pytest.mark.parametrize("experts", [[[0], [9]], [[0], ["x"]], 7, [[0], [1], [2]]])
+@pytest.mark.parametrize("experts", [[[0], [9]], [[0], [-1]], [[0], ["x"]], 7, [[0], [1], [2]]])
 def test_damaged_coverage_is_told(with_checkpoints, experts):
     run = with_checkpoints(saved(2, experts))
     with pytest.raises(SettingError, match="experts of checkpoint 2"):
