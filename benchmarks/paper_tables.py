@@ -1,6 +1,6 @@
-"""The tables of ``experiments/*/README.md``, made of the results that are kept in ``experiments/results``.
+"""The tables of the papers' READMEs and of ``docs/simulate.md``, made of the results in ``experiments/results``.
 
-A README has a line ``<!-- table: NAME -->`` where a table begins and ``<!-- end -->`` where it ends.
+Such a document has a line ``<!-- table: NAME -->`` where a table begins and ``<!-- end -->`` where it ends.
 """
 
 import json

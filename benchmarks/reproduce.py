@@ -1,7 +1,8 @@
 """The papers' tables and figures, measured again: results as JSON, tables and plots drawn from them.
 
 ``make reproduce`` runs all that fit on two cores in half an hour. Each result is kept in ``experiments/results``; the
-tables in ``experiments/*/README.md`` and the plots in ``experiments/plots`` are made of these files and nothing else.
+tables in ``experiments/*/README.md`` and ``docs/simulate.md``, and the plots in ``experiments/plots``, are made of
+these files and nothing else.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def main() -> int:
     failed = [] if options.draw else make(wanted, options.trace)
     results = read_results(RESULTS)
     draw_all(results, ROOT / "experiments" / "plots")
-    for path in sorted((ROOT / "experiments").glob("*/README.md")):
+    for path in (ROOT / "docs" / "simulate.md", *sorted((ROOT / "experiments").glob("*/README.md"))):
         replace_file(path, rewrite_tables(path.read_text(), results).encode())
     if failed:
         tell(f"without a result: {', '.join(failed)}")

@@ -14,9 +14,9 @@ RESULTS = paper_tables.read_results(EXPERIMENTS / "results")
 HOW = "run `python benchmarks/reproduce.py --draw`"
 
 
-@pytest.mark.parametrize("paper", READMES)
-def test_tables_are_made_of_the_results(paper):
-    text = (EXPERIMENTS / paper / "README.md").read_text()
+@pytest.mark.parametrize("document", [*(f"experiments/{paper}/README.md" for paper in READMES), "docs/simulate.md"])
+def test_tables_are_made_of_the_results(document):
+    text = (EXPERIMENTS.parent / document).read_text()
     assert paper_tables.rewrite_tables(text, RESULTS) == text, HOW
 
 
