@@ -19,6 +19,7 @@ from jax.stages import Wrapped
 
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
 from swift.models import Weights
+from swift.pipeline import scopes
 from swift.pipeline.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.metrics import UpdateRecord, metrics_of, over_stages
 from swift.pipeline.ops import StageOps
@@ -182,6 +183,7 @@ class _Rank(NamedTuple):
         aux_weight_K = program.experts.aux_loss_coefficient * self.divisor_K / program.num_microbatches
         return StageOps(program, self.split, weights, state.placement, self.ends, self.batch, aux_weight_K)
 
+    @jax.named_scope(scopes.UPDATE)
     def reduce(
         self, state: TrainState, totals: Weights, sums_K: Sums, iteration: Any
     ) -> tuple[dict[str, jax.Array], UpdateRecord]:
