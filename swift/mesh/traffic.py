@@ -13,6 +13,7 @@ _KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collectiv
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
 _COLLECTIVE = re.compile(rf"= (?P<result>\(?[^=]*?\)?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\((?P<rest>.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)(?:[a-z]\w*)?)\[([\d,]*)\]")
+_COUNTER = re.compile(r"\bu32\[\]")
 _GROUPS = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
@@ -96,9 +97,9 @@ def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
 def _read(match: re.Match[str], num_devices: int, loops: tuple[Loop, ...]) -> Collective:
     kind, rest = match["kind"], match["rest"]
     sizes = _sizes(match["result"])
-    # An asynchronous start carries operands before results, and counters behind them.
+    # An asynchronous start carries operands before results, and on TPU counters behind them.
     if match["start"] and kind != "all-reduce" and match["result"].startswith("("):
-        sizes = [size for size in sizes if size != _COUNTER_BYTES] if len(sizes) > 2 else sizes
+        sizes = _sizes(_COUNTER.sub("", match["result"]))
         sizes = sizes[len(sizes) // 2 :]
     groups, pairs = _groups(rest), _PAIRS.search(rest)
     num_bytes = sum(sizes)
@@ -107,9 +108,6 @@ def _read(match: re.Match[str], num_devices: int, loops: tuple[Loop, ...]) -> Co
     return Collective(
         kind, num_bytes, groups, tuple((a, b) for a, b in _tuples(pairs[1])) if pairs else (), _path(rest), loops
     )
-
-
-_COUNTER_BYTES = 4
 
 
 def _computations(text: str) -> Mapping[str, _Computation]:

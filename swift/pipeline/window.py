@@ -183,14 +183,14 @@ class _Rank(NamedTuple):
         aux_weight_K = program.experts.aux_loss_coefficient * self.divisor_K / program.num_microbatches
         return StageOps(program, self.split, weights, state.placement, self.ends, self.batch, aux_weight_K)
 
-    @jax.named_scope(scopes.UPDATE)
     def reduce(
         self, state: TrainState, totals: Weights, sums_K: Sums, iteration: Any
     ) -> tuple[dict[str, jax.Array], UpdateRecord]:
         """The first half of U: gradients of the master weights, and the record of the iteration."""
         gradients = reduce_gradients(self.program, state, totals, self.divisor_K[iteration], self.ends)
         load = jax.tree.map(lambda load_K: load_K[iteration], sums_K.load)
-        load = self.program.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
+        with jax.named_scope(scopes.UPDATE):
+            load = self.program.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
         square = square_norm(self.program, gradients, state.placement)
         return gradients, UpdateRecord.of(self.program, state, square, load)
 
