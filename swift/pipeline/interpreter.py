@@ -162,7 +162,7 @@ class Interpreter:
         ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
         ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]
         for turn in range(chosen_TQ.shape[1]):
-            with jax.named_scope((scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]):
+            with jax.named_scope(f"{(scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]}/{scopes.ROUND}{turn}"):
                 came = lax.switch(chosen_TQ[tick, turn] + 1, ways, message)
             keep = partial(put, slot=slot_Q[turn], values=came)
             inbox = lax.cond(slot_Q[turn] >= 0, keep, lambda same: same, inbox)
