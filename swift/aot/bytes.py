@@ -18,7 +18,6 @@ from swift.experts import exchange_bytes
 from swift.experts.layouts import Decoupled
 from swift.mesh import Collective
 from swift.pipeline import scopes
-from swift.train import Experiment
 
 _EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
 _TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes.MICROBATCH)
@@ -78,7 +77,7 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     return int(num_rows) * sum(both) / 2
 
 
-def tokens(found: Sequence[Collective], runs: Runs, experiment: Experiment, num_sequences: int) -> Mapping[str, float]:
+def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
     """Bytes of tokens on their way to experts and back in an iteration: compiled, and by the closed form.
 
     There is no closed form for what is computed again (``Experiment.remat``).
@@ -86,14 +85,11 @@ def tokens(found: Sequence[Collective], runs: Runs, experiment: Experiment, num_
     Args:
         found: the collectives.
         runs: how often they run.
-        experiment: that is compiled.
         num_sequences: of a micro-batch on one rank.
     """
     program, ranks = runs.program, runs.program.live.num_ranks
     compiled = sum(
-        moved_bytes(one, runs.of(one), ranks)
-        for one in found
-        if runs.part(one) in _TOKENS and one.kind == "all-to-all"
+        moved_bytes(one, runs.of(one), ranks) for one in found if runs.part(one) in _TOKENS and one.kind == "all-to-all"
     )
     told = {"compiled_bytes": compiled / runs.num_iterations}
     if program.remat:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -51,7 +52,8 @@ def described_devices(pod: Pod) -> Sequence[jax.Device]:
         else:
             allowed = f"its compiler knows no such pod: {' '.join(str(error).split())}"
         raise SettingError("--topology", pod.name, allowed) from error
-    devices = sorted(described.devices, key=lambda device: (device.process_index, device.id))
+    every: Sequence[Any] = described.devices
+    devices = sorted(every, key=lambda device: (device.process_index, device.id))
     if len(devices) != pod.num_devices:
         raise SettingError("--topology", pod.name, f"its compiler makes {len(devices)} devices of it")
     return devices

@@ -38,7 +38,7 @@ class Work:
         return max(self.num_flops / chip.peak_flops[dtype], self.num_bytes / chip.memory_bandwidth)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], arguments: tuple[Any, ...], num_ranks: int, more_bytes: int = 0) -> "Work":
+    def of(cls, function: Callable[..., Any], arguments: tuple, num_ranks: int, more_bytes: int = 0) -> "Work":
         """The work of a function of arrays of these shapes."""
         jaxpr = jax.make_jaxpr(function, axis_env=[(EXPERT_AXIS, num_ranks)])(*arguments)
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)

@@ -50,7 +50,8 @@ def _flops(equation: JaxprEqn) -> int:
 
 
 def _bytes(equation: JaxprEqn) -> int:
-    return sum(math.prod(_shape(atom)) * atom.aval.dtype.itemsize for atom in (*equation.invars, *equation.outvars))
+    atoms: Any = (*equation.invars, *equation.outvars)
+    return sum(atom.aval.size * atom.aval.dtype.itemsize for atom in atoms)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
