@@ -12,7 +12,7 @@ import numpy as np
 
 from swift.aot.interconnect import Interconnect
 from swift.aot.runs import OTHER, Runs
-from swift.aot.work import HEAD, Work
+from swift.aot.work import EMBEDDING, HEAD, Work
 from swift.mesh import Collective
 from swift.pipeline import scopes
 from swift.schedules import Kind
@@ -29,7 +29,9 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
         total += runs.program.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
         total += sum(int(runs.ops(name).sum()) * work[name].num_flops for name in _OPS.values())
-        total += int(runs.ops(scopes.FORWARD)[runs.end_rows[1]].sum()) * work[HEAD].num_flops
+        is_first_R, is_last_R = runs.end_rows
+        total += int(runs.ops(scopes.BACKWARD_INPUT)[is_first_R].sum()) * work[EMBEDDING].num_flops
+        total += int(runs.ops(scopes.FORWARD)[is_last_R].sum()) * work[HEAD].num_flops
     return total * live.num_ranks // K
 
 
@@ -80,10 +82,11 @@ def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -
     """Seconds of all ops of a call, each worker's one after the other, all waiting for the longest of every tick."""
     if runs.table is None:
         return runs.program.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
-    _, is_last_R = runs.end_rows
+    is_first_R, is_last_R = runs.end_rows
     opcode_TR = runs.table.opcode_TR[: runs.table.phase_bounds[-1]]
     took_TR = np.zeros(opcode_TR.shape)
     for kind, name in _OPS.items():
         took_TR += (opcode_TR == kind + 1) * (busy[name] + inside[name])
     took_TR += (opcode_TR == Kind.F + 1) * is_last_R * busy[HEAD]
+    took_TR += (opcode_TR == Kind.B + 1) * is_first_R * busy[EMBEDDING]
     return float(took_TR.max(axis=1).sum())

@@ -20,8 +20,9 @@ from swift.pipeline import Program, scopes, split_stage, stash_bytes
 from swift.pipeline.flops import dot_bytes, dot_flops
 from swift.pipeline.stage import forward
 
-HEAD = "head"
-"""What the last stage's F does besides: the loss, its gradient, and the head's."""
+HEAD, EMBEDDING = "head", "embedding"
+"""What the last stage's F does besides: the loss, its gradient, and the head's; and the first stage's B: the gradient
+of the embedding."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,18 @@ def _ops(program: Program, num_sequences: int) -> dict[str, Work]:
     parts, (weights, extras, x) = split_stage(program, num_sequences)
     ranks, d_out = program.live.num_ranks, (x, jax.ShapeDtypeStruct((), program.accumulate_dtype))
     b, h, w = map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes))
-    head = _rank_weights(program)["head"]
-    data = _microbatch(program, num_sequences)
+    rank_weights, data = _rank_weights(program), _microbatch(program, num_sequences)
+    head, embedding = rank_weights["head"], rank_weights["embedding"]
 
     def loss(head: Any, y: jax.Array) -> jax.Array:
         return program.gpt.head_loss({"head": head}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
 
     def end(head: Any, y: jax.Array) -> Any:
         return jax.value_and_grad(loss, argnums=(0, 1))(head, y)
+
+    def embed(embedding: Any, dx: jax.Array) -> Any:
+        look_up = lambda weights: program.gpt.embed({"embedding": weights}, jnp.asarray(data.inputs))  # noqa: E731
+        return jax.vjp(look_up, embedding)[1](dx)
 
     f, b_, w_ = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
     stashed = (weights, extras, parts.b_shapes, parts.h_shapes, d_out)
@@ -77,6 +82,7 @@ def _ops(program: Program, num_sequences: int) -> dict[str, Work]:
             parts.backward_weight, (weights, extras, parts.h_shapes, parts.w_shapes), ranks, _added(program, weights)
         ),
         HEAD: Work.of(end, (head, x), ranks, _added(program, head)),
+        EMBEDDING: Work.of(embed, (embedding, x), ranks, _added(program, embedding)),
     }
 
 

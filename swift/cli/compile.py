@@ -69,7 +69,7 @@ def compiler(options: argparse.Namespace) -> None:
     try:
         report = compile_one(experiment, pod, down)
     except SettingError as error:
-        report = {"mistake": [error.setting, str(error.value), error.allowed]}
+        report = {"mistake": [error.setting, repr(error.value), error.allowed]}
     output.write(json.dumps(report))
     output.flush()
     os._exit(0)  # some compilers do not end in peace
