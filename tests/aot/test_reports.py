@@ -52,7 +52,7 @@ def test_exchange_of_a_pipeline_that_has_lost_a_worker(pipelines):
 
 
 def test_runs_in_an_iteration_follow_the_table(pipelines):
-    one, report = pipelines
+    _, report = pipelines
     assert (report["program"], report["iterations"], report["devices"]) == ("window", 2, 10)
     # Every one of the 6 micro-batches goes from the first stage to the second and back, on 2 ranks.
     message = 2 * 8 * 16 * 4
@@ -61,7 +61,7 @@ def test_runs_in_an_iteration_follow_the_table(pipelines):
 
 
 def test_flops_do_not_depend_on_who_runs_them(lone):
-    """6 for each parameter that a token meets, 12 T D for attention in each layer, 2 V D for the embedding's gradient."""
+    """6 for each parameter that a token meets, 12 T D for attention in each layer, 2 V D for embedding gradients."""
     one, report = lone
     gpt = one.program().gpt
     met = [group for name, group in gpt.groups.items() if name not in ("embedding", "expert")]
@@ -122,7 +122,7 @@ def test_a_pod_of_another_size_is_refused():
 
 
 def test_configurations_are_those_of_a_run_and_their_neighbours():
-    two = experiment(Topology(2, 2, 2), num_steps=9, window=2, failures=("step 3: fail 0:1", "step 5: rejoin 0:1"))
+    two = experiment(Topology(2, 2, 2), failures=("step 3: fail 0:1", "step 5: rejoin 0:1"))
     lost = Down(frozenset({(0, 1)}), frozenset())
     assert configurations(two, None, near=False) == [NOBODY, lost]
     assert configurations(two, lost.workers, near=False) == [lost]

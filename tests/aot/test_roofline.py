@@ -62,7 +62,7 @@ def test_collectives_of_an_op_run_when_it_does(planned):
 
 
 def test_every_micro_batch_runs_once_on_some_worker(planned):
-    plan, runs = planned
+    _, runs = planned
     for name in (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT):
         assert runs.ops(name).sum() == 3 * 4 * 2 * 2  # pipelines, micro-batches, stages, iterations
     flops = total_flops(runs, {**works(), scopes.FORWARD: Work(7, 0)})
