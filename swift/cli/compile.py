@@ -111,7 +111,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             told = process.stdout.read()
-        process.wait()
+            process.wait()
         if told:
             return json.loads(told)
         log.seek(0)
