@@ -1,8 +1,10 @@
 """Running the equations of a jaxpr one by one, for code that takes a traced computation apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 
@@ -16,6 +18,17 @@ def bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     with equation.ctx.manager:
         results = equation.primitive.bind(*values, **equation.params)
     return results if equation.primitive.multiple_results else [results]
+
+
+@contextmanager
+def named(equation: JaxprEqn) -> Iterator[None]:
+    """The names that an equation had where it was traced, for what is traced in its place."""
+    names = str(equation.source_info.name_stack)
+    if not names:
+        yield
+        return
+    with jax.named_scope(names):
+        yield
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swift.cli.planning_options import add_plan, add_simulate
+from swift.cli.planning_options import add_compile, add_plan, add_simulate
 from swift.errors import RunError, SettingError
 
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
 _MODULES = {
+    "compile": "swift.cli.compile",
+    "compiler": "swift.cli.compile",
     "plan": "swift.cli.plan",
     "simulate": "swift.cli.simulate",
     "launch": "swift.cli.launch",
@@ -180,6 +182,7 @@ def command_line() -> argparse.ArgumentParser:
         if name == "inspect":
             action.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
 
+    add_compile(commands)
     add_plan(commands)
     add_simulate(commands)
     return parser

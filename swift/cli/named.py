@@ -1,11 +1,13 @@
-"""Numbers with names on the command line: ``--costs tF=1 tB=1.3``."""
+"""Numbers with names, and workers, on the command line: ``--costs tF=1 tB=1.3``, ``--fail 1:2``."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from swift.cli.mistakes import nearest
 from swift.errors import SettingError
 from swift.schedules import Costs
 from swift.schedules.document import COST_NAMES
+from swift.topology import Worker
 
 MAX_COST = 1e18
 
@@ -48,3 +50,18 @@ def costs_of(texts: Sequence[str]) -> Costs:
     if "f_stash" in values:
         values.setdefault("w_stash", values["f_stash"])
     return Costs(**values)
+
+
+def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
+    """The workers that are named, each as pipeline:stage.
+
+    Raises:
+        SettingError: a text is not of that form.
+    """
+    found = set()
+    for text in texts:
+        numbers = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+        if not numbers:
+            raise SettingError(option, text, "must be PIPELINE:STAGE, such as 1:2")
+        found.add((int(numbers[1]), int(numbers[2])))
+    return frozenset(found)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import sys
 import time
 import warnings
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from swift.cli.kinds import Written
 from swift.cli.mistakes import nearest
-from swift.cli.named import costs_of
+from swift.cli.named import costs_of, workers_of
 from swift.cli.summary import summarize
 from swift.errors import SettingError, check_count, check_number
 from swift.files import replace_file
@@ -25,7 +24,7 @@ from swift.schedules.draw.rows import counted
 from swift.schedules.draw.text import draw_chart
 from swift.schedules.normalize import num_plans, plans_to_prepare
 from swift.schedules.store import PlanStore
-from swift.topology import Topology, Worker
+from swift.topology import Topology
 
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
@@ -101,7 +100,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     problem = Problem(
         Topology(options.pipelines, options.stages),
         options.microbatches,
-        _failed(options.fail),
+        workers_of("--fail", options.fail),
         costs,
         num_iterations=options.iterations,
         decoupled=not options.no_decouple,
@@ -116,16 +115,6 @@ def _problem(options: argparse.Namespace) -> Problem:
         raise SettingError("--memory-limit", units, f"must be at least {least:g}, which a single micro-batch takes")
     # By a rounding error, the product may be less than what a single micro-batch takes.
     return replace(problem, memory_limit=max(units * costs.f_stash, costs.microbatch_peak))
-
-
-def _failed(texts: Sequence[str]) -> frozenset[Worker]:
-    failed = set()
-    for text in texts:
-        numbers = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
-        if not numbers:
-            raise SettingError("--fail", text, "must be PIPELINE:STAGE, such as 1:2")
-        failed.add((int(numbers[1]), int(numbers[2])))
-    return frozenset(failed)
 
 
 def _planner(options: argparse.Namespace) -> Callable[[Problem], Schedule]:

@@ -1,7 +1,37 @@
-"""The options of the commands that plan and simulate; what they import is loaded only when they run."""
+"""The options of the commands that compile for pods, plan and simulate; what they import is loaded when they run."""
 
 from pathlib import Path
 from typing import Any
+
+
+def add_compile(commands: Any) -> None:
+    """``swift compile``, and the process that it starts for each configuration."""
+    compile_for = commands.add_parser(
+        "compile",
+        help="compile an experiment's step for a pod that is not there",
+        description="Compiles an experiment's step for a pod without having one: whether it fits, what it exchanges, "
+        "how long it would take. Exit code 3 where a configuration cannot run there.",
+    )
+    compile_for.add_argument("config", type=Path, metavar="CONFIG.gin")
+    compile_for.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+    compile_for.add_argument(
+        "--topology", required=True, metavar="NAME", help="such as v5e:4x4, v5p:4x4x4, v6e:4x4, h100:1x8, cpu:8"
+    )
+    compile_for.add_argument(
+        "--fail",
+        nargs="+",
+        action="extend",
+        metavar="d:p",
+        help="workers that are down: pipeline:stage (default: none, and what Experiment.failures lead to)",
+    )
+    compile_for.add_argument(
+        "--neighbours", action="store_true", help="also every configuration that is one failure or return away"
+    )
+    compile_for.add_argument(
+        "--jobs", type=int, default=1, help="configurations to compile at a time (default: %(default)s)"
+    )
+    compile_for.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+    commands.add_parser("compiler")
 
 
 def add_plan(commands: Any) -> None:

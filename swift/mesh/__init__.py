@@ -18,7 +18,7 @@ from swift.mesh.live import (
 )
 from swift.mesh.moving import host_stages, move_rows, moved_bytes, source_rows
 from swift.mesh.peers import PeerSum, how_unequal
-from swift.mesh.traffic import collective_bytes
+from swift.mesh.traffic import Collective, collective_bytes, collectives
 
 __all__ = [
     "AXES",
@@ -28,12 +28,14 @@ __all__ = [
     "REPLICATED",
     "SHARED",
     "WORKER_AXIS",
+    "Collective",
     "EmulationError",
     "LiveMesh",
     "PeerSum",
     "Place",
     "RankKind",
     "collective_bytes",
+    "collectives",
     "emulate_devices",
     "host_stages",
     "how_unequal",

@@ -149,6 +149,14 @@ class LiveMesh:
 
         return map_specs(put, specs, tree)
 
+    def abstract(self, tree: Any, specs: Any) -> Any:
+        """Shapes, types and shardings of what ``put`` would make of host arrays."""
+
+        def abstract(spec: PartitionSpec, leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.shardings(spec))
+
+        return map_specs(abstract, specs, tree)
+
     def per_rank(self, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
         """Turns a per-rank function into one on global arrays; jit it.
 
@@ -213,6 +221,7 @@ def live_mesh(
     ranks: RankKind,
     failed: frozenset[Worker] = frozenset(),
     places: tuple[Place, ...] | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> LiveMesh:
     """Lays the live workers of ``topology`` on devices.
 
@@ -225,6 +234,8 @@ def live_mesh(
         failed: the workers that are down.
         places: the rows of the axis ``worker``: every live worker once, every stage at least once. Unless given, the
             live workers in mesh order, each serving its own stage.
+        devices: those there are, in the order of the workers; JAX's own unless given. They may be of a pod that is only
+            described, for which programs can be compiled.
 
     Raises:
         SettingError: more ranks than devices, an unknown kind, virtual ranks with more than one worker, or a failure
@@ -242,9 +253,9 @@ def live_mesh(
             raise SettingError("Experiment.ranks", ranks, f"needs one pipeline of one stage, the topology has {shape}")
         grid = np.array(jax.devices()[:1]).reshape(1, 1)
         return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
-    if ranks == "emulated":
+    if ranks == "emulated" and devices is None:
         emulate_devices(topology.num_devices)
-    devices, needed = jax.devices(), topology.num_devices
+    devices, needed = devices or jax.devices(), topology.num_devices
     if needed > len(devices):
         raise SettingError(
             "Topology.num_expert_ranks",

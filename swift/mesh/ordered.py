@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from swift.jaxprs import bind, read, scan_counts
+from swift.jaxprs import bind, named, read, scan_counts
 
 _COLLECTIVES = {
     "psum",
@@ -68,11 +68,12 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], token: jax.Array, args: Sequenc
     env |= zip(jaxpr.invars, args, strict=True)
     for equation in jaxpr.eqns:
         values = [read(env, atom) for atom in equation.invars]
-        if equation.primitive.name in _CUSTOM or _has_collectives(equation):
-            rule = _RULES.get(equation.primitive.name, _inline)
-            token, *results = rule(equation, token, values)
-        else:
-            results = list(bind(equation, values))
+        with named(equation):
+            if equation.primitive.name in _CUSTOM or _has_collectives(equation):
+                rule = _RULES.get(equation.primitive.name, _inline)
+                token, *results = rule(equation, token, values)
+            else:
+                results = list(bind(equation, values))
         env |= zip(equation.outvars, results, strict=True)
     return [token, *(read(env, atom) for atom in jaxpr.outvars)]
 

@@ -3,21 +3,66 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 _KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
-_INSTRUCTION = re.compile(
-    rf"= (?P<result>\(?[^=]*?\)?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\((?P<rest>.*)$", re.MULTILINE
-)
-_ARRAY = re.compile(r"\b([a-z]+)(\d+)(?:[a-z]\w*)?\[([\d,]*)\]")
-_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
+_COLLECTIVE = re.compile(rf"= (?P<result>\(?[^=]*?\)?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\((?P<rest>.*)$")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)(?:[a-z]\w*)?)\[([\d,]*)\]")
+_COUNTER = re.compile(r"\bu32\[\]")
+_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+class Loop(NamedTuple):
+    """A loop around an instruction: the names that it bears, and how often it runs if the compiler knows."""
+
+    path: tuple[str, ...]
+    num_trips: int | None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a compiled program.
+
+    Attributes:
+        kind: such as ``all-to-all``.
+        num_bytes: what a device puts in or gets out, whichever is more, chunks that it keeps for itself included: the
+            convention of SYMI's D = s * N * G.
+        groups: the devices that exchange with each other, by their places in the program's mesh; none: all of them.
+        pairs: (from, to) of a permutation.
+        path: the names that it bears, from the outermost: those of ``jax.named_scope`` and of JAX's own.
+        loops: that it stands in, the innermost first.
+    """
+
+    kind: str
+    num_bytes: int
+    groups: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    path: tuple[str, ...] = ()
+    loops: tuple[Loop, ...] = ()
+
+
+@dataclass
+class _Computation:
+    """Lines of one computation, and who calls it: the computation, and the loop that it is if it is one."""
+
+    lines: list[str] = field(default_factory=list)
+    caller: str | None = None
+    loop: Loop | None = None
 
 
 def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
     """Bytes of every kind of collective of a program, over all devices; instructions in a loop count once.
-
-    An exchange counts what a device puts in or gets out, whichever is more, chunks that it keeps for itself included:
-    the convention of SYMI's D = s * N * G.
 
     Args:
         hlo_text: ``compiled.as_text()``.
@@ -27,23 +72,102 @@ def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
     {'all-to-all': 256}
     """
     total: Counter[str] = Counter()
-    for match in _INSTRUCTION.finditer(re.sub(r"/\*.*?\*/", "", hlo_text)):
-        kind, size = match["kind"], _array_bytes(match["result"])
-        if match["start"] and match["result"].startswith("("):
-            size //= 2  # an asynchronous start carries its operand beside its result
-        if kind == "reduce-scatter":
-            size *= _group_size(match["rest"], num_devices)
-        total[kind] += size * num_devices
+    for one in collectives(hlo_text, num_devices):
+        total[one.kind] += one.num_bytes * num_devices
     return dict(total)
 
 
-def _array_bytes(shapes: str) -> int:
-    arrays = _ARRAY.findall(shapes)
-    return sum(max(int(bits), 8) // 8 * math.prod(map(int, filter(None, dims.split(",")))) for _, bits, dims in arrays)
+def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
+    """Every collective of a program, in the order of its text.
+
+    Args:
+        hlo_text: ``compiled.as_text()``.
+        num_devices: devices that run the program.
+    """
+    computations = _computations(re.sub(r"/\*.*?\*/", "", hlo_text))
+    found = []
+    for computation in computations.values():
+        for line in computation.lines:
+            match = _COLLECTIVE.search(line)
+            if match:
+                found.append(_read(match, num_devices, _loops(computation, computations)))
+    return found
 
 
-def _group_size(rest: str, num_devices: int) -> int:
+def _read(match: re.Match[str], num_devices: int, loops: tuple[Loop, ...]) -> Collective:
+    kind, rest = match["kind"], match["rest"]
+    sizes = _sizes(match["result"])
+    # An asynchronous start carries operands before results, and on TPU counters behind them.
+    if match["start"] and kind != "all-reduce" and match["result"].startswith("("):
+        sizes = _sizes(_COUNTER.sub("", match["result"]))
+        sizes = sizes[len(sizes) // 2 :]
+    groups, pairs = _groups(rest), _PAIRS.search(rest)
+    num_bytes = sum(sizes)
+    if kind == "reduce-scatter":
+        num_bytes *= len(groups[0]) if groups else num_devices
+    return Collective(
+        kind, num_bytes, groups, tuple((a, b) for a, b in _tuples(pairs[1])) if pairs else (), _path(rest), loops
+    )
+
+
+def _computations(text: str) -> Mapping[str, _Computation]:
+    """All computations by name; a text without any is one."""
+    computations: dict[str, _Computation] = {}
+    current = computations.setdefault("", _Computation())
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            current = computations.setdefault(header[1], _Computation())
+            continue
+        current.lines.append(line)
+    for name, computation in computations.items():
+        for line in computation.lines:
+            branches = _BRANCHES.search(line)
+            called = [*_CALLED.findall(line), *(re.findall(r"[\w.\-]+", branches[1]) if branches else ())]
+            trips = _TRIPS.search(line)
+            loop = Loop(_path(line), int(trips[1]) if trips else None) if " while(" in line else None
+            for other in called:
+                if other in computations:
+                    computations[other].caller, computations[other].loop = name, loop
+    return computations
+
+
+def _loops(computation: _Computation, computations: Mapping[str, _Computation]) -> tuple[Loop, ...]:
+    loops = []
+    while True:
+        if computation.loop:
+            loops.append(computation.loop)
+        if computation.caller is None:
+            return tuple(loops)
+        computation = computations[computation.caller]
+
+
+def _sizes(shapes: str) -> list[int]:
+    """Bytes of every array of a shape."""
+    return [
+        max(int(bits or 8), 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
+        for _, bits, dims in _ARRAY.findall(shapes)
+    ]
+
+
+def _groups(rest: str) -> tuple[tuple[int, ...], ...]:
     listed, iota = _GROUPS.search(rest), _IOTA_GROUPS.search(rest)
     if listed:
-        return listed[1].count(",") + 1
-    return int(iota[1]) if iota else num_devices
+        return _tuples(listed[1])
+    if not iota:
+        return ()
+    dims = [int(dim) for dim in iota[3].split(",")]
+    places = np.arange(math.prod(dims)).reshape(dims)
+    if iota[4]:
+        places = places.transpose([int(dim) for dim in iota[4].split(",")])
+    return tuple(tuple(map(int, group)) for group in places.reshape(int(iota[1]), int(iota[2])))
+
+
+def _tuples(text: str) -> tuple[tuple[int, ...], ...]:
+    """``{0,1},{2,3}`` as numbers."""
+    return tuple(tuple(map(int, inner.split(","))) for inner in re.findall(r"\{([\d,]+)\}", text))
+
+
+def _path(line: str) -> tuple[str, ...]:
+    name = _NAME.search(line)
+    return tuple(filter(None, re.split(r"[/()]", name[1]))) if name else ()

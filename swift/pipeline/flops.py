@@ -1,6 +1,7 @@
-"""FLOPs of a traced function, by its matmuls alone: what the planner takes as the cost of an operation."""
+"""Work of a traced function, by its matmuls alone: what the planner takes as the cost of an operation."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
@@ -16,18 +17,41 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
     >>> dot_flops(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
     60
     """
-    return sum(map(_equation_flops, getattr(jaxpr, "jaxpr", jaxpr).eqns))
+    return _total(jaxpr, _flops)
 
 
-def _equation_flops(equation: JaxprEqn) -> int:
+def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
+    """Bytes that all ``dot_general`` read and write, counted like ``dot_flops``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> dot_bytes(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
+    124
+    """
+    return _total(jaxpr, _bytes)
+
+
+def _total(jaxpr: Jaxpr | ClosedJaxpr, of_dot: Callable[[JaxprEqn], int]) -> int:
+    return sum(_of_equation(equation, of_dot) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+
+
+def _of_equation(equation: JaxprEqn, of_dot: Callable[[JaxprEqn], int]) -> int:
     if equation.primitive.name == "dot_general":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        left, out = _shape(equation.invars[0]), _shape(equation.outvars[0])
-        return 2 * math.prod(out) * math.prod(left[dim] for dim in contracted)
-    inner = [dot_flops(sub) for sub in jaxprs_in_params(equation.params)]
+        return of_dot(equation)
+    inner = [_total(sub, of_dot) for sub in jaxprs_in_params(equation.params)]
     if equation.primitive.name == "cond":
         return max(inner)
     return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)
+
+
+def _flops(equation: JaxprEqn) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, out = _shape(equation.invars[0]), _shape(equation.outvars[0])
+    return 2 * math.prod(out) * math.prod(left[dim] for dim in contracted)
+
+
+def _bytes(equation: JaxprEqn) -> int:
+    atoms: Any = (*equation.invars, *equation.outvars)
+    return sum(atom.aval.size * atom.aval.dtype.itemsize for atom in atoms)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

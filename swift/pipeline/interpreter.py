@@ -23,6 +23,7 @@ from jax import lax
 
 from swift.mesh import WORKER_AXIS
 from swift.models import Weights
+from swift.pipeline import scopes
 from swift.pipeline.ops import StageOps, Stash, put
 from swift.pipeline.program import Program
 from swift.pipeline.split import Split
@@ -115,36 +116,40 @@ class Interpreter:
         def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
             activations, sums = loop
             op = Op.at(self.columns, tick)
-            y, sums = lax.cond(
-                op.opcode == Kind.F + 1,
-                lambda sums: ops.evaluate(op, activations, sums),
-                lambda sums: (self.message, sums),
-                sums,
-            )
+            with jax.named_scope(scopes.FORWARD):
+                y, sums = lax.cond(
+                    op.opcode == Kind.F + 1,
+                    lambda sums: ops.evaluate(op, activations, sums),
+                    lambda sums: (self.message, sums),
+                    sums,
+                )
             return self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations), sums
 
         return lax.fori_loop(0, end, tick, (carry.activations, carry.sums))[1]
 
     def _tick(self, ops: StageOps, tick: jax.Array, c: Carry) -> Carry:
         op, silence = Op.at(self.columns, tick), self.message
-        y, (gradients, b_stash, held, sums, head) = lax.cond(
-            op.opcode == Kind.F + 1,
-            lambda *mine: ops.forward(op, c.activations, *mine),
-            lambda *mine: (silence, mine),
-            *(c.gradients, c.b_stash, c.held, c.sums, c.head),
-        )
-        dx, (w_stash, embedding) = lax.cond(
-            op.opcode == Kind.B + 1,
-            lambda *mine: ops.backward_input(op, gradients, b_stash, held, *mine),
-            lambda *mine: (silence, mine),
-            *(c.w_stash, c.embedding),
-        )
-        layers = lax.cond(
-            op.opcode == Kind.W + 1,
-            lambda mine: ops.backward_weight(op, held, w_stash, mine),
-            lambda mine: mine,
-            c.layers,
-        )
+        with jax.named_scope(scopes.FORWARD):
+            y, (gradients, b_stash, held, sums, head) = lax.cond(
+                op.opcode == Kind.F + 1,
+                lambda *mine: ops.forward(op, c.activations, *mine),
+                lambda *mine: (silence, mine),
+                *(c.gradients, c.b_stash, c.held, c.sums, c.head),
+            )
+        with jax.named_scope(scopes.BACKWARD_INPUT):
+            dx, (w_stash, embedding) = lax.cond(
+                op.opcode == Kind.B + 1,
+                lambda *mine: ops.backward_input(op, gradients, b_stash, held, *mine),
+                lambda *mine: (silence, mine),
+                *(c.w_stash, c.embedding),
+            )
+        with jax.named_scope(scopes.BACKWARD_WEIGHT):
+            layers = lax.cond(
+                op.opcode == Kind.W + 1,
+                lambda mine: ops.backward_weight(op, held, w_stash, mine),
+                lambda mine: mine,
+                c.layers,
+            )
         activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, c.activations)
         gradients = self._deliver(_GRADIENTS, dx, tick, op.gradient_slot_Q, gradients)
         return Carry(activations, gradients, b_stash, held, w_stash, sums, layers, embedding, head)
@@ -157,7 +162,8 @@ class Interpreter:
         ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
         ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]
         for turn in range(chosen_TQ.shape[1]):
-            came = lax.switch(chosen_TQ[tick, turn] + 1, ways, message)
+            with jax.named_scope(f"{(scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]}/{scopes.ROUND}{turn}"):
+                came = lax.switch(chosen_TQ[tick, turn] + 1, ways, message)
             keep = partial(put, slot=slot_Q[turn], values=came)
             inbox = lax.cond(slot_Q[turn] >= 0, keep, lambda same: same, inbox)
         return inbox

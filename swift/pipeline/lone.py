@@ -15,6 +15,7 @@ from jax.stages import Wrapped
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
 from swift.models import Weights
+from swift.pipeline import scopes
 from swift.pipeline.metrics import UpdateRecord, metrics_of
 from swift.pipeline.ops import add
 from swift.pipeline.program import Program, TrainState
@@ -54,7 +55,8 @@ def lone_gradients(program: Program, state: TrainState, batch: DeviceBatch) -> t
         return sums.loss + aux_weight * sums.aux, sums
 
     def accumulate(total: Any, microbatch: DeviceBatch) -> tuple[Any, None]:
-        gradients, sums = jax.grad(objective, has_aux=True)(weights, microbatch)
+        with jax.named_scope(scopes.MICROBATCH):
+            gradients, sums = jax.grad(objective, has_aux=True)(weights, microbatch)
         return (add(total[0], gradients), jax.tree.map(jnp.add, total[1], sums)), None
 
     none = jax.tree.map(lambda w: jnp.zeros(w.shape, program.accumulate_dtype), weights)

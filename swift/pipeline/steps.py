@@ -151,27 +151,35 @@ class Steps:
         """Whether a call would start at once."""
         return kind in self._compiled
 
-    def _compile(self, kind: Kind) -> Callable[..., Any]:
-        program = self.program
+    def lowered(self, kind: Kind) -> Lowered:
+        """A program before it is compiled; of shapes alone, so that its devices need not be there."""
+        program, live = self.program, self.program.live
         state = program.abstract(with_slots=True)
         if program.is_lone:
             lone_rows = self._abstract_rows((1, program.num_microbatches))
             step = partial(lone_step, keep_state=self._keeps_state)
             lone = lone_evaluation if kind == "evaluate" else step
-            return self._get(kind, lambda: lone(program).lower(state, lone_rows))
+            return lone(program).lower(state, lone_rows)
         table = _table(self.configuration, kind)
-        rows = self._abstract_rows(table.data_Rn.shape[:2])
         common, columns = table_arrays(table)
+        arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
+        return self._function(kind, table).lower(state, *arrays, self._abstract_rows(table.data_Rn.shape[:2]))
+
+    def _compile(self, kind: Kind) -> Callable[..., Any]:
+        program = self.program
+        call = self._get(kind)
+        if program.is_lone:
+            return call
+        common, columns = table_arrays(_table(self.configuration, kind))
         arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)
-        call = self._get(kind, lambda: self._function(kind, table).lower(state, *arrays, rows))
         return lambda state, rows: call(state, *arrays, rows)
 
-    def _get(self, kind: Kind, lower: Callable[[], Lowered]) -> Compiled:
+    def _get(self, kind: Kind) -> Compiled:
         if self._store is None:
-            return lower().compile()
+            return self.lowered(kind).compile()
         devices = list(self.program.live.mesh.devices.flat)
         key = program_key(self.configuration, self.program.live.num_ranks, kind, keep_state=self._keeps_state)
-        return self._store.get(key, lambda: lower().compile(), devices)
+        return self._store.get(key, lambda: self.lowered(kind).compile(), devices)
 
     def _function(self, kind: Kind, table: TickTable) -> Wrapped:
         if kind == "window":

@@ -17,6 +17,7 @@ from jax import lax
 
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
+from swift.pipeline import scopes
 from swift.pipeline.program import ENDS, Program, TrainState
 
 
@@ -34,6 +35,7 @@ def used(program: Program, name: str, ends: Ends, compute: Callable[[], Any], ot
     return lax.cond(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
 
+@jax.named_scope(scopes.UPDATE)
 def reduce_gradients(
     program: Program, state: TrainState, gradients: Weights, divisor: jax.Array, ends: Ends
 ) -> dict[str, jax.Array]:
@@ -57,14 +59,17 @@ def reduce_gradients(
         def collect() -> jax.Array:
             return program.layouts[name].collect(packed, placements[name])
 
-        mine = used(program, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
-        if peer_sum.in_rounds:
-            return peer_sum(mine) / divisor
-        return used(program, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
+        with jax.named_scope(f"{scopes.COLLECT}/{name}"):
+            mine = used(program, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
+        with jax.named_scope(f"{scopes.PEERS}/{name}"):
+            if peer_sum.in_rounds:
+                return peer_sum(mine) / divisor
+            return used(program, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
 
     return {name: reduce(name, packed) for name, packed in program.gpt.pack(gradients).items()}
 
 
+@jax.named_scope(scopes.UPDATE)
 def square_norm(program: Program, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
     """The squared norm of the stage's gradients, every class counted once."""
     placements = program.placements(placement_LNS)
@@ -79,6 +84,7 @@ def clip_scale(program: Program, norm: jax.Array) -> jax.Array | None:
     return jnp.minimum(1, program.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 
+@jax.named_scope(scopes.UPDATE)
 def apply_gradients(
     program: Program,
     state: TrainState,
@@ -109,12 +115,11 @@ def apply_gradients(
     placements = program.placements(placement)
 
     def fill(name: str) -> jax.Array:
-        return program.layouts[name].materialize(master[name], placements[name])
+        with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):
+            full = partial(program.layouts[name].materialize, master[name], placements[name])
+            return used(program, name, ends, full, lambda: state.slots[name])
 
-    def leave(name: str) -> jax.Array:
-        return state.slots[name]
-
-    slots = {name: used(program, name, ends, partial(fill, name), partial(leave, name)) for name in master}
+    slots = {name: fill(name) for name in master}
     return TrainState(state.step + 1, master, moments, slots, placement, policy)
 
 

@@ -19,6 +19,7 @@ from jax.stages import Wrapped
 
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
 from swift.models import Weights
+from swift.pipeline import scopes
 from swift.pipeline.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.metrics import UpdateRecord, metrics_of, over_stages
 from swift.pipeline.ops import StageOps
@@ -188,7 +189,8 @@ class _Rank(NamedTuple):
         """The first half of U: gradients of the master weights, and the record of the iteration."""
         gradients = reduce_gradients(self.program, state, totals, self.divisor_K[iteration], self.ends)
         load = jax.tree.map(lambda load_K: load_K[iteration], sums_K.load)
-        load = self.program.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
+        with jax.named_scope(scopes.UPDATE):
+            load = self.program.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
         square = square_norm(self.program, gradients, state.placement)
         return gradients, UpdateRecord.of(self.program, state, square, load)
 

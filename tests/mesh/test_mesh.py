@@ -106,8 +106,10 @@ HLO = """
   %a = (f32[2,4]{1,0}, f32[2,4]{1,0}, /*index=2*/f32[2,4]{1,0}) all-to-all(%x, %y, %z), replica_groups={{0,1,2}}
   ROOT %b = bf16[6]{0} all-gather(%c), replica_groups={{0,1,2}}, dimensions={0}
   %r = f32[5]{0} reduce-scatter(%q), replica_groups=[1,3]<=[3], to_apply=%add
-  %s = (f32[8]{0}, f32[8]{0}) all-reduce-start(%q), replica_groups={}, to_apply=%add
+  %s = f32[8]{0} all-reduce-start(%q), replica_groups={}, to_apply=%add
   %d = f32[8]{0} all-reduce-done(%s)
+  %u = (f32[3]{0}, f32[3]{0:S(1)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%q), source_target_pairs={{0,1}}
+  %v = ((f32[4]{0}, f32[2]{0}), (f32[12]{0}, f32[6]{0})) all-gather-start(%q, %x), replica_groups=[1,3]<=[3]
   %n = pred[] add(%all-to-all.1, %b)
 """
 
@@ -115,7 +117,8 @@ HLO = """
 def test_bytes_of_collectives_by_hand():
     assert collective_bytes(HLO, 3) == {
         "all-to-all": 3 * (3 * 2 * 4) * 4,
-        "all-gather": 3 * 6 * 2,
+        "all-gather": 3 * (6 * 2 + 18 * 4),
         "reduce-scatter": 3 * 3 * 5 * 4,
         "all-reduce": 3 * 8 * 4,
+        "collective-permute": 3 * 3 * 4,
     }

@@ -1,0 +1,108 @@
+"""How often the parts of a compiled step run: what its tick table says, since its schedule is data.
+
+A collective bears the names of the parts that it is in (``swift.pipeline.scopes``); XLA keeps them.
+
+R: rows of the axis ``worker``.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.mesh import Collective
+from swift.pipeline import Program, scopes
+from swift.schedules import Kind, TickTable
+
+_OPS = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
+_MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)
+_NAMES = (*_OPS, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
+OTHER = "other"
+"""The part of what bears no name: metrics, and what XLA made of its own."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often the parts of a program run on every row of its mesh.
+
+    Attributes:
+        program: the static part.
+        table: that it interprets; None for a lone worker.
+        num_iterations: of a call, K.
+    """
+
+    program: Program
+    table: TickTable | None
+    num_iterations: int
+
+    def part(self, one: Collective) -> str:
+        """The part of a step that a collective is in: one of ``swift.pipeline.scopes``, or ``OTHER``.
+
+        Of an update's, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it is one of them.
+        """
+        path = one.path
+        for name in (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE):
+            if scopes.UPDATE in path and name in path:
+                return f"{name}/{path[path.index(name) + 1]}"
+        return self._name(one)
+
+    def of(self, one: Collective) -> np.ndarray:
+        """How often a collective runs in a call, int64 ``[R]``."""
+        name = self._name(one)
+        return self.trips(one) * self._runs(name, one.path)
+
+    def trips(self, one: Collective) -> int:
+        """How often a collective runs each time that its part does."""
+        name = self._name(one)
+        inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
+        return math.prod(self._trips(loop.num_trips) for loop in inner)
+
+    def ops(self, name: str) -> np.ndarray:
+        """How often every row runs F, B or W in a call, int64 ``[R]``."""
+        assert self.table is not None
+        return (self.table.opcode_TR == _OPS[name] + 1).sum(axis=0)
+
+    @property
+    def end_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Whether a row serves the first, and the last stage, bool ``[R]`` each."""
+        stage_R = self.program.live.stage_R
+        return stage_R == 0, stage_R == self.program.num_stages - 1
+
+    def _name(self, one: Collective) -> str:
+        return next((name for name in _NAMES if name in one.path), OTHER)
+
+    def _trips(self, num_trips: int | None) -> int:
+        """Of a loop; the only ones whose length the compiler does not know are those over ticks."""
+        if num_trips is not None:
+            return num_trips
+        return 1 if self.table is None else int(self.table.phase_bounds[-1])
+
+    def _runs(self, name: str, path: tuple[str, ...]) -> np.ndarray:
+        everywhere = np.ones(self.program.live.num_rows, np.int64)
+        if name in _OPS:
+            return self.ops(name)
+        if name in _MESSAGES:
+            assert self.table is not None
+            moves = self.table.activations if name == scopes.ACTIVATIONS else self.table.gradients
+            turn, branch = (_number(path, path.index(name), prefix) for prefix in (scopes.ROUND, "branch_"))
+            return everywhere * int((moves.permutation_TQ[:, turn] == branch - 1).sum())
+        if name == scopes.MICROBATCH:
+            return everywhere * self.program.num_microbatches
+        if name == scopes.UPDATE:
+            return self._of_ends(path) * self.num_iterations
+        return everywhere
+
+    def _of_ends(self, path: tuple[str, ...]) -> np.ndarray:
+        """Where what updates a group of parameters runs: that of an end in the rows that use it, if in a branch."""
+        is_first, is_last = self.end_rows
+        if "branch_1_fun" in path and "embedding" in path:
+            return is_first.astype(np.int64)
+        if "branch_1_fun" in path and "head" in path:
+            return is_last.astype(np.int64)
+        return np.ones(self.program.live.num_rows, np.int64)
+
+
+def _number(path: tuple[str, ...], first: int, prefix: str) -> int:
+    """The number in the first name with a prefix, from a place of the path on: 2 of ``branch_2_fun``."""
+    name = next(name for name in path[first:] if name.startswith(prefix))
+    return int(name.removeprefix(prefix).split("_")[0])

@@ -1,0 +1,134 @@
+"""``swift compile``: every configuration in a process of its own, since a compiler that fails may end its process."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from swift.aot import FITS, REFUSED, Pod, check_pod, compile_one, configurations, document, settle_process, text_lines
+from swift.aot.document import name_of
+from swift.cli.configuration import config_text, load_experiment
+from swift.cli.kinds import Written
+from swift.cli.named import workers_of
+from swift.errors import RunError, SettingError, check_count
+from swift.train.cluster import Down
+
+
+def compile(options: argparse.Namespace) -> None:
+    """``swift compile --topology v5e:4x4 CONFIG.gin``."""
+    pod = Pod.parse(options.topology)
+    check_count("--jobs", options.jobs, least=1)
+    experiment = load_experiment(options.config, options.set)
+    check_pod(experiment, pod)
+    failed = None if options.fail is None else workers_of("--fail", options.fail)
+    try:
+        downs = configurations(experiment, failed, near=options.neighbours)
+    except SettingError as error:
+        raise SettingError("--fail", Written(" ".join(options.fail or ())), error.allowed) from error
+    requests = [_request(config_text(experiment), pod, down) for down in downs]
+    reports = _compile_all(requests, options.jobs)
+    facts = document(experiment, pod, reports)
+    if options.format == "json":
+        print(json.dumps(facts))
+    else:
+        sys.stdout.write("\n".join(text_lines(facts)) + "\n")
+        sys.stdout.flush()
+    others = [name_of(report) for report in reports if report["result"] != FITS]
+    if others:
+        raise RunError(f"{len(others)} of {len(reports)} configurations cannot run on {pod.name}: {'; '.join(others)}")
+
+
+def compiler(options: argparse.Namespace) -> None:
+    """The process that compiles one configuration: a request on a line of its standard input, a report on its output.
+
+    It ends when its input does.
+    """
+    del options
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # compilers print
+    pod = Pod.parse(request["topology"])
+    settle_process(pod)
+    with tempfile.NamedTemporaryFile("w", suffix=".gin") as file:
+        file.write(request["config"])
+        file.flush()
+        experiment = load_experiment(Path(file.name))
+    jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
+    down = Down(*(frozenset(map(tuple, request[name])) for name in ("workers", "ranks")))
+    try:
+        report = compile_one(experiment, pod, down)
+    except SettingError as error:
+        report = {"mistake": [error.setting, repr(error.value), error.allowed]}
+    output.write(json.dumps(report))
+    output.flush()
+    os._exit(0)  # some compilers do not end in peace
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1024):  # not sys.stdin, whose lock would keep Python from ending
+        pass
+    os._exit(130)
+
+
+def _request(config: str, pod: Pod, down: Down) -> dict[str, Any]:
+    return {"config": config, "topology": pod.name, "workers": sorted(down.workers), "ranks": sorted(down.ranks)}
+
+
+def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
+    """The reports, in the order of the requests; so many are compiled at a time."""
+    with ThreadPoolExecutor(num_jobs, "compile") as pool:
+        pending = {pool.submit(_ask, request): number for number, request in enumerate(requests)}
+        reports: dict[int, dict[str, Any]] = {}
+        for future in as_completed(pending):
+            report = future.result()
+            if "mistake" in report:
+                pool.shutdown(wait=False, cancel_futures=True)
+                setting, value, allowed = report["mistake"]
+                raise SettingError(setting, Written(value), allowed)
+            reports[pending[future]] = report
+            print(f"compiled {len(reports)}/{len(requests)}: {name_of(report)}, {report['result']}", file=sys.stderr)
+    return [reports[number] for number in range(len(requests))]
+
+
+def _ask(request: dict[str, Any]) -> dict[str, Any]:
+    """The report of a process that lives as long as this one, at most."""
+    with tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", "swift", "compiler"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdin, process.stdout:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            told = process.stdout.read()
+            process.wait()
+        if told:
+            return json.loads(told)
+        log.seek(0)
+        why = _last_words(log.read().decode(errors="replace"), process.returncode)
+    return {
+        "failed": [f"{d}:{p}" for d, p in request["workers"]],
+        "lost_ranks": sorted({rank for _, rank in request["ranks"]}),
+        "result": REFUSED,
+        "why": why,
+        "compile_s": 0.0,
+    }
+
+
+def _last_words(log: str, code: int) -> str:
+    """Why a process ended: what its compiler found wrong, or the last line that it left."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    checks = [line for line in lines if re.search(r"Check failed|RET_CHECK failure", line)]
+    why = (checks or lines[-1:] or ["no word"])[0]
+    return f"its compiler ended with code {code}: {why[:400]}"
