@@ -36,7 +36,7 @@ def gpt_stage(moe, remat):
         placement, valid = extras
 
         def run(row, logits, x_TD, valid_T, state):
-            apply = lambda rows: gpt.groups["expert"].apply_stacked(state, rows)  # noqa: E731
+            apply = gpt.groups["expert"].module(state)
             return expert_parallel_moe(EXPERTS, logits, x_TD, valid_T, placement[row], apply)
 
         y, aux, loads = gpt.stage(weights, config.moe_layers, x, valid, run)
