@@ -1,0 +1,76 @@
+"""The split of tokens over replicas: whole, conserved, near its shares, and towards the ranks with room to spare."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift.experts.split import Slots, split_tokens
+
+pytestmark = pytest.mark.usefixtures("strict_types")
+
+
+@partial(jax.jit, static_argnames=("room", "most_pairs", "rounds"))
+def split(counts_NE, placement_NS, room, most_pairs, rounds):
+    slots = Slots.of(placement_NS, counts_NE.shape[1])
+    return split_tokens(counts_NE, placement_NS, slots, room, most_pairs, rounds)
+
+
+def draw(random, num_classes, num_ranks, slots_per_rank, tokens, skew=1.0):
+    share_E = random.dirichlet(np.full(num_classes, skew))
+    counts_NE = np.stack([random.multinomial(tokens, share_E) for _ in range(num_ranks)]).astype(np.int32)
+    spare = random.integers(0, num_classes, num_ranks * slots_per_rank - num_classes)
+    placement = random.permutation(np.concatenate([np.arange(num_classes), spare])).astype(np.int32)
+    return counts_NE, placement.reshape(num_ranks, slots_per_rank)
+
+
+def by_class(split_NM, placement_NS, num_classes):
+    return split_NM @ (placement_NS.reshape(-1, 1) == np.arange(num_classes))
+
+
+SHAPES = [(4, 2, 3), (8, 8, 4), (5, 3, 2), (128, 8, 16)]  # E, N, S
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(SHAPES),
+    st.sampled_from([1, 7, 256, 2048, 70_000]),
+    st.sampled_from([0, 8]),
+    st.floats(0.05, 5),
+    st.integers(0, 2**16),
+)
+def test_all_tokens_of_a_source_and_class_go_to_slots_of_the_class(shape, tokens, rounds, skew, seed):
+    counts_NE, placement_NS = draw(np.random.default_rng(seed), *shape, tokens, skew)
+    split_NM = np.asarray(split(counts_NE, placement_NS, tokens, tokens, rounds))
+    assert split_NM.dtype == np.int32
+    assert (split_NM >= 0).all()
+    np.testing.assert_array_equal(by_class(split_NM, placement_NS, shape[0]), counts_NE)
+
+
+@pytest.mark.parametrize("tokens", [5, 256, 2048])
+def test_an_even_split_gives_every_replica_its_share_within_a_token(tokens):
+    for seed in range(5):
+        counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, tokens)
+        split_NM = np.asarray(split(counts_NE, placement_NS, tokens, tokens, 0))
+        replicas_E = np.bincount(placement_NS.ravel(), minlength=8)
+        share_M = (counts_NE.sum(axis=0) / replicas_E)[placement_NS.ravel()]
+        assert np.abs(split_NM.sum(axis=0) - share_M).max() <= 2 + tokens * 8 / 2**12
+        share_NM = (counts_NE / replicas_E)[:, placement_NS.ravel()]
+        assert np.abs(split_NM - share_NM).max() <= 3
+
+
+def over(split_NM, num_ranks, room):
+    return np.maximum(split_NM.sum(axis=0).reshape(num_ranks, -1).sum(axis=1) - room, 0).sum()
+
+
+def test_rounds_move_tokens_to_spare_room():
+    excess = {0: 0, 2: 0, 8: 0}
+    for seed in range(20):
+        counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, 256)
+        for rounds in excess:
+            excess[rounds] += over(np.asarray(split(counts_NE, placement_NS, 256, 256, rounds)), 8, 256)
+    assert excess[2] < 0.7 * excess[0]
+    assert excess[8] < 0.8 * excess[2]
