@@ -127,7 +127,7 @@ def weight_gradient_in_loops(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, 
             x, dy = lax.dynamic_slice_in_dim(x_XP, at, size, axis=1), lax.dynamic_slice_in_dim(dy_PY, at, size)
             return sum_XY + jnp.matmul(x, dy, preferred_element_type=wide)
 
-        none_XY, steps = jnp.zeros(total_SXY.shape[1:], wide), _steps(block, x_PX.shape[0], 2)
+        none_XY, steps = jnp.zeros(total_SXY.shape[1:], wide), _steps(block, x_PX.shape[0], 4)
         sum_XY = _in_steps(groups.start_S[s], groups.size_S[s], steps, step, none_XY)
         return lax.dynamic_update_index_in_dim(total_SXY, sum_XY, s, 0)
 
