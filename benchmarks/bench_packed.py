@@ -1,4 +1,4 @@
-"""Capacity by rank and packed replicas against SYMI: drops by cause, bytes, FLOPs, CPU-seconds, and packing against EPLB.
+"""Capacity by rank and packed replicas against SYMI: drops by cause, bytes, FLOPs, CPU-seconds; packing against EPLB.
 
 Runs ``experiments/symi/demo/static.gin`` and ``experiments/beyond/*.gin`` to their end, 300 iterations each, then times
 iterations that take turns in one process. ``--parts`` leaves some of it out.
@@ -140,7 +140,8 @@ def split_cost(trainee: Trainee) -> float:
     def many(counts_LNE: jax.Array, placement_LNS: jax.Array) -> jax.Array:
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
             layer = (i + jnp.minimum(total, 0)) % len(counts_LNE)  # so that no split can be taken out of the loop
-            return total + serve(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS[0, 0, 0]
+            kept_NDS = serve(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS
+            return total + kept_NDS.sum(dtype=jnp.int32) % 2
 
         return lax.fori_loop(0, SPLITS_PER_CALL, one, jnp.zeros((), jnp.int32))
 
@@ -213,7 +214,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--parts", nargs="+", choices=["drops", "costs", "packing"], default=["drops", "costs", "packing"])
+    parser.add_argument(
+        "--parts", nargs="+", choices=["drops", "costs", "packing"], default=["drops", "costs", "packing"]
+    )
     options = parser.parse_args()
     figures: dict[str, Any] = {"seed": options.seed, "rounds": options.rounds}
     claims: dict[str, tuple[float, float]] = {}

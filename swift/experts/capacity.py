@@ -1,10 +1,10 @@
 """Capacity by rank: which tokens are served where the slots of a rank share its rows.
 
 The rule: the tokens of every class and source rank are split over the slots that hold the class (``split``). Where a
-source has more for one rank than the buffer between the two holds, every slot of that rank loses in proportion: *buffer
-full*. Where a rank then has more than its rows, every source and slot loses in proportion: *rank full*. Of the tokens of
-a class a source so keeps a number, and those are the first in token order, then choice order. Local and per micro-batch,
-as capacity by slot is; known from the counts alone, before a token moves, to all ranks alike.
+source has more for one rank than the buffer between the two holds, every slot of that rank loses in proportion:
+*buffer full*. Where a rank then has more than its rows, every source and slot loses in proportion: *rank full*. So a
+source keeps a number of the tokens of a class, and these are the first in token order, then choice order. It is local
+and per micro-batch, as capacity by slot is, and all ranks know it from the counts alone, before a token moves.
 
 Legend: N ranks as sources, D the same as those that serve, S slots of a rank, E classes.
 """
@@ -26,9 +26,7 @@ class Served(NamedTuple):
     overflowed_NE: jax.Array  # int32, those of them for which a buffer was full
 
 
-def serve(
-    config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
-) -> Served:
+def serve(config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int) -> Served:
     """Splits the tokens of all sources over the slots, and drops what does not fit.
 
     Args:

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 
-
 class Pairs(NamedTuple):
     """The (token, choice) pairs of a rank, in token order, then choice order."""
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_LARGEST_STEP = 128
+_LARGEST_BLOCK, _LARGEST_STEP = 128, 256
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
@@ -37,7 +37,7 @@ def block_rows(num_rows: int, num_slots: int) -> int:
     (16, 2, 1)
     """
     block = 1
-    while 2 * block <= _LARGEST_STEP and num_slots * (2 * block - 1) * 32 <= num_rows:
+    while 2 * block <= _LARGEST_BLOCK and num_slots * (2 * block - 1) * 32 <= num_rows:
         block *= 2
     return block
 
@@ -110,7 +110,7 @@ def multiply_in_loops(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, b
             rows = lax.dynamic_slice_in_dim(x_PX, at, size)
             return lax.dynamic_update_slice_in_dim(y_PY, rows @ weights_XY, at, 0)
 
-        return _in_steps(groups.start_S[s], groups.size_S[s], _steps(block, x_PX.shape[0], 8), step, y_PY)
+        return _in_steps(groups.start_S[s], groups.size_S[s], _steps(block, x_PX.shape[0]), step, y_PY)
 
     none_PY = jnp.zeros((x_PX.shape[0], weights_SXY.shape[2]), x_PX.dtype)
     return lax.fori_loop(0, weights_SXY.shape[0], slot, none_PY)
@@ -127,7 +127,7 @@ def weight_gradient_in_loops(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, 
             x, dy = lax.dynamic_slice_in_dim(x_XP, at, size, axis=1), lax.dynamic_slice_in_dim(dy_PY, at, size)
             return sum_XY + jnp.matmul(x, dy, preferred_element_type=wide)
 
-        none_XY, steps = jnp.zeros(total_SXY.shape[1:], wide), _steps(block, x_PX.shape[0], 4)
+        none_XY, steps = jnp.zeros(total_SXY.shape[1:], wide), _steps(block, x_PX.shape[0])
         sum_XY = _in_steps(groups.start_S[s], groups.size_S[s], steps, step, none_XY)
         return lax.dynamic_update_index_in_dim(total_SXY, sum_XY, s, 0)
 
@@ -135,11 +135,11 @@ def weight_gradient_in_loops(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, 
     return lax.fori_loop(0, num_slots, slot, jnp.zeros((num_slots, x_PX.shape[1], dy_PY.shape[1]), wide))
 
 
-def _steps(block: int, num_rows: int, factor: int) -> list[int]:
-    """Sizes of steps, the largest first; each divides the one before, and the last is a block."""
+def _steps(block: int, num_rows: int) -> list[int]:
+    """Sizes of steps, the largest first; each is four of the next, and the last is a block."""
     steps = [block]
-    while steps[0] * factor <= min(_LARGEST_STEP, num_rows):
-        steps.insert(0, steps[0] * factor)
+    while 4 * steps[0] <= min(_LARGEST_STEP, num_rows):
+        steps.insert(0, 4 * steps[0])
     return steps
 
 

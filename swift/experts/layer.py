@@ -1,7 +1,7 @@
 """The expert-parallel layer of one rank: route, send, compute in slots, send back.
 
-Legend: T tokens of this rank, E classes, N ranks, S slots of a rank, C rows of a slot for one source, Q rows of a buffer
-between two ranks, P rows of the grouped matmul, D model dim.
+Legend: T tokens of this rank, E classes, N ranks, S slots of a rank, C rows of a slot for one source, Q rows of a
+buffer between two ranks, P rows of the grouped matmul, D model dim.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The split: how many tokens of every class a source rank sends to each slot, from the counts of all ranks.
 
 It starts from an even split over the replicas of a class and, in a few rounds, scales it towards the ranks that have
-room to spare: the share of every slot is multiplied by the room of its rank over its load, and the shares of a class are
-made to add up again. Then whole tokens are shared out.
+room to spare: the share of every slot is multiplied by the room of its rank over its load, and the shares of a class
+are made to add up again. Then whole tokens are shared out.
 
 All ranks compute it from the same counts, and all have to come to the same, whatever program they run and wherever: so
 it is computed in integers alone, where a float's last bit would depend on what the compiler fuses.

@@ -10,8 +10,8 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
     """Floating-point operations of all ``dot_general``, a multiplication and an addition counted as two.
 
     A ``ragged_dot`` counts every row once, for the group that it belongs to. The body of a ``scan`` counts as often as
-    it runs, of the branches of a ``cond`` the dearest counts, of a ``platform_dependent`` the default, and the body of a
-    ``while``, whose length is not known, counts once.
+    it runs, of the branches of a ``cond`` the dearest counts, of a ``platform_dependent`` the default, and the body of
+    a ``while``, whose length is not known, counts once.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_flops(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))

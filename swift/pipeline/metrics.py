@@ -77,7 +77,8 @@ def over_stages(program: Program, record: UpdateRecord) -> UpdateRecord:
 def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     """The metrics ``[worker, K, ...]`` of a step function, fetched to the host: one dict for each iteration.
 
-    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the layers stays.
+    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the
+    layers stays.
     """
     host = own_row(metrics)
     imbalance_KL = host["load_imbalance"]

@@ -60,8 +60,8 @@ def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.A
 
     def put(carry: tuple[jax.Array, jax.Array], load: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         load_N, filled_N = carry
-        rank = jnp.argmin(jnp.where(filled_N < slots_per_rank, load_N, jnp.inf))
-        is_rank_N = jnp.arange(num_ranks) == rank
+        rank = jnp.argmin(jnp.where(filled_N < slots_per_rank, load_N, jnp.inf)).astype(jnp.int32)
+        is_rank_N = jnp.arange(num_ranks, dtype=jnp.int32) == rank
         place = rank * slots_per_rank + filled_N[rank]
         return (load_N + jnp.where(is_rank_N, load, 0.0), filled_N + is_rank_N.astype(jnp.int32)), place
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swift.experts.placement import MinMax, Packed
 
-SHAPES = [(4, 2, 2), (8, 8, 4), (16, 3, 7), (128, 8, 16)]  # E, N, S
+SHAPES = [(4, 2, 2), (8, 8, 4), (128, 8, 17)]  # E, N, S
 packed, minmax = jax.jit(Packed()), jax.jit(MinMax())
 
 
@@ -22,7 +22,7 @@ def place(policy, popularity_E, num_ranks, slots_per_rank):
     return np.asarray(policy(np.array([popularity_E], np.int32), start_LNS, ())[0])[0]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_replicas_are_those_of_minmax_and_ranks_no_more_loaded_than_in_class_order(data):
     num_classes, num_ranks, slots_per_rank = data.draw(st.sampled_from(SHAPES))
