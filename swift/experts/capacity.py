@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from swift.experts.config import ExpertConfig
-from swift.experts.split import Slots, fixed_bits, split_tokens
+from swift.experts.split import Rooms, Slots, fixed_bits, split_tokens
 
 
 class Served(NamedTuple):
@@ -36,13 +36,13 @@ def serve(config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, l
         local_tokens: tokens of a source rank.
     """
     num_ranks, num_slots = placement_NS.shape
-    room, buffer = (rows(local_tokens, num_ranks) for rows in (config.rows_per_rank, config.rows_per_buffer))
+    rooms = Rooms(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
     slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
 
-    wanted_NM = split_tokens(counts_NE, placement_NS, slots, room, most_pairs, config.spare_rounds)
-    sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), buffer, most_pairs)
+    wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, config.spare_rounds)
+    sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
     by_rank = sent_NDS.swapaxes(0, 1).reshape(num_ranks, -1)
-    kept = in_proportion(by_rank, room, min(num_ranks * buffer, num_ranks * most_pairs))
+    kept = in_proportion(by_rank, rooms.rank, num_ranks * min(rooms.buffer, most_pairs))
     kept_NDS = kept.reshape(num_ranks, num_ranks, num_slots).swapaxes(0, 1)
 
     def by_class(pairs_NDS: jax.Array) -> jax.Array:

@@ -1,8 +1,9 @@
 """The split: how many tokens of every class a source rank sends to each slot, from the counts of all ranks.
 
 It starts from an even split over the replicas of a class and, in a few rounds, scales it towards the ranks that have
-room to spare: the share of every slot is multiplied by the room of its rank over its load, and the shares of a class
-are made to add up again. Then whole tokens are shared out.
+room to spare: a source's share for a slot is multiplied by the room of the slot's rank over its load, where the source
+has more for the rank than the buffer between the two holds also by the part that fits, and its shares of a class are
+made to add up again. Then whole tokens are shared out.
 
 All ranks compute it from the same counts, and all have to come to the same, whatever program they run and wherever: so
 it is computed in integers alone, where a float's last bit would depend on what the compiler fuses.
@@ -10,7 +11,8 @@ it is computed in integers alone, where a float's last bit would depend on what 
 Legend: N ranks (as sources, or as the ranks D that serve), S slots of a rank, M = N * S slots, E classes.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,14 @@ _SHARE_BITS = 14
 _LOAD_BITS = 16
 _RATIO_BITS = 10
 _MOST_CHANGE = 4  # of a share in one round, up or down
+_MOST_ROOM = 1 << 20
+
+
+class Rooms(NamedTuple):
+    """Rows that there are."""
+
+    rank: int  # of a rank, for all sources
+    buffer: int  # of the buffer from one source to one rank
 
 
 class Slots(NamedTuple):
@@ -57,7 +67,7 @@ def fixed_bits(most: int, bits: int = _SHARE_BITS) -> int:
 
 
 def split_tokens(
-    counts_NE: jax.Array, placement_NS: jax.Array, slots: Slots, room: int, most_pairs: int, rounds: int
+    counts_NE: jax.Array, placement_NS: jax.Array, slots: Slots, rooms: Rooms, most_pairs: int, rounds: int
 ) -> jax.Array:
     """Shares out the tokens of every source and class over the slots that hold the class.
 
@@ -65,7 +75,7 @@ def split_tokens(
         counts_NE: int32, (token, choice) pairs of every source rank that want each class.
         placement_NS: the class in every slot.
         slots: the same by class.
-        room: rows of a rank.
+        rooms: of ranks and buffers.
         most_pairs: of a source rank, whatever they want.
         rounds: of scaling towards spare room; 0: an even split.
 
@@ -73,37 +83,49 @@ def split_tokens(
         int32[N, M]: of every source, to every slot; not negative, and all of the slots of a class together get all
         pairs of the class.
     """
-    num_ranks = placement_NS.shape[0]
-    shares_M = _shares(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), num_ranks, slots, room, most_pairs, rounds)
+    counts_NM = counts_NE[:, slots.class_M]
+    even_M = (1 << _SHARE_BITS) // slots.of_class(jnp.ones_like(slots.class_M))
+    shares_NM = jnp.broadcast_to(even_M, counts_NM.shape)
+    if rounds:
+        scale = _scaling(counts_NM, placement_NS.shape[1], slots, rooms, most_pairs)
+        shares_NM = lax.fori_loop(0, rounds, lambda _, shares_NM: scale(shares_NM), shares_NM)
 
-    # Where a slot's part of its class ends, the last one's exactly at 1. Over the sources one after the other, every
-    # slot so comes within a token of its share of all.
-    bits = fixed_bits(num_ranks * most_pairs)
-    ends_M = (slots.up_to(shares_M) << bits) // slots.of_class(shares_M)
-    so_far_NM = jnp.cumsum(counts_NE, axis=0, dtype=jnp.int32)[:, slots.class_M]
-    ends_NM = jnp.diff((so_far_NM * ends_M[None]) >> bits, axis=0, prepend=jnp.zeros((1, ends_M.size), jnp.int32))
+    # Where a slot's part of its class ends, the last one's exactly at 1. What is behind the point goes over to the next
+    # source, so that all sources together give every slot its shares within a token.
+    bits = fixed_bits(len(counts_NM) * most_pairs)
+    ends_NM = (jax.vmap(slots.up_to)(shares_NM) << bits) // jax.vmap(slots.of_class)(shares_NM)
+    so_far_NM = jnp.cumsum(counts_NM * ends_NM, axis=0, dtype=jnp.int32) >> bits
+    ends_NM = jnp.diff(so_far_NM, axis=0, prepend=jnp.zeros_like(so_far_NM[:1]))
     return _ascending_parts(ends_NM, counts_NE, slots)
 
 
-def _shares(
-    popularity_E: jax.Array, num_ranks: int, slots: Slots, room: int, most_pairs: int, rounds: int
-) -> jax.Array:
-    """Shares of the slots in their classes, in units of 2^-14, at least 1."""
-    one = 1 << _SHARE_BITS
-    shift = max(0, (num_ranks * most_pairs).bit_length() - _LOAD_BITS)
-    tokens_M = (popularity_E >> shift)[slots.class_M]
-    room = min(max(1, room >> shift), 1 << 20)
+def _scaling(
+    counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: Rooms, most_pairs: int
+) -> Callable[[jax.Array], jax.Array]:
+    """A round: the shares of every source's slots in their classes, in units of 2^-14 and at least 1 -> the next."""
+    num_ranks = len(counts_NM)
+    shift = _LOAD_BITS - most_pairs.bit_length()  # a load is in units of 2^-shift pairs
+    tokens_NM, room, buffer = (_shifted(pairs, shift) for pairs in (counts_NM, *rooms))
 
-    def scale(_: jax.Array, shares_M: jax.Array) -> jax.Array:
-        load_N = jnp.sum(((tokens_M * shares_M) >> _SHARE_BITS).reshape(num_ranks, -1), axis=1, dtype=jnp.int32)
-        ratio_N = (room << _RATIO_BITS) // jnp.maximum(load_N, 1)
-        ratio_N = jnp.clip(ratio_N, (1 << _RATIO_BITS) // _MOST_CHANGE, (1 << _RATIO_BITS) * _MOST_CHANGE)
-        ratio_M = jnp.repeat(ratio_N, shares_M.size // num_ranks, total_repeat_length=shares_M.size)
-        scaled_M = (shares_M * ratio_M) >> _RATIO_BITS
-        return jnp.maximum((scaled_M << _SHARE_BITS) // jnp.maximum(slots.of_class(scaled_M), 1), 1)
+    def ratio(room: int, load: jax.Array, most: int) -> jax.Array:
+        parts = (min(max(room, 1), _MOST_ROOM) << _RATIO_BITS) // jnp.maximum(load, 1)
+        return jnp.clip(parts, (1 << _RATIO_BITS) // _MOST_CHANGE, (1 << _RATIO_BITS) * most)
 
-    even_M = one // slots.of_class(jnp.ones_like(slots.class_M))
-    return lax.fori_loop(0, rounds, scale, even_M) if rounds else even_M
+    def scale(shares_NM: jax.Array) -> jax.Array:
+        load_NDS = ((tokens_NM * shares_NM) >> _SHARE_BITS).reshape(num_ranks, num_ranks, slots_per_rank)
+        load_ND = jnp.sum(load_NDS, axis=2, dtype=jnp.int32)
+        of_rank_D = ratio(room, jnp.sum(load_ND, axis=0, dtype=jnp.int32), _MOST_CHANGE)
+        ratio_ND = (ratio(buffer, load_ND, 1) * of_rank_D[None]) >> _RATIO_BITS
+        ratio_NDS = jnp.broadcast_to(ratio_ND[..., None], load_NDS.shape)
+        scaled_NM = (shares_NM * ratio_NDS.reshape(shares_NM.shape)) >> _RATIO_BITS
+        sums_NM = jnp.maximum(jax.vmap(slots.of_class)(scaled_NM), 1)
+        return jnp.maximum((scaled_NM << _SHARE_BITS) // sums_NM, 1)
+
+    return scale
+
+
+def _shifted(value: Any, bits: int) -> Any:
+    return value << bits if bits > 0 else value >> -bits
 
 
 def _ascending_parts(ends_NM: jax.Array, counts_NE: jax.Array, slots: Slots) -> jax.Array:

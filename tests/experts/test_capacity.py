@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.capacity import in_proportion, serve
-from swift.experts.split import Slots, split_tokens
+from swift.experts.split import Rooms, Slots, split_tokens
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -25,9 +25,9 @@ served = jax.jit(serve, static_argnums=(0, 3))
 limited = partial(jax.jit, static_argnums=(1, 2))(in_proportion)
 
 
-@partial(jax.jit, static_argnames=("room", "rounds"))
-def wanted(counts_NE, placement_NS, room, rounds):
-    return split_tokens(counts_NE, placement_NS, Slots.of(placement_NS, CLASSES), room, TOKENS, rounds)
+@partial(jax.jit, static_argnames=("rooms", "rounds"))
+def wanted(counts_NE, placement_NS, rooms, rounds):
+    return split_tokens(counts_NE, placement_NS, Slots.of(placement_NS, CLASSES), rooms, TOKENS, rounds)
 
 
 def draw(seed, skew):
@@ -47,7 +47,9 @@ def test_every_pair_is_served_once_or_dropped_for_a_reason(config, seed, skew):
     counts_NE, placement_NS = draw(seed, skew)
     kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(config, counts_NE, placement_NS, TOKENS))
     room, buffer = config.rows_per_rank(TOKENS, RANKS), config.rows_per_buffer(TOKENS, RANKS)
-    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, room, config.spare_rounds)).reshape(kept_NDS.shape)
+    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, Rooms(room, buffer), config.spare_rounds)).reshape(
+        kept_NDS.shape
+    )
 
     is_class_DSE = placement_NS[..., None] == np.arange(CLASSES)
     np.testing.assert_array_equal(np.einsum("nds,dse->ne", kept_NDS, is_class_DSE) + dropped_NE, counts_NE)

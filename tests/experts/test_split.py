@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.split import Slots, split_tokens
+from swift.experts.split import Rooms, Slots, split_tokens
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
 
-@partial(jax.jit, static_argnames=("room", "most_pairs", "rounds"))
-def split(counts_NE, placement_NS, room, most_pairs, rounds):
+@partial(jax.jit, static_argnames=("rooms", "rounds"))
+def split(counts_NE, placement_NS, rooms, rounds):
     slots = Slots.of(placement_NS, counts_NE.shape[1])
-    return split_tokens(counts_NE, placement_NS, slots, room, most_pairs, rounds)
+    return split_tokens(counts_NE, placement_NS, slots, rooms, rooms.rank, rounds)
 
 
 def draw(random, num_classes, num_ranks, slots_per_rank, tokens, skew=1.0):
@@ -45,7 +45,7 @@ CASES = [  # (E, N, S), tokens of a source, rounds
 @given(skew=st.sampled_from([0.05, 0.5, 5.0]), seed=st.integers(0, 2**16))
 def test_all_tokens_of_a_source_and_class_go_to_slots_of_the_class(shape, tokens, rounds, skew, seed):
     counts_NE, placement_NS = draw(np.random.default_rng(seed), *shape, tokens, skew)
-    split_NM = np.asarray(split(counts_NE, placement_NS, tokens, tokens, rounds))
+    split_NM = np.asarray(split(counts_NE, placement_NS, Rooms(tokens, tokens), rounds))
     assert split_NM.dtype == np.int32
     assert (split_NM >= 0).all()
     np.testing.assert_array_equal(by_class(split_NM, placement_NS, shape[0]), counts_NE)
@@ -55,7 +55,7 @@ def test_all_tokens_of_a_source_and_class_go_to_slots_of_the_class(shape, tokens
 def test_an_even_split_gives_every_replica_its_share_within_a_token(tokens):
     for seed in range(5):
         counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, tokens)
-        split_NM = np.asarray(split(counts_NE, placement_NS, tokens, tokens, 0))
+        split_NM = np.asarray(split(counts_NE, placement_NS, Rooms(tokens, tokens), 0))
         replicas_E = np.bincount(placement_NS.ravel(), minlength=8)
         share_M = (counts_NE.sum(axis=0) / replicas_E)[placement_NS.ravel()]
         assert np.abs(split_NM.sum(axis=0) - share_M).max() <= 2 + tokens * 8 / 2**12
@@ -63,15 +63,23 @@ def test_an_even_split_gives_every_replica_its_share_within_a_token(tokens):
         assert np.abs(split_NM - share_NM).max() <= 3
 
 
-def over(split_NM, num_ranks, room):
-    return np.maximum(split_NM.sum(axis=0).reshape(num_ranks, -1).sum(axis=1) - room, 0).sum()
-
-
-def test_rounds_move_tokens_to_spare_room():
-    excess = {0: 0, 2: 0, 8: 0}
+def excess(rounds, room, buffer):
+    """Tokens over the room of ranks and over that of buffers, in all of 20 cases."""
+    over_rank = over_buffer = 0
     for seed in range(20):
         counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, 256)
-        for rounds in excess:
-            excess[rounds] += over(np.asarray(split(counts_NE, placement_NS, 256, 256, rounds)), 8, 256)
-    assert excess[2] < 0.7 * excess[0]
-    assert excess[8] < 0.8 * excess[2]
+        split_ND = np.asarray(split(counts_NE, placement_NS, Rooms(room, buffer), rounds)).reshape(8, 8, 4).sum(axis=2)
+        over_rank += np.maximum(split_ND.sum(axis=0) - room, 0).sum()
+        over_buffer += np.maximum(split_ND - buffer, 0).sum()
+    return over_rank, over_buffer
+
+
+def test_rounds_move_tokens_to_ranks_with_room_to_spare():
+    (even, _), (after_2, _), (after_8, _) = (excess(rounds, 256, 256) for rounds in (0, 2, 8))
+    assert after_2 < 0.7 * even
+    assert after_8 < 0.8 * after_2
+
+
+def test_rounds_move_tokens_to_buffers_with_room_to_spare():
+    (_, even), (_, after_8) = (excess(rounds, 256, 40) for rounds in (0, 8))
+    assert after_8 < 0.7 * even
