@@ -22,7 +22,7 @@ from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, To
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Static, Symi
+from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
 from swift.topology import Topology
 from swift.train import Experiment
@@ -30,7 +30,7 @@ from swift.train import Experiment
 _CONFIGURABLES = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
-    *(Static, Symi, MinMax, FlexMoE),
+    *(Static, Symi, MinMax, Packed, FlexMoE),
 )
 _NAMED = "a setting is named like Experiment.num_steps"
 _known = {kind.__name__: kind for kind in _CONFIGURABLES}

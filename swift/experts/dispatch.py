@@ -12,7 +12,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from swift.experts.routing import count_choices
+
+class Pairs(NamedTuple):
+    """The (token, choice) pairs of a rank, in token order, then choice order."""
+
+    class_A: jax.Array  # int32
+    valid_A: jax.Array  # bool, False for padding
+    position_A: jax.Array  # int32, how many pairs before it want the same class
+    popularity_E: jax.Array  # int32, pairs that want each class
+
+    @classmethod
+    def of(cls, choices_TK: jax.Array, valid_T: jax.Array, num_classes: int) -> "Pairs":
+        """The pairs of the choices of a rank's tokens."""
+        class_A = choices_TK.reshape(-1).astype(jnp.int32)
+        valid_A = jnp.repeat(valid_T, choices_TK.shape[1])
+        wants_AE = (class_A[:, None] == jnp.arange(num_classes, dtype=jnp.int32)[None]) & valid_A[:, None]
+        position_A = jnp.sum(jnp.where(wants_AE, jnp.cumsum(wants_AE, axis=0, dtype=jnp.int32) - 1, 0), axis=1)
+        return cls(class_A, valid_A, position_A, jnp.sum(wants_AE, axis=0, dtype=jnp.int32))
 
 
 class Dispatch(NamedTuple):
@@ -20,36 +36,34 @@ class Dispatch(NamedTuple):
 
     row_of_pair_A: jax.Array  # int32, R where the pair is dropped or padding
     pair_of_row_R: jax.Array  # int32, A where the row is empty
-    popularity_E: jax.Array  # int32, pairs that want each class
-    dropped_E: jax.Array  # int32, those of them that found no room
 
 
-def assign_rows(
-    choices_TK: jax.Array, valid_T: jax.Array, placement_NS: jax.Array, num_classes: int, rows_per_slot: int
-) -> Dispatch:
-    """Gives every pair a row, or drops it. Slots may hold the classes in any order."""
-    num_tokens, top_k = choices_TK.shape
-    num_pairs, num_rows = num_tokens * top_k, placement_NS.size * rows_per_slot
-    classes_1E = jnp.arange(num_classes, dtype=jnp.int32)[None]
+def assign_rows(pairs: Pairs, placement_NS: jax.Array, rows_per_slot: int) -> tuple[Dispatch, jax.Array]:
+    """Gives every pair a row, or drops it. Slots may hold the classes in any order.
+
+    Returns:
+        (the rows, how many pairs of each class found no room, int32[E]).
+    """
+    num_classes, num_rows = pairs.popularity_E.size, placement_NS.size * rows_per_slot
     slot_class = placement_NS.reshape(-1)
+    classes_1E = jnp.arange(num_classes, dtype=jnp.int32)[None]
     replicas_E = jnp.sum(slot_class[:, None] == classes_1E, axis=0, dtype=jnp.int32)
     first_E = jnp.cumsum(replicas_E, dtype=jnp.int32) - replicas_E
     slots_by_class = jnp.argsort(slot_class, stable=True).astype(jnp.int32)
 
-    class_A = choices_TK.reshape(-1).astype(jnp.int32)
-    valid_A = jnp.repeat(valid_T, top_k)
-    wants_AE = (class_A[:, None] == classes_1E) & valid_A[:, None]
-    position_A = jnp.sum(jnp.where(wants_AE, jnp.cumsum(wants_AE, axis=0, dtype=jnp.int32) - 1, 0), axis=1)
+    class_A, position_A = pairs.class_A, pairs.position_A
     replicas_A = jnp.maximum(replicas_E[class_A], 1)
-    kept_A = valid_A & (position_A < replicas_E[class_A] * rows_per_slot)
+    kept_A = pairs.valid_A & (position_A < replicas_E[class_A] * rows_per_slot)
     slot_A = slots_by_class[jnp.where(kept_A, first_E[class_A] + position_A % replicas_A, 0)]
     row_of_pair = jnp.where(kept_A, slot_A * rows_per_slot + position_A // replicas_A, num_rows)
-    pairs = jnp.arange(num_pairs, dtype=jnp.int32)
-    pair_of_row = jnp.full(num_rows, num_pairs, jnp.int32).at[row_of_pair].set(pairs, mode="drop")
+    dropped_E = jnp.maximum(pairs.popularity_E - replicas_E * rows_per_slot, 0)
+    return Dispatch(row_of_pair, inverse_rows(row_of_pair, num_rows)), dropped_E
 
-    popularity_E = jnp.sum(wants_AE, axis=0, dtype=jnp.int32)
-    kept_E = count_choices(choices_TK, kept_A.reshape(choices_TK.shape), num_classes)
-    return Dispatch(row_of_pair, pair_of_row, popularity_E, popularity_E - kept_E)
+
+def inverse_rows(row_of_X: jax.Array, num_rows: int) -> jax.Array:
+    """For every row who has it, int32[num_rows]; ``X`` where nobody has."""
+    owners = jnp.arange(row_of_X.size, dtype=jnp.int32)
+    return jnp.full(num_rows, row_of_X.size, jnp.int32).at[row_of_X].set(owners, mode="drop")
 
 
 @jax.custom_vjp

@@ -1,7 +1,8 @@
 """The expert layer written plainly, without a mesh, slots or rows: the oracle of the tests.
 
-It computes every class on every token and shares only the router with the parallel layer; the drop rule is restated
-here from its definition.
+It computes every class on every token. With capacity by slot it shares only the router with the parallel layer, and
+the drop rule is restated here from its definition; with capacity by rank it also shares the function of the counts that
+says how many tokens of a source and class are served.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from swift.experts.capacity import serve
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load
 from swift.experts.routing import Routing, balance_loss, count_choices, route
@@ -30,7 +32,7 @@ def reference_moe(
         logits_TE: the router's output for all tokens, those of rank 0 first.
         x_TD: what the experts read.
         valid_T: False for padding.
-        placement_NS: the class in every slot; only the number of replicas matters here.
+        placement_NS: the class in every slot; with capacity by slot only the number of replicas matters.
         num_ranks: source ranks among which the tokens are split evenly.
         apply_classes: ``[T, D]`` -> the output of every class on every token, ``[E, T, D]``.
 
@@ -38,22 +40,36 @@ def reference_moe(
         (y_TD, the auxiliary loss, the load).
     """
     routing = route(logits_TE, config.top_k)
-    replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
-    room_E = replicas_E * config.rows_per_slot(x_TD.shape[0] // num_ranks, num_ranks)
+    choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
+    valid_NT = valid_T.reshape(num_ranks, -1)
+    wanted_NTK = valid_NT[..., None] & jnp.ones_like(choices_NTK, bool)
+    counts_NE = jax.vmap(count_choices, (0, 0, None))(choices_NTK, wanted_NTK, config.num_classes)
+    room_NE, overflowed_E = _room(config, counts_NE, placement_NS, x_TD.shape[0] // num_ranks)
 
-    def kept_by_rank(choices_TK: jax.Array, valid_T: jax.Array) -> jax.Array:
+    def kept_by_rank(choices_TK: jax.Array, valid_T: jax.Array, room_E: jax.Array) -> jax.Array:
         class_A, valid_A = choices_TK.reshape(-1), jnp.repeat(valid_T, config.top_k)
         earlier_AA = jnp.tril(class_A[:, None] == class_A[None, :], -1) & valid_A[None, :]
         return (valid_A & (earlier_AA.sum(axis=1) < room_E[class_A])).reshape(choices_TK.shape)
 
-    choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
-    kept_TK = jax.vmap(kept_by_rank)(choices_NTK, valid_T.reshape(num_ranks, -1)).reshape(routing.choices_TK.shape)
-
-    popularity_E = count_choices(routing.choices_TK, valid_T[:, None] & jnp.ones_like(kept_TK), config.num_classes)
+    kept_TK = jax.vmap(kept_by_rank)(choices_NTK, valid_NT, room_NE).reshape(routing.choices_TK.shape)
+    popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
     kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
     y_TD = weigh_classes(routing, kept_TK, apply_classes(x_TD))
     aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
-    return y_TD, aux, Load(popularity_E, popularity_E - kept_E)
+    return y_TD, aux, Load(popularity_E, popularity_E - kept_E, overflowed_E)
+
+
+def _room(
+    config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    """(how many pairs of every class a source may send, how many of each class find a buffer full)."""
+    if config.capacity == "rank":
+        served = serve(config, counts_NE, placement_NS, local_tokens)
+        return counts_NE - served.dropped_NE, jnp.sum(served.overflowed_NE, axis=0, dtype=jnp.int32)
+    num_ranks = placement_NS.shape[0]
+    replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
+    room_E = replicas_E * config.rows_per_slot(local_tokens, num_ranks)
+    return jnp.broadcast_to(room_E, counts_NE.shape), jnp.zeros(config.num_classes, jnp.int32)
 
 
 def dropless_moe(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from swift.experts import Matmul
 from swift.models.config import ModelConfig
 
 _INIT_STD = 0.02  # GPT-2's
@@ -108,9 +109,9 @@ class Expert(nnx.Module):
         self.up = _linear(rngs, config.model_dim, config.ffn_dim)
         self.down = _linear(rngs, config.ffn_dim, config.model_dim, _residual_std(config))
 
-    def __call__(self, x_RD: jax.Array) -> jax.Array:
-        """x ``[..., D]`` -> same shape."""
-        return self.down(jax.nn.gelu(self.up(x_RD)))
+    def __call__(self, x_RD: jax.Array, matmul: Matmul = jnp.matmul) -> jax.Array:
+        """x ``[..., D]`` -> same shape; ``matmul`` says how rows meet weights where these are of several experts."""
+        return matmul(jax.nn.gelu(matmul(x_RD, self.up.kernel[...])), self.down.kernel[...])
 
 
 class Mlp(nnx.Module):

@@ -79,7 +79,3 @@ class Group:
     def module(self, state: Any) -> Any:
         """The module with that state."""
         return nnx.merge(self._template.graphdef, state)
-
-    def apply_stacked(self, state: Any, rows: jax.Array) -> jax.Array:
-        """Module i on ``rows[i]``, for a state with one leading dim ``[X, ...]`` and rows ``[X, R, D]``."""
-        return jax.vmap(lambda state, rows: self.module(state)(rows))(state, rows)

@@ -52,7 +52,7 @@ def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: j
     def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
         del row, valid_T
         y_TD = dropless_moe(experts, logits_TE, x_TD, _all_classes(gpt, state))
-        return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none)
+        return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
 
     valid_BT = jnp.ones(tokens_BT.shape, bool)
     x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, tokens_BT), valid_BT, moe)
@@ -61,6 +61,6 @@ def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: j
 
 def _all_classes(gpt: GPT, state: Any) -> Any:
     def apply(x_TD: jax.Array) -> jax.Array:
-        return gpt.groups["expert"].apply_stacked(state, jnp.broadcast_to(x_TD, (gpt.num_classes, *x_TD.shape)))
+        return gpt.groups["expert"].module(state)(jnp.broadcast_to(x_TD, (gpt.num_classes, *x_TD.shape)))
 
     return apply

@@ -54,6 +54,7 @@ def metrics_of(
         "learning_rate": record.learning_rate,
         "popularity": record.load.popularity_E,
         "dropped": record.load.dropped_E,
+        "overflowed": record.load.overflowed_E,
         "replicas": record.replicas_LE,
         "load_imbalance": record.imbalance_L,
     }
@@ -76,7 +77,8 @@ def over_stages(program: Program, record: UpdateRecord) -> UpdateRecord:
 def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     """The metrics ``[worker, K, ...]`` of a step function, fetched to the host: one dict for each iteration.
 
-    ``popularity``, ``dropped`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the layers stays.
+    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the
+    layers stays.
     """
     host = own_row(metrics)
     imbalance_KL = host["load_imbalance"]

@@ -46,7 +46,7 @@ def no_sums(program: Program) -> Sums:
     """Sums over nothing."""
     load = jnp.zeros((program.num_moe_layers, program.experts.num_classes), jnp.int32)
     zero = jnp.zeros((), program.accumulate_dtype)
-    return Sums(zero, zero, jnp.zeros((), jnp.int32), Load(load, load))
+    return Sums(zero, zero, jnp.zeros((), jnp.int32), Load(load, load, load))
 
 
 def layers_of(weights: Weights) -> Weights:
@@ -64,7 +64,7 @@ def stage_function(
         def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
             assert experts is not None
             placement_NS = extras.placement_LNS[row]
-            apply = lambda rows: experts.apply_stacked(state, rows)  # noqa: E731
+            apply = experts.module(state)
             return expert_parallel_moe(program.experts, logits_TE, x_TD, valid_T, placement_NS, apply)
 
         y_BTD, aux, loads = gpt.stage(weights, program.pattern, x_BTD, extras.valid_BT, moe)

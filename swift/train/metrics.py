@@ -29,6 +29,7 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, liv
         "tokens": tokens,
         "tokens_routed": routed,
         "tokens_dropped": dropped,
+        "tokens_overflowed": int(metrics["overflowed"].sum()),
         "drop_share": dropped / max(routed, 1),
         "load_imbalance": float(metrics["load_imbalance"]),
         "grad_norm": float(metrics["grad_norm"]),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
-from swift.experts.dispatch import assign_rows, send, take_rows
+from swift.experts.dispatch import Pairs, assign_rows, send, take_rows
 from swift.mesh import RANKED, SHARED, live_mesh
 from swift.topology import Topology
 
@@ -20,27 +20,28 @@ RANKS, TOKENS, CLASSES, DIM = 4, 12, 6, 8
 def assign(choices, placement, rows_per_slot, valid=None, num_classes=3):
     choices = np.asarray(choices, np.int32)
     valid = np.ones(choices.shape[0], bool) if valid is None else np.asarray(valid)
-    return assign_rows(choices, valid, np.asarray(placement, np.int32), num_classes, rows_per_slot)
+    pairs = Pairs.of(choices, valid, num_classes)
+    return pairs, *assign_rows(pairs, np.asarray(placement, np.int32), rows_per_slot)
 
 
 def test_pairs_go_round_the_replicas_in_token_order_until_the_class_is_full():
     # Class 1 has slots 0 and 3 of [1, 0, 2, 1], with 2 rows each: its first 4 tokens of 5 are kept.
-    dispatch = assign([[1], [1], [0], [1], [1], [1]], [[1, 0], [2, 1]], rows_per_slot=2)
+    pairs, dispatch, dropped = assign([[1], [1], [0], [1], [1], [1]], [[1, 0], [2, 1]], rows_per_slot=2)
     assert dispatch.row_of_pair_A.tolist() == [0, 6, 2, 1, 7, 8]
-    assert dispatch.popularity_E.tolist() == [1, 5, 0]
-    assert dispatch.dropped_E.tolist() == [0, 1, 0]
+    assert pairs.popularity_E.tolist() == [1, 5, 0]
+    assert dropped.tolist() == [0, 1, 0]
     assert dispatch.pair_of_row_R.tolist() == [0, 3, 2, 6, 6, 6, 1, 4]
 
 
 def test_padding_takes_no_room_and_is_not_counted():
-    dispatch = assign([[1], [1], [1]], [[0, 1, 2]], rows_per_slot=1, valid=[False, True, True])
+    pairs, dispatch, dropped = assign([[1], [1], [1]], [[0, 1, 2]], rows_per_slot=1, valid=[False, True, True])
     assert dispatch.row_of_pair_A.tolist() == [3, 1, 3]
-    assert dispatch.popularity_E.tolist() == [0, 2, 0]
-    assert dispatch.dropped_E.tolist() == [0, 1, 0]
+    assert pairs.popularity_E.tolist() == [0, 2, 0]
+    assert dropped.tolist() == [0, 1, 0]
 
 
 def test_choices_of_a_token_come_in_order():
-    dispatch = assign([[2, 0], [0, 2]], [[0, 1, 2]], rows_per_slot=1)
+    _, dispatch, _ = assign([[2, 0], [0, 2]], [[0, 1, 2]], rows_per_slot=1)
     assert dispatch.row_of_pair_A.tolist() == [2, 0, 3, 3]
 
 
@@ -54,7 +55,7 @@ def check_drops(data):
     spare = random.integers(0, num_classes, slots - num_classes)
     placement = random.permutation(np.concatenate([np.arange(num_classes), spare])).astype(np.int32)
     valid = random.random(num_tokens) < 0.8
-    dispatch = assign(choices, placement[None], rows, valid, num_classes)
+    pairs, dispatch, dropped = assign(choices, placement[None], rows, valid, num_classes)
 
     row_of, pair_of = np.asarray(dispatch.row_of_pair_A), np.asarray(dispatch.pair_of_row_R)
     kept = np.flatnonzero(row_of < slots * rows)
@@ -64,9 +65,9 @@ def check_drops(data):
     assert (placement[row_of[kept] // rows] == choices.reshape(-1)[kept]).all()
     wanted = np.bincount(choices[valid].reshape(-1), minlength=num_classes)
     room = np.bincount(placement, minlength=num_classes) * rows
-    np.testing.assert_array_equal(dispatch.popularity_E, wanted)
-    np.testing.assert_array_equal(dispatch.dropped_E, np.maximum(wanted - room, 0))
-    assert len(kept) + dispatch.dropped_E.sum() == wanted.sum()
+    np.testing.assert_array_equal(pairs.popularity_E, wanted)
+    np.testing.assert_array_equal(dropped, np.maximum(wanted - room, 0))
+    assert len(kept) + dropped.sum() == wanted.sum()
 
 
 @settings(max_examples=8, deadline=None)  # for every shape, all that is done op by op is compiled
@@ -83,7 +84,7 @@ def test_of_many_rows_none_is_given_twice(data):
 
 
 def test_taking_rows_has_the_gradient_of_indexing():
-    dispatch = assign([[1, 0], [2, 1], [1, 2]], [[0, 1, 2]], rows_per_slot=1)
+    _, dispatch, _ = assign([[1, 0], [2, 1], [1, 2]], [[0, 1, 2]], rows_per_slot=1)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)
     weights = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
 
@@ -128,7 +129,7 @@ def layer(config):
         mine = jnp.take(placement, jax.lax.axis_index("expert"), axis=0)
 
         def run(logits, x, valid):
-            apply = lambda rows: jnp.einsum("srd,sde->sre", rows, jnp.asarray(WEIGHTS)[mine])  # noqa: E731
+            apply = lambda rows, matmul: matmul(rows, jnp.asarray(WEIGHTS)[mine])  # noqa: E731
             return expert_parallel_moe(config, logits, x, valid, placement, apply)
 
         gradient, (y, load) = jax.grad(loss, has_aux=True)(x[0], logits[0], valid[0], run)
@@ -149,8 +150,9 @@ def layer(config):
 
 
 @pytest.mark.parametrize("slots", [2, 5], ids=["more classes than slots per rank", "spare slots"])
-def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots):
-    parallel, plain = layer(ExpertConfig(CLASSES, slots, top_k=1, aux_loss_coefficient=0.1))
+@pytest.mark.parametrize("capacity", ["slot", "rank"])
+def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots, capacity):
+    parallel, plain = layer(ExpertConfig(CLASSES, slots, top_k=1, aux_loss_coefficient=0.1, capacity=capacity))
     random = np.random.default_rng(5)
     for name in PATTERNS:
         for step in range(3):
@@ -164,6 +166,7 @@ def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots):
             expected_y, expected_gradient, expected = plain(logits, x, valid, placement)
             np.testing.assert_array_equal(load.popularity_E, expected.popularity_E, err_msg=name)
             np.testing.assert_array_equal(load.dropped_E, expected.dropped_E, err_msg=name)
+            np.testing.assert_array_equal(load.overflowed_E, expected.overflowed_E, err_msg=name)
             assert load.popularity_E.sum() == valid.sum()
             assert np.isfinite(y).all(), name
             assert np.isfinite(gradient).all(), name

@@ -71,6 +71,7 @@ class Case(NamedTuple):
     move_roles: bool = False
     clip_norm: float | None = None
     dtype: str = "float64"
+    by: str = "slot"
 
 
 class Drawn(NamedTuple):
@@ -88,6 +89,7 @@ class Plain(NamedTuple):
     aux: Any
     popularity: Any  # [all MoE layers, E]
     dropped: Any
+    overflowed: Any
     norm: Any
     gradients: Any
 
@@ -100,7 +102,7 @@ class Rig:
         self.case, self.num_stages, self.num_ranks = case, P, N
         self.experiment = Experiment(
             model=ModelConfig(P * len(case.pattern), 8, 2, 12, sequence_length=5, moe_pattern=case.pattern),
-            experts=ExpertConfig(NUM_CLASSES, NUM_CLASSES // N + 1, case.top_k, case.capacity, 0.05),
+            experts=ExpertConfig(NUM_CLASSES, NUM_CLASSES // N + 1, case.top_k, case.capacity, 0.05, case.by),
             placement=Scattered(),
             topology=Topology(D, P, N),
             data=DataConfig(),
@@ -232,6 +234,7 @@ def assert_metrics(found: dict[str, np.ndarray], expected: Plain) -> None:
     np.testing.assert_allclose(found["grad_norm"], expected.norm, rtol=1e-10)
     np.testing.assert_array_equal(found["popularity"], expected.popularity)
     np.testing.assert_array_equal(found["dropped"], expected.dropped)
+    np.testing.assert_array_equal(found["overflowed"], expected.overflowed)
 
 
 def assert_close(program, name: str, found, wanted, tolerance: float) -> None:
@@ -258,18 +261,18 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
 
         def add(sums, microbatch):
             *losses, loads = plain_sums(program.gpt, program.experts, weights, placement_LNS, *microbatch)
-            load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else (no_load, no_load)
+            load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else (no_load,) * 3
             return jax.tree.map(jnp.add, sums, (*losses, *load)), None
 
         no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
-        (loss, aux, popularity, dropped), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), no_load, no_load), batch)
+        (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3), batch)
         loss, aux = loss / batch.valid.sum(), aux / len(batch.valid)
-        return loss + program.experts.aux_loss_coefficient * aux, (loss, aux, popularity, dropped)
+        return loss + program.experts.aux_loss_coefficient * aux, (loss, aux, *load)
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is most of what it takes
     def iterate(state, batch):
         params, moments, placement_PLNS, policy_P = state
-        (_, (loss, aux, popularity, dropped)), raw = jax.value_and_grad(objective, has_aux=True)(
+        (_, (loss, aux, popularity, *drops)), raw = jax.value_and_grad(objective, has_aux=True)(
             params, placement_PLNS, batch
         )
         norm = optax.tree.norm(raw)
@@ -279,7 +282,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
             by_stage = popularity.reshape(num_stages, -1, NUM_CLASSES)
             placement_PLNS, policy_P = jax.vmap(policy)(by_stage, placement_PLNS, policy_P)
         after = optax.apply_updates(params, updates), moments, placement_PLNS, policy_P
-        return after, Plain(loss, aux, popularity, dropped, norm, raw)
+        return after, Plain(loss, aux, popularity, *drops, norm, raw)
 
     def first(params, placement_PLNS):
         params = jax.tree.map(jnp.asarray, params)

@@ -23,11 +23,13 @@ CASES = [
     {"topology": (2, 2, 3), "planner": "one_f_one_b", "pattern": (False,)},
     {"topology": (1, 4, 1), "planner": "gpipe", "window": 1},
     {"topology": (4, 1, 2), "failed": [(2, 0)], "window": 3},
+    {"topology": (2, 2, 2), "failed": [(0, 1)], "by": "rank", "capacity": 0.9},
+    {"topology": (1, 2, 3), "by": "rank", "remat": True, "top_k": 2, "planner": "zero_bubble"},
 ]
 
 
-QUICK = (0, 2)
-"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices."""
+QUICK = (0, 2, 9)
+"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; capacity by rank."""
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def draw_cases(draw):
         "pattern": draw(st.sampled_from([(False,), (True,), (False, True), (True, True)])),
         "top_k": draw(st.integers(1, 2)),
         "capacity": draw(st.sampled_from([None, 0.5, 0.8, 1.3])),
+        "by": draw(st.sampled_from(["slot", "rank"])),
         "remat": draw(st.booleans()),
         "move_roles": draw(st.booleans()),
     }

@@ -1,6 +1,7 @@
 """F, B and W against the fused gradient: exact, no FLOPs more, and nothing kept that need not be."""
 
 import itertools
+from dataclasses import replace
 
 import chex
 import jax
@@ -27,7 +28,7 @@ PLACEMENT_LNS = np.tile(np.array([[[0, 1], [2, 3]]], np.int32), (LAYERS, 1, 1))
 ENV = [(EXPERT_AXIS, RANKS)]
 
 
-def gpt_stage(moe, remat):
+def gpt_stage(moe, remat, experts=EXPERTS):
     """(the function of a stage of two layers, its weights, its extras, its input, a cotangent)."""
     config = ModelConfig(LAYERS, DIM, num_heads=2, ffn_dim=4 * DIM, sequence_length=32, moe_pattern=(moe,))
     gpt = GPT(config, vocab_size=8, num_classes=2)  # the two slots of a rank
@@ -36,8 +37,8 @@ def gpt_stage(moe, remat):
         placement, valid = extras
 
         def run(row, logits, x_TD, valid_T, state):
-            apply = lambda rows: gpt.groups["expert"].apply_stacked(state, rows)  # noqa: E731
-            return expert_parallel_moe(EXPERTS, logits, x_TD, valid_T, placement[row], apply)
+            apply = gpt.groups["expert"].module(state)
+            return expert_parallel_moe(experts, logits, x_TD, valid_T, placement[row], apply)
 
         y, aux, loads = gpt.stage(weights, config.moe_layers, x, valid, run)
         return (y, aux), loads
@@ -129,6 +130,16 @@ def test_w_has_the_weights_matmuls_and_no_others(moe):
     )
     attention = 2 * 2 * 2 * LAYERS * 2 * 32 * 32 * DIM // 2  # of queries, keys and values, not of weights
     assert (backward_input, backward_weight) == (forward + attention, forward - attention)
+
+
+def test_capacity_by_rank_takes_the_flops_of_capacity_by_slot():
+    found = {}
+    for experts in (EXPERTS, replace(EXPERTS, capacity="rank")):
+        f, weights, extras, x, d_out = gpt_stage(True, False, experts)
+        x, d_out = jax.tree.map(lambda a: a[0], (x, d_out))
+        parts = traced(split(f, weights, extras, x, ENV), weights, extras, x, d_out)
+        found[experts.capacity] = tuple(map(dot_flops, parts))
+    assert found["rank"] == found["slot"]  # 48 rows of a rank, no block to fill
 
 
 def test_only_what_the_linears_read_goes_to_w():

@@ -64,6 +64,7 @@ class Case(NamedTuple):
     layout: str = "decoupled"
     policy: object = Shuffled()
     sequences: int = 8
+    by: str = "slot"
 
 
 CASES = [
@@ -75,17 +76,22 @@ CASES = [
     Case(ranks=8, microbatches=2, slots=3),
     Case(ranks=8, top_k=2, microbatches=2, slots=2, kind="virtual"),
     Case(ranks=3, slots=2, kind="virtual", sequences=6),
+    Case(ranks=4, top_k=2, capacity=0.9, microbatches=2, slots=2, by="rank"),
+    Case(ranks=8, slots=3, by="rank"),
+    Case(ranks=3, top_k=2, capacity=None, slots=2, sequences=6, by="rank"),
+    Case(ranks=4, top_k=2, slots=2, kind="virtual", by="rank"),
 ]
 
 
-QUICK = (0, 4, 5, 6)
-"""One rank without drops; eight with few slots or with micro-batches, two choices or one; and eight virtual ones."""
+QUICK = (0, 4, 5, 6, 8)
+"""One rank without drops; eight with few slots or with micro-batches, two choices or one; eight virtual ones; and
+capacity by rank."""
 
 
 def experiment(case):
     return Experiment(
         model=MODEL,
-        experts=ExpertConfig(NUM_CLASSES, case.slots, case.top_k, case.capacity, aux_loss_coefficient=0.05),
+        experts=ExpertConfig(NUM_CLASSES, case.slots, case.top_k, case.capacity, 0.05, case.by),
         placement=case.policy,
         topology=Topology(num_expert_ranks=case.ranks),
         ranks=case.kind,
@@ -191,6 +197,7 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
     np.testing.assert_allclose(sums.aux[0] / case.microbatches, aux, rtol=1e-10)
     np.testing.assert_array_equal(sums.load.popularity_E[0], load.popularity_E)
     np.testing.assert_array_equal(sums.load.dropped_E[0], load.dropped_E)
+    np.testing.assert_array_equal(sums.load.overflowed_E[0], load.overflowed_E)
     assert sums.load.popularity_E.sum() == sums.tokens[0] * case.top_k
     if case.capacity is None:
         assert not sums.load.dropped_E.any()

@@ -11,7 +11,7 @@ from jax import lax
 from swift.data import Batch
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Static, Symi
+from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.mesh import RANKED, SHARED, live_mesh
 from swift.models import ModelConfig
 from swift.pipeline import lone_evaluation, lone_step
@@ -25,9 +25,15 @@ from swift.train import Experiment
     ids=str,
 )
 def test_no_branch_of_an_iteration_differs_between_ranks(varying_branches, policy, layout):
+    for jaxpr in traced(policy, ExpertConfig(4, 2), layout):
+        assert varying_branches(jaxpr, "expert") == []
+
+
+def traced(policy, experts, layout):
+    """The jaxprs of an iteration and of an evaluation."""
     experiment = Experiment(
         model=ModelConfig(1, 16, 2, 16, 8, (True,)),
-        experts=ExpertConfig(4, 2),
+        experts=experts,
         placement=policy,
         topology=Topology(num_expert_ranks=4),
         optimizer=OptimizerConfig(layout=layout),
@@ -37,8 +43,15 @@ def test_no_branch_of_an_iteration_differs_between_ranks(varying_branches, polic
     state = jax.eval_shape(lambda: program.fill_slots(program.init(jax.random.key(0))))
     types = (jnp.int32, jnp.int32, jnp.bool_)
     batch = Batch(*(jax.ShapeDtypeStruct((1, 2, 4, 1, 8), dtype) for dtype in types))
-    for step in (lone_step(program), lone_evaluation(program)):
-        assert varying_branches(jax.make_jaxpr(step)(state, batch), "expert") == []
+    return [jax.make_jaxpr(step)(state, batch) for step in (lone_step(program), lone_evaluation(program))]
+
+
+def test_with_capacity_by_rank_only_the_grouped_matmul_counts_its_own_rows(varying_branches):
+    """Its loops hold no collective, so nobody waits; under vmap they run as long as the longest."""
+    found = varying_branches(traced(Packed(), ExpertConfig(4, 2, capacity="rank"), "decoupled")[0], "expert")
+    assert found
+    for sentence in found:
+        assert sentence.startswith("while where")
 
 
 @pytest.mark.parametrize("source", ["own index", "own data"])

@@ -3,6 +3,7 @@
 from swift.experts.placement.counts import changed_slots, contiguous, load_imbalance, replica_counts
 from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
 from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import (
     PlacementPolicy,
     PolicyState,
@@ -17,6 +18,7 @@ __all__ = [
     "FlexMoE",
     "FlexMoEState",
     "MinMax",
+    "Packed",
     "PlacementPolicy",
     "PolicyState",
     "Static",

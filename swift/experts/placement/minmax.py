@@ -40,10 +40,11 @@ class MinMax:
         self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
     ) -> tuple[jax.Array, PolicyState]:
         """The placement with the smallest largest load per replica; uniform for a layer without tokens."""
-        return place_contiguously(_minmax_replicas, popularity_LE, placement_LNS), state
+        return place_contiguously(minmax_replicas, popularity_LE, placement_LNS), state
 
 
-def _minmax_replicas(popularity_E: jax.Array, num_slots: int) -> jax.Array:
+def minmax_replicas(popularity_E: jax.Array, num_slots: int) -> jax.Array:
+    """Replicas of every class, int32[E], that make the largest load per replica the smallest."""
     tokens_E = popularity_E.astype(jnp.float32)
     num_classes = popularity_E.shape[0]
     classes_E = jnp.arange(num_classes)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.errors import SettingError
-from swift.experts.placement import FlexMoE, MinMax, PlacementPolicy, Static, Symi, replica_counts
+from swift.experts.placement import FlexMoE, MinMax, Packed, PlacementPolicy, Static, Symi, replica_counts
 
-POLICIES: list[PlacementPolicy] = [Static(), Symi(), MinMax(), FlexMoE(1), FlexMoE(3)]
+POLICIES: list[PlacementPolicy] = [Static(), Symi(), MinMax(), Packed(), FlexMoE(1), FlexMoE(3)]
 SHAPES = [(1, 1, 1, 1), (2, 5, 3, 4), (1, 5, 5, 1), (2, 16, 16, 4)]  # L, E, N, S
 SMALL = SHAPES[1]
 MOST_TOKENS = 2**31 - 1
@@ -189,7 +189,7 @@ def test_contiguous_policies_keep_class_order(policy):
 
 
 def test_names_for_tables():
-    assert [policy.name for policy in POLICIES] == ["static", "symi", "minmax", "flexmoe(1)", "flexmoe(3)"]
+    assert [policy.name for policy in POLICIES] == ["static", "symi", "minmax", "packed", "flexmoe(1)", "flexmoe(3)"]
 
 
 def test_static_never_changes_and_gives_the_first_classes_the_remainder():

@@ -1,0 +1,158 @@
+"""The grouped matmul: rows sorted by slot, each multiplied by the weights of its own slot.
+
+Rows come in blocks of a fixed size, and a block belongs to one slot. A slot's rows start at a block's edge, and zeros
+fill its last block. How many rows a slot has is data: one program serves every distribution of the rows, and takes no
+more floating-point operations than the rows that there are, but for what fills the blocks.
+
+On CPU a slot's blocks run in loops of large steps and then small ones, on weights that stay where they are: XLA's
+``ragged_dot`` there multiplies every row with every slot's weights, and a batched matmul copies weights for every
+block. Elsewhere it is ``lax.ragged_dot``. docs/capacity.md has the measurements.
+
+Legend: P rows, S slots of a rank, X and Y dims.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_LARGEST_BLOCK, _LARGEST_STEP = 128, 256
+_CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+class Groups(NamedTuple):
+    """Where the rows of every slot are. Slots follow each other without a gap, in order."""
+
+    start_S: jax.Array  # int32, a multiple of the block
+    size_S: jax.Array  # int32, a multiple of the block
+
+
+def block_rows(num_rows: int, num_slots: int) -> int:
+    """Rows of a block: the largest power of two up to 128 with which filling adds 1 row in 32 at the most.
+
+    >>> block_rows(2048, 4), block_rows(256, 4), block_rows(8, 4)
+    (16, 2, 1)
+    """
+    block = 1
+    while 2 * block <= _LARGEST_BLOCK and num_slots * (2 * block - 1) * 32 <= num_rows:
+        block *= 2
+    return block
+
+
+def padded_rows(num_rows: int, num_slots: int) -> int:
+    """Rows P that hold ``num_rows`` rows in blocks, however they are spread over the slots."""
+    block = block_rows(num_rows, num_slots)
+    return (num_rows + num_slots * (block - 1)) // block * block
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def grouped_matmul(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> jax.Array:
+    """Multiplies every row by the weights of its slot.
+
+    Args:
+        x_PX: rows by slot; those that fill blocks and those behind the last slot's are zeros.
+        weights_SXY: of each slot.
+        groups: the rows of each slot.
+        block: rows of a block.
+
+    Returns:
+        y_PY; zeros where x is. The gradient expects zeros there, too.
+    """
+    return _multiply(x_PX, weights_SXY, groups, block)
+
+
+def _forward(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> tuple[jax.Array, tuple]:
+    return _multiply(x_PX, weights_SXY, groups, block), (x_PX, weights_SXY, groups)
+
+
+def _backward(block: int, residuals: tuple, dy_PY: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x_PX, weights_SXY, groups = residuals
+    dx_PX = _multiply(dy_PY, weights_SXY.swapaxes(1, 2), groups, block)
+    return dx_PX, _weight_gradient(x_PX, dy_PY, groups, block).astype(weights_SXY.dtype), None
+
+
+grouped_matmul.defvjp(_forward, _backward)
+
+
+def _multiply(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> jax.Array:
+    return lax.platform_dependent(
+        x_PX, weights_SXY, groups, cpu=partial(multiply_in_loops, block=block), default=multiply_ragged
+    )
+
+
+def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
+    return lax.platform_dependent(
+        x_PX, dy_PY, groups, cpu=partial(weight_gradient_in_loops, block=block), default=weight_gradient_ragged
+    )
+
+
+def multiply_ragged(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups) -> jax.Array:
+    """``grouped_matmul`` by ``lax.ragged_dot``."""
+    return lax.ragged_dot(x_PX, weights_SXY, groups.size_S)
+
+
+def weight_gradient_ragged(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups) -> jax.Array:
+    """The gradient ``[S, X, Y]`` of the weights by ``lax.ragged_dot_general``, at least float32."""
+    wide = jnp.promote_types(x_PX.dtype, jnp.float32)
+    return lax.ragged_dot_general(x_PX, dy_PY, groups.size_S, _CONTRACT_ROWS, preferred_element_type=wide)
+
+
+def multiply_in_loops(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> jax.Array:
+    """``grouped_matmul`` by loops over slots and, in each, over its rows."""
+
+    def slot(s: jax.Array, y_PY: jax.Array) -> jax.Array:
+        weights_XY = lax.dynamic_index_in_dim(weights_SXY, s, keepdims=False)
+
+        def step(at: jax.Array, size: int, y_PY: jax.Array) -> jax.Array:
+            rows = lax.dynamic_slice_in_dim(x_PX, at, size)
+            return lax.dynamic_update_slice_in_dim(y_PY, rows @ weights_XY, at, 0)
+
+        return _in_steps(groups.start_S[s], groups.size_S[s], _steps(block, x_PX.shape[0]), step, y_PY)
+
+    none_PY = jnp.zeros((x_PX.shape[0], weights_SXY.shape[2]), x_PX.dtype)
+    return lax.fori_loop(0, weights_SXY.shape[0], slot, none_PY)
+
+
+def weight_gradient_in_loops(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
+    """The gradient ``[S, X, Y]`` of the weights by loops over slots and, in each, over its rows; at least float32."""
+    if x_PX.shape[1] > dy_PY.shape[1]:  # the narrower of the two is transposed, once: in every step it is slower
+        return weight_gradient_in_loops(dy_PY, x_PX, groups, block).swapaxes(1, 2)
+    wide, x_XP = jnp.promote_types(x_PX.dtype, jnp.float32), x_PX.T
+
+    def slot(s: jax.Array, total_SXY: jax.Array) -> jax.Array:
+        def step(at: jax.Array, size: int, sum_XY: jax.Array) -> jax.Array:
+            x, dy = lax.dynamic_slice_in_dim(x_XP, at, size, axis=1), lax.dynamic_slice_in_dim(dy_PY, at, size)
+            return sum_XY + jnp.matmul(x, dy, preferred_element_type=wide)
+
+        none_XY, steps = jnp.zeros(total_SXY.shape[1:], wide), _steps(block, x_PX.shape[0])
+        sum_XY = _in_steps(groups.start_S[s], groups.size_S[s], steps, step, none_XY)
+        return lax.dynamic_update_index_in_dim(total_SXY, sum_XY, s, 0)
+
+    num_slots = groups.size_S.shape[0]
+    return lax.fori_loop(0, num_slots, slot, jnp.zeros((num_slots, x_PX.shape[1], dy_PY.shape[1]), wide))
+
+
+def _steps(block: int, num_rows: int) -> list[int]:
+    """Sizes of steps, the largest first; each is four of the next, and the last is a block."""
+    steps = [block]
+    while 4 * steps[0] <= min(_LARGEST_STEP, num_rows):
+        steps.insert(0, 4 * steps[0])
+    return steps
+
+
+def _in_steps(
+    start: jax.Array,
+    num_rows: jax.Array,
+    steps: list[int],
+    body: Callable[[jax.Array, int, jax.Array], jax.Array],
+    value: jax.Array,
+) -> jax.Array:
+    """Runs ``body(first row, number of rows, value)`` over all rows, in as large steps as fit."""
+    for size in steps:
+        count = num_rows // size
+        value = lax.fori_loop(0, count, lambda i, value, at=start, size=size: body(at + i * size, size, value), value)
+        start, num_rows = start + count * size, num_rows - count * size
+    return value

@@ -1,0 +1,72 @@
+"""Replicas packed onto ranks so that the ranks are evenly loaded: for capacity by rank, where the slot does not matter.
+
+Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank, M = N * S slots of a layer.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.experts.placement.counts import contiguous
+from swift.experts.placement.minmax import minmax_replicas
+from swift.experts.placement.policy import PolicyState, uniform_placement
+
+
+@dataclass(frozen=True)
+class Packed:
+    """As many replicas of each class as ``MinMax`` gives, the most loaded first on the least loaded rank with a slot.
+
+    Two replicas of a class may come to one rank: what counts is that ranks are evenly loaded, and to keep replicas
+    apart would load them less evenly. Where class order happens to load the ranks more evenly, class order it is.
+
+    >>> policy = Packed()
+    >>> placement_LNS, state = policy.init(num_layers=1, num_classes=4, num_ranks=2, slots_per_rank=2)
+    >>> policy(jnp.array([[40, 30, 20, 10]]), placement_LNS, state)[0].tolist()
+    [[[0, 3], [1, 2]]]
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return "packed"
+
+    def init(
+        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
+    ) -> tuple[jax.Array, PolicyState]:
+        """The uniform placement, int32[L, N, S], and no state."""
+        return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
+
+    def __call__(
+        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
+    ) -> tuple[jax.Array, PolicyState]:
+        """The packed placement; uniform replicas for a layer without tokens."""
+        _, num_ranks, slots_per_rank = placement_LNS.shape
+
+        def place(popularity_E: jax.Array) -> jax.Array:
+            return _pack(popularity_E, num_ranks, slots_per_rank)
+
+        return jax.vmap(place)(popularity_LE), state
+
+
+def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.Array:
+    replicas_E = minmax_replicas(popularity_E, num_ranks * slots_per_rank)
+    in_order_NS = contiguous(replicas_E, num_ranks, slots_per_rank)
+    load_E = popularity_E.astype(jnp.float32) / replicas_E.astype(jnp.float32)
+    by_load_E = jnp.argsort(-load_E, stable=True).astype(jnp.int32)
+    num_slots = num_ranks * slots_per_rank
+    class_M = jnp.repeat(by_load_E, replicas_E[by_load_E], total_repeat_length=num_slots)
+
+    def put(carry: tuple[jax.Array, jax.Array], load: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        load_N, filled_N = carry
+        rank = jnp.argmin(jnp.where(filled_N < slots_per_rank, load_N, jnp.inf)).astype(jnp.int32)
+        is_rank_N = jnp.arange(num_ranks, dtype=jnp.int32) == rank
+        place = rank * slots_per_rank + filled_N[rank]
+        return (load_N + jnp.where(is_rank_N, load, 0.0), filled_N + is_rank_N.astype(jnp.int32)), place
+
+    none = jnp.zeros(num_ranks, jnp.float32), jnp.zeros(num_ranks, jnp.int32)
+    (load_N, _), place_M = lax.scan(put, none, load_E[class_M])
+    packed_NS = jnp.zeros(num_slots, jnp.int32).at[place_M].set(class_M).reshape(in_order_NS.shape)
+    in_order_N = jnp.sum(load_E[in_order_NS], axis=1)
+    return jnp.where(jnp.max(load_N) <= jnp.max(in_order_N), packed_NS, in_order_NS)
