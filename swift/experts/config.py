@@ -69,6 +69,12 @@ class ExpertConfig:
         even = Fraction(self.rows_per_rank(local_tokens, num_ranks), num_ranks)
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
+    def rows_sent(self, local_tokens: int, num_ranks: int) -> int:
+        """Rows of the buffers that one source rank sends to all ranks, itself among them, for a micro-batch."""
+        if self.capacity == "rank":
+            return num_ranks * self.rows_per_buffer(local_tokens, num_ranks)
+        return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
+
     def _capacity_of(self, local_tokens: int) -> Fraction:
         # Exactly: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling 12.
         return Fraction(str(self.capacity_factor)) * local_tokens * self.top_k
