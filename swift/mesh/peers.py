@@ -28,9 +28,11 @@ def how_unequal(platform: str) -> Unequal:
         platform: as ``jax.Device.platform`` says it.
 
     Returns:
-        ``grouped`` where one collective takes such groups, and ``rounds``, which work everywhere, otherwise.
+        ``grouped`` where one collective takes such groups, and ``rounds``, which work everywhere, otherwise. XLA:GPU
+        lowers a lone sum over unequal groups, and refuses it within the branches of a pipeline ("replica id not seen
+        in replica groups"); XLA:TPU refuses it anywhere.
     """
-    return "grouped" if platform in ("cpu", "gpu", "cuda", "rocm") else "rounds"
+    return "grouped" if platform == "cpu" else "rounds"
 
 
 @dataclass(frozen=True)
