@@ -63,23 +63,22 @@ def test_an_even_split_gives_every_replica_its_share_within_a_token(tokens):
         assert np.abs(split_NM - share_NM).max() <= 3
 
 
-def excess(rounds, room, buffer):
-    """Tokens over the room of ranks and over that of buffers, in all of 20 cases."""
-    over_rank = over_buffer = 0
+def test_rounds_move_tokens_to_ranks_with_room_to_spare():
+    over = dict.fromkeys((0, 2, 8), 0)
     for seed in range(20):
         counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, 256)
-        split_ND = np.asarray(split(counts_NE, placement_NS, Rooms(room, buffer), rounds)).reshape(8, 8, 4).sum(axis=2)
-        over_rank += np.maximum(split_ND.sum(axis=0) - room, 0).sum()
-        over_buffer += np.maximum(split_ND - buffer, 0).sum()
-    return over_rank, over_buffer
+        for rounds in over:
+            split_NM = np.asarray(split(counts_NE, placement_NS, Rooms(256, 256), rounds))
+            over[rounds] += np.maximum(split_NM.sum(axis=0).reshape(8, 4).sum(axis=1) - 256, 0).sum()
+    assert over[2] < 0.7 * over[0]
+    assert over[8] < 0.8 * over[2]
 
 
-def test_rounds_move_tokens_to_ranks_with_room_to_spare():
-    (even, _), (after_2, _), (after_8, _) = (excess(rounds, 256, 256) for rounds in (0, 2, 8))
-    assert after_2 < 0.7 * even
-    assert after_8 < 0.8 * after_2
-
-
-def test_rounds_move_tokens_to_buffers_with_room_to_spare():
-    (_, even), (_, after_8) = (excess(rounds, 256, 40) for rounds in (0, 8))
-    assert after_8 < 0.7 * even
+@pytest.mark.parametrize(("buffer", "most"), [(64, 47), (40, 42)])
+def test_a_source_keeps_away_from_the_rank_that_its_other_tokens_fill(buffer, most):
+    """Both ranks are evenly loaded, but every source has more for one, and one class that it can send to both."""
+    counts_NE = np.array([[34, 30, 0], [34, 0, 30]], np.int32)
+    split_ND = np.asarray(split(counts_NE, np.array([[0, 1], [0, 2]], np.int32), Rooms(64, buffer), 8))
+    split_ND = split_ND.reshape(2, 2, 2).sum(axis=2)
+    assert np.abs(split_ND.sum(axis=0) - 64).max() <= 1
+    assert split_ND.max() == most
