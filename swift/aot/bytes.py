@@ -95,6 +95,7 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     if program.remat:
         return told
     local_tokens = num_sequences * program.gpt.config.sequence_length
-    size = program.experts.rows_sent(local_tokens, ranks) * program.gpt.config.model_dim * jnp.dtype(program.compute_dtype).itemsize
+    width = program.gpt.config.model_dim * jnp.dtype(program.compute_dtype).itemsize
+    size = program.experts.rows_sent(local_tokens, ranks) * width
     num_layers = program.num_moe_layers * program.num_stages
     return told | {"formula_bytes": 4 * num_layers * program.num_microbatches * ranks * size * (ranks > 1)}
