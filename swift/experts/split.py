@@ -118,8 +118,9 @@ def _scaling(
         ratio_ND = (ratio(buffer, load_ND, 1) * of_rank_D[None]) >> _RATIO_BITS
         ratio_NDS = jnp.broadcast_to(ratio_ND[..., None], load_NDS.shape)
         scaled_NM = (shares_NM * ratio_NDS.reshape(shares_NM.shape)) >> _RATIO_BITS
-        sums_NM = jnp.maximum(jax.vmap(slots.of_class)(scaled_NM), 1)
-        return jnp.maximum((scaled_NM << _SHARE_BITS) // sums_NM, 1)
+        # A division for each class and not for each slot; no part is more than its sum, so no product is above 2^28.
+        inverse_NE = (1 << 2 * _SHARE_BITS) // jnp.maximum(jax.vmap(slots.by_class)(scaled_NM), 1)
+        return jnp.maximum((scaled_NM * inverse_NE[:, slots.class_M]) >> _SHARE_BITS, 1)
 
     return scale
 

@@ -75,9 +75,10 @@ def test_what_does_not_fit_is_told_with_both_sizes(report):
 
 
 @needs("jax_plugins.xla_cuda13")
-def test_a_host_of_h100(report):
+def test_a_host_of_h100_that_has_lost_a_worker(report):
     sizes = {"pipelines": 2, "stages": 2, "layers": 4, "dim": 128, "ffn": 256}
-    code, found = report("h100:1x8", **sizes)
-    assert (code, found["result"], found["devices"]) == (0, "fits", 8)
+    code, found = report("h100:1x8", "--fail", "1:1", **sizes)
+    assert (code, found["result"], found["devices"]) == (0, "fits", 6)
     assert_bytes(found)
+    assert "collective-permute" in found["collectives"]
     assert found["predicted"]["step_ms"] > 0
