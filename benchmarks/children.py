@@ -1,6 +1,7 @@
 """Runs measuring programs one after the other, each a process of its own, and keeps the JSON document it prints."""
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, 
     Returns:
         None if it printed no document, which has been told by then; a claim of it that does not hold is no failure.
     """
-    begun = time.monotonic()
+    begun, cpu_begun = time.monotonic(), _cpu_seconds()
     paths = [str(Path(file).absolute()) for file in files]
     child = subprocess.run([sys.executable, *command, *paths], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     lines = child.stdout.splitlines()
@@ -30,9 +31,17 @@ def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, 
     except (IndexError, ValueError):
         print(f"{' '.join(command)}: ended with {child.returncode} and without a document", file=sys.stderr)
         return None
-    minutes = round((time.monotonic() - begun) / 60, 1)
+    minutes, cpu_minutes = (
+        round(seconds / 60, 1) for seconds in (time.monotonic() - begun, _cpu_seconds() - cpu_begun)
+    )
     told = " ".join(["python", *command, *(Path(file).name for file in files)])
-    return {"command": told, "minutes": minutes, **document}
+    return {"command": told, "minutes": minutes, "cpu_minutes": cpu_minutes, **document}
+
+
+def _cpu_seconds() -> float:
+    """Of all children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def tell(text: str) -> None:

@@ -37,7 +37,7 @@ class Result:
 ALL = (
     Result("symi_drops", ("bench_drops.py",)),
     Result("symi_aux_loss", ("study_symi.py", "aux-loss")),
-    Result("symi_capacity", ("study_symi.py", "capacity")),
+    Result("symi_capacity", ("study_symi.py", "capacity"), is_quick=False),
     Result("symi_breakdown", ("study_symi.py", "breakdown")),
     Result("symi_cost", ("bench_cost.py", "--rounds", "12")),
     Result("symi_bytes", ("bench_bytes.py",)),
@@ -48,6 +48,7 @@ ALL = (
     Result("recycle_recovery", ("bench_recovery.py",), is_quick=False),
     Result("simulation", ("bench_simulate.py",)),
     Result("gspmd", ("bench_gspmd.py", "--rounds", "9"), is_quick=False),
+    Result("beyond", ("bench_packed.py",), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),
     Result("moc_faults", ("bench_faults.py", "--seeds", "1")),
 )

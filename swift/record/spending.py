@@ -50,9 +50,16 @@ def _told(run: Run) -> list[Mapping[str, float]]:
     if not ends and run.summary and run.summary.get("goodput") is not None:
         ends = [run.summary["goodput"]]
     for one in ends:
-        if not isinstance(one, dict) or "total_s" not in one or not all(map(_is_number, one.values())):
+        if not _is_told(one):
             raise SettingError("goodput", one, f"must be seconds by cause, in {run.path}")
     return ends
+
+
+def _is_told(one: object) -> bool:
+    """Seconds in all and by cause; a supervisor tells other things beside them."""
+    if not isinstance(one, dict):
+        return False
+    return _is_number(one.get("total_s")) and all(_is_number(one.get(f"{cause}_s", 0.0)) for cause in CAUSES)
 
 
 def _is_number(value: object) -> bool:

@@ -28,10 +28,10 @@ LOST = {"failed": [(0, 1)]}
 WHOLE = {"topology": (2, 3, 1), "microbatches": 6}
 
 
-SLOW = pytest.param(("float32", LOST), marks=pytest.mark.slow)
+SLOW = [pytest.param(("float32", case), marks=pytest.mark.slow) for case in (WHOLE, LOST)]
 
 
-@pytest.fixture(scope="module", params=[("float64", LOST), ("float32", WHOLE), SLOW], ids=str)
+@pytest.fixture(scope="module", params=[("float64", LOST), *SLOW], ids=str)
 def run(request, rig):
     """Runs a window both ways, given the scale of the parameters and what else is done to the state."""
     dtype, case = request.param
