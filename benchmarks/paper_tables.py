@@ -229,6 +229,38 @@ def moc_ettr(found: dict[str, Any]) -> str:
     return by_strategy(["between failures"], [([name], row) for name, row in ratios if isinstance(row, dict)])
 
 
+def beyond_drops(found: dict[str, Any]) -> str:
+    """Dropped tokens by cause, of the ablation."""
+    keys = ("dropped_percent", "buffer_full_percent", "rank_or_slot_full_percent")
+    rows = [[run["name"], *(f"{run[key]:.2f} %" for key in keys), f"{run['final_loss']:.3f}"] for run in found["runs"]]
+    return markdown(["run", "tokens dropped", "a buffer full", "rank or slot full", "loss, last 10 iterations"], rows)
+
+
+def beyond_costs(found: dict[str, Any]) -> str:
+    """What capacity by rank costs over SYMI's."""
+    names = {
+        "rows that are exchanged": lambda of: f"{of['exchanged_token_bytes_over_symi']:.2f}",
+        "FLOPs, all blocks counted as full": lambda of: f"{of['flops_over_symi']:.3f}",
+        "CPU-seconds, 8 rounds": lambda of: f"{of['rank_spare8_over_symi']['median']:.3f}",
+        "CPU-seconds, even split": lambda of: f"{of['rank_even_over_symi']['median']:.3f}",
+        "the split's share of an iteration": lambda of: f"{100 * of['split_share']:.2f} %",
+    }
+    sizes = [found["iteration_of_the_demo"], found["iteration_with_the_paper's_tokens_per_rank"]]
+    heading = ["over `symi`'s", *(f"{of['tokens_per_rank']:,} tokens a rank" for of in sizes)]
+    return markdown(heading, [[name, *map(show, sizes)] for name, show in names.items()])
+
+
+def beyond_packing(found: dict[str, Any]) -> str:
+    """The largest rank load of packed replicas over EPLB's and class order's."""
+    keys = ("over_eplb", "over_class_order", "over_mean")
+    rows = [
+        [kind, *(f"{of[key]['median']:.3f} ({of[key]['largest']:.3f})" for key in keys)]
+        for kind, of in found["packing"].items()
+        if kind != "seconds"
+    ]
+    return markdown(["loads", "over EPLB's", "over class order's", "over the mean load"], rows)
+
+
 def gspmd(found: dict[str, Any]) -> str:
     """CPU-seconds and wall time over GSPMD's."""
     names = {
@@ -259,6 +291,9 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "recycle_published": ("simulation", recycle_published),
     "recycle_against": ("simulation", recycle_against),
     "gspmd": ("gspmd", gspmd),
+    "beyond_drops": ("beyond", beyond_drops),
+    "beyond_costs": ("beyond", beyond_costs),
+    "beyond_packing": ("beyond", beyond_packing),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),
     "moc_faults": ("moc_faults", moc_faults),
