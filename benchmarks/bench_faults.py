@@ -21,7 +21,7 @@ from swift.checkpoint import CheckpointConfig
 from swift.experts import ExpertConfig
 from swift.models import ModelConfig
 from swift.record import Run, read_run
-from swift.topology import Topology, Worker
+from swift.topology import StageRank, Topology, Worker
 from swift.train import Experiment, TrainOptions, train
 
 CLASSES, BUDGET = 8, 0.0375
@@ -60,6 +60,11 @@ class Faults:
         """Nobody, unless it is time for a fault."""
         if self.left and first_step <= self.left[0] <= last_step:
             raise Fault(f"iteration {self.left.pop(0)}")
+        return frozenset()
+
+    def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
+        """No rank is lost alone."""
+        del first_step, last_step
         return frozenset()
 
 
