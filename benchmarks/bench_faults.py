@@ -21,8 +21,9 @@ from swift.checkpoint import CheckpointConfig
 from swift.experts import ExpertConfig
 from swift.models import ModelConfig
 from swift.record import Run, read_run
-from swift.topology import StageRank, Topology, Worker
+from swift.topology import Topology, Worker
 from swift.train import Experiment, TrainOptions, train
+from swift.train.failures import StageRank
 
 CLASSES, BUDGET = 8, 0.0375
 FAULTS = (52, 104, 156, 208, 260)
