@@ -34,8 +34,9 @@ def spending_of(run: Run, history: History) -> dict[str, float] | None:
     told = _told(run)
     if told:
         spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in told) for cause in CAUSES}
-        # An invocation whose supervisor was killed has told nothing of its time.
-        running_s = max(history.end_s, sum(one["total_s"] for one in told))
+        running_s = sum(one["total_s"] for one in told)
+        if len(told) < sum(timed.name in BEGINNINGS for timed in history.events):
+            running_s = max(running_s, history.end_s)  # a supervisor that was killed has told nothing of its time
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
     is_launched = any(timed.name == "epoch" for timed in history.events)
