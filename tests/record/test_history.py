@@ -174,6 +174,18 @@ def test_an_older_record_says_less():
     assert spending_of(nothing, history_of(nothing)) is None
 
 
+def test_the_time_of_a_supervisor_that_was_killed_is_not_left_out():
+    events = [
+        event("start", 0, 0, processes=["0:0", "1:0"], **TOPOLOGY),
+        event("resume", 100, 2, processes=["0:0", "1:0"], **TOPOLOGY),
+        event("finish", 110, 4, goodput={"total_s": 10.0, "useful_s": 8.0}),
+    ]
+    run = run_of([*steps(15, 18), *steps(105, 110, first=3)], events)
+    history = history_of(run)
+    assert history.end_s > 10
+    assert sum(spending_of(run, history).values()) == pytest.approx(history.end_s)
+
+
 @pytest.mark.parametrize(
     ("events", "metrics", "told"),
     [
