@@ -105,12 +105,12 @@ class Gspmd:
         rows_EGCD = jnp.einsum("gtec,gtd->egcd", sends_GTEC, x_GTD)
         rows_EGCD = jax.lax.with_sharding_constraint(rows_EGCD, self._over(0, 4))
         flat = rows_EGCD.reshape(config.num_classes, -1, x_TD.shape[1])
-        out_EGCD = self._gpt.groups["expert"].apply_stacked(state, flat).reshape(rows_EGCD.shape)
+        out_EGCD = self._gpt.groups["expert"].module(state)(flat).reshape(rows_EGCD.shape)
         y_GTD = jnp.einsum("gtec,egcd->gtd", sends_GTEC, out_EGCD)
         y_TD = jax.lax.with_sharding_constraint(y_GTD, self._over(0, 3)).reshape(x_TD.shape) * routing.gates_TK
         popularity_E = count_choices(routing.choices_TK, valid_T[:, None], config.num_classes)
         aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
-        return y_TD, aux, Load(popularity_E, popularity_E)
+        return y_TD, aux, Load(popularity_E, popularity_E, popularity_E)
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
