@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Trainee, demo, publish
+from measure import Trainee, demo, publish, turns
 from orbax.checkpoint import v1 as ocp
 
 from swift.checkpoint import CheckpointConfig, partial_bytes
@@ -123,18 +123,17 @@ def stalls(trainee: Trainee, ways: dict[str, Any], rounds: int) -> dict[str, dic
     found: dict[str, dict[str, list[float]]] = {
         name: {"blocked_ms": [], "stall_ms": [], "written_ms": [], "peak_mb": []} for name in ways
     }
-    plain, names = list[float](), list(ways)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+    plain = list[float]()
+    for name in turns(list(ways), rounds):
+        trainee()
+        plain.append(timed(trainee))
+        with watched(found[name]["peak_mb"]):
+            begun = time.perf_counter()
+            found[name]["blocked_ms"].append(timed(ways[name].begin))
             trainee()
-            plain.append(timed(trainee))
-            with watched(found[name]["peak_mb"]):
-                begun = time.perf_counter()
-                found[name]["blocked_ms"].append(timed(ways[name].begin))
-                trainee()
-                found[name]["stall_ms"].append(1000 * (time.perf_counter() - begun) - plain[-1])
-                ways[name].end()
-                found[name]["written_ms"].append(1000 * (time.perf_counter() - begun))
+            found[name]["stall_ms"].append(1000 * (time.perf_counter() - begun) - plain[-1])
+            ways[name].end()
+            found[name]["written_ms"].append(1000 * (time.perf_counter() - begun))
     medians = {name: {what: round(statistics.median(of), 2) for what, of in own.items()} for name, own in found.items()}
     return medians | {"plain_step": {"ms": round(statistics.median(plain), 2)}}
 

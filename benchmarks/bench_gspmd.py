@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from bench_pipeline import Stepped, draw_batch, experiment
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from measure import Trainee, cpu_seconds, demo, median, publish, ratio
+from measure import Trainee, cost_of, demo, median, publish, ratio, turns
 
 from swift.data import Batch
 from swift.experts import Load
@@ -120,12 +120,10 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]
     names = list(calls)
     for call in calls.values():
         jax.block_until_ready(call())
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            begun, cpu = time.perf_counter(), cpu_seconds()
-            jax.block_until_ready(calls[name]())
-            cpu_s[name].append(cpu_seconds() - cpu)
-            wall_ms[name].append(1000 * (time.perf_counter() - begun))
+    for name in turns(names, rounds):
+        begun = time.perf_counter()
+        cpu_s[name].append(cost_of(calls[name]))
+        wall_ms[name].append(1000 * (time.perf_counter() - begun))
     return {
         "cpu_s": {name: median(values) for name, values in cpu_s.items()},
         "ms": {name: round(statistics.median(values), 1) for name, values in wall_ms.items()},

@@ -1,5 +1,6 @@
 """Runs measuring programs one after the other, each a process of its own, and keeps the JSON document it prints."""
 
+import argparse
 import json
 import resource
 import subprocess
@@ -42,6 +43,12 @@ def _cpu_seconds() -> float:
     """Of all children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def check_known(parser: argparse.ArgumentParser, names: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Ends the program with one line where it was given a name that means nothing."""
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no such {what}: {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def tell(text: str) -> None:

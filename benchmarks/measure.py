@@ -8,7 +8,7 @@ import os
 import platform
 import resource
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,15 +70,20 @@ def cost_of(call: Callable[[], Any]) -> float:
     return cpu_seconds() - start
 
 
-def paired_costs(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """CPU-seconds of every call in every round; the calls take turns, and each round starts with another one."""
-    names, costs = list(calls), {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call())
+def turns(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """The names in every round, each of which starts with another one."""
     for turn in range(rounds):
         first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            costs[name].append(cost_of(calls[name]))
+        yield from (*names[first:], *names[:first])
+
+
+def paired_costs(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """CPU-seconds of every call in every round; the calls take turns, and each round starts with another one."""
+    costs: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for name in turns(list(calls), rounds):
+        costs[name].append(cost_of(calls[name]))
     return costs
 
 

@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import dataclass
 
-from children import ROOT, document_of, tell
+from children import ROOT, check_known, document_of, tell
 from paper_plots import draw_all
 from paper_tables import read_results, rewrite_tables
 
@@ -61,8 +61,7 @@ def main() -> int:
     parser.add_argument("--draw", action="store_true", help="only draw tables and plots from the results that are kept")
     parser.add_argument("--trace", nargs="+", default=[], metavar="FILE", help="the traces of recycle_traces")
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in names]:
-        parser.error(f"no such result: {', '.join(unknown)}; there are {', '.join(names)}")
+    check_known(parser, options.names, names, "result")
     if options.draw and (options.names or options.trace):
         parser.error("--draw takes the results as they are: no names, no --trace")
     if options.trace and "recycle_traces" not in options.names:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from children import ROOT, document_of, tell
+from children import ROOT, check_known, document_of, tell
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -55,8 +55,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all unless told: {', '.join(known)}")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.json")
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in known]:
-        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(known)}")
+    check_known(parser, options.names, known, "benchmark")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     return run(options.names or known, options.out)
 

@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from measure import Trainee, demo, median, paired_costs, publish
 
 from swift.checkpoint import CheckpointConfig
-from swift.experts import ExpertConfig
 from swift.experts.placement import Static, Symi
 from swift.mesh import EXPERT_AXIS, SHARED
-from swift.models import model_size
 from swift.pipeline import Program, TrainState, lone_evaluation
-from swift.record import read_run, scalars
-from swift.topology import Topology
+from swift.record import measure, read_run
 from swift.train import Experiment, TrainOptions, train
 
 STEPS = 150
@@ -32,28 +28,15 @@ COEFFICIENTS = (1e-5, 1e-3, 1e-2, 1e-1)
 CAPACITY_FACTORS = (1.0, 2.0, 4.0)
 PAPER_SURVIVAL = {1.0: 0.449, 2.0: 0.656, 4.0: 0.749}
 """With 32 classes under a static placement."""
-DEMO = Experiment(
-    model=model_size("demo"),
-    experts=ExpertConfig(num_classes=8, slots_per_rank=4),
-    topology=Topology(num_expert_ranks=8),
-    checkpoint=CheckpointConfig(every=0),
-    num_steps=STEPS,
-    eval_every=0,
-)
+DEMO = replace(demo(Symi(), "decoupled"), checkpoint=CheckpointConfig(every=0), num_steps=STEPS, eval_every=0)
 
 
 def trained(experiment: Experiment) -> dict[str, float]:
     """The share of dropped tokens and the last ten iterations' loss of a run to its end."""
     with tempfile.TemporaryDirectory() as directory:
         train(experiment, TrainOptions(Path(directory) / "run", ""))
-        run = read_run(Path(directory) / "run")
-    dropped, routed = (
-        np.array([np.sum(record[name]) for record in run.metrics]).sum() for name in ("dropped", "popularity")
-    )
-    return {
-        "dropped": round(float(dropped / routed), 4),
-        "loss": round(float(np.mean(scalars(run, "loss")[-10:])), 4),
-    }
+        found = measure(read_run(Path(directory) / "run"), None)
+    return {"dropped": round(found["dropped_percent"] / 100, 4), "loss": round(found["final_loss"], 4)}
 
 
 def aux_loss() -> dict[str, Any]:

@@ -1,11 +1,22 @@
 """Who works where: pipelines, stages and expert ranks, as numbers. No JAX here."""
 
+import re
 from dataclasses import dataclass
 
 from swift.errors import SettingError, check_count
 
 Worker = tuple[int, int]
 """A worker (pipeline d, stage p): the unit that fails."""
+
+
+def read_worker(text: str) -> Worker | None:
+    """The worker that a person calls ``pipeline:stage``; None: nobody is called so.
+
+    >>> read_worker("1:2"), read_worker("1-2")
+    ((1, 2), None)
+    """
+    found = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 @dataclass(frozen=True)

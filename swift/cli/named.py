@@ -1,13 +1,12 @@
 """Numbers with names, and workers, on the command line: ``--costs tF=1 tB=1.3``, ``--fail 1:2``."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 from swift.cli.mistakes import nearest
 from swift.errors import SettingError
 from swift.schedules import Costs
 from swift.schedules.document import COST_NAMES
-from swift.topology import Worker
+from swift.topology import Worker, read_worker
 
 MAX_COST = 1e18
 
@@ -60,8 +59,8 @@ def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
     """
     found = set()
     for text in texts:
-        numbers = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
-        if not numbers:
+        worker = read_worker(text)
+        if worker is None:
             raise SettingError(option, text, "must be PIPELINE:STAGE, such as 1:2")
-        found.add((int(numbers[1]), int(numbers[2])))
+        found.add(worker)
     return frozenset(found)

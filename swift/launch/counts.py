@@ -110,11 +110,11 @@ def counted(ledger: Ledger, metrics: Path, after: int, step: int, patience_s: fl
     Raises:
         RunError: it has not come.
     """
-    deadline = time.monotonic() + patience_s
+    deadline, last = time.monotonic() + patience_s, after
     while True:
-        so_far, last = counted_so_far(ledger, metrics, after, step)
+        ledger, last = counted_so_far(ledger, metrics, last, step)
         if last == step:
-            return so_far
+            return ledger
         if time.monotonic() > deadline:
             raise RunError(f"{metrics} has {last - after} of the {step - after} iterations up to {step}")
         time.sleep(_PAUSE_S)

@@ -154,10 +154,15 @@ def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
     return [str(name) for names in found if isinstance(names, list) for name in names]
 
 
+def is_number(value: object) -> bool:
+    """Whether a value of a JSON document is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
     """A number in an event, None where it has none; raises SettingError where it is something else."""
     value = event.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if value is not None and not is_number(value):
         raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
     return value
 

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from swift.errors import SettingError
-from swift.record.history import BEGINNINGS, History, Timed, number_in
+from swift.record.history import BEGINNINGS, History, Timed, is_number, number_in
 from swift.record.measures import scalars
 from swift.record.moments import reconfigure_s
 from swift.record.run_directory import Run
@@ -60,11 +60,7 @@ def _is_told(one: object) -> bool:
     """Seconds in all and by cause; a supervisor tells other things beside them."""
     if not isinstance(one, dict):
         return False
-    return _is_number(one.get("total_s")) and all(_is_number(one.get(f"{cause}_s", 0.0)) for cause in CAUSES)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number(one.get("total_s")) and all(is_number(one.get(f"{cause}_s", 0.0)) for cause in CAUSES)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:

@@ -95,11 +95,8 @@ def coverage_of(run: Run) -> Coverage | None:
             continue
         newest_LE = newest_LE.copy()
         try:
-            if name == "checkpoint":
-                _copy(newest_LE, step, experts)
-            else:
-                for source, units in experts.items():
-                    _take(newest_LE, int(source), units)
+            for source, units in _units(experts, step) if name == "checkpoint" else experts.items():
+                _take(newest_LE, int(source), units)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise SettingError(
                 f"experts of {name} {step}", experts, f"must be experts by layer, in {run.path}"
@@ -134,30 +131,23 @@ def draw_coverage(coverage: Coverage) -> Figure:
     return figure
 
 
-def _copy(newest_LE: np.ndarray, step: int, experts: Any) -> None:
-    """Of a checkpoint: all, or the classes of each layer."""
-    if experts == "all":
-        newest_LE[:] = step
-        return
-    for layer, classes in enumerate(experts):
-        for class_ in classes:
-            newest_LE[_unit(newest_LE, layer, class_)] = step
+def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
+    """What a checkpoint has, all or the classes of each layer, as a restore tells it: units by their iteration."""
+    units = experts
+    if experts != "all":
+        units = [(layer, class_) for layer, classes in enumerate(experts) for class_ in classes]
+    return [(step, units)]
 
 
 def _take(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Of a restore: all, or pairs of layer and class."""
+    """Notes that all experts, or pairs of layer and class, are of an iteration."""
     if units == "all":
         newest_LE[:] = step
         return
     for layer, class_ in units:
-        newest_LE[_unit(newest_LE, layer, class_)] = step
-
-
-def _unit(newest_LE: np.ndarray, layer: int, class_: int) -> tuple[int, int]:
-    """Where an expert is; negative numbers would be counted from the end."""
-    if not (0 <= layer < newest_LE.shape[0] and 0 <= class_ < newest_LE.shape[1]):
-        raise IndexError(f"layer {layer} has no class {class_}")
-    return layer, class_
+        if min(layer, class_) < 0:  # which would be counted from the end
+            raise IndexError(f"layer {layer} has no class {class_}")
+        newest_LE[layer, class_] = step
 
 
 def _oldest(coverage: Coverage | None, event: int) -> str:

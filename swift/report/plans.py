@@ -1,6 +1,5 @@
 """The configurations that a run went through, and the schedule that each of them ran."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
 from swift.schedules.draw.picture import draw_picture
 from swift.schedules.normalize import after_moves, failure_counts
-from swift.topology import Worker
+from swift.topology import Worker, read_worker
 
 MAX_DRAWN = 8
 MAX_ROWS = 100
@@ -101,7 +100,7 @@ def _texts(value: float | None, show: Any) -> Sequence[str]:
 
 
 def _worker(name: str) -> Worker:
-    found = re.fullmatch(r"(\d+):(\d+)", name)
-    if found is None:
+    worker = read_worker(name)
+    if worker is None:
         raise DamagedPlanError(f"{name!r} is no worker")
-    return int(found[1]), int(found[2])
+    return worker

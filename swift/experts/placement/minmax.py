@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from swift.experts.placement.policy import PolicyState, place_contiguously, uniform_placement
+from swift.experts.placement.policy import PolicyState, StartsUniform, place_contiguously
 
 
 @dataclass(frozen=True)
-class MinMax:
+class MinMax(StartsUniform):
     """Gives the next replica to the class with the most tokens per replica, until the slots are full; in class order.
 
     No placement has a smaller largest load per replica, up to float32 rounding: a class is given another replica only
@@ -29,12 +29,6 @@ class MinMax:
     def name(self) -> str:
         """Short name for tables."""
         return "minmax"
-
-    def init(
-        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
-    ) -> tuple[jax.Array, PolicyState]:
-        """The uniform placement, int32[L, N, S], and no state."""
-        return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
 
     def __call__(
         self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState

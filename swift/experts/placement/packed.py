@@ -11,11 +11,11 @@ from jax import lax
 
 from swift.experts.placement.counts import contiguous
 from swift.experts.placement.minmax import minmax_replicas
-from swift.experts.placement.policy import PolicyState, uniform_placement
+from swift.experts.placement.policy import PolicyState, StartsUniform
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(StartsUniform):
     """As many replicas of each class as ``MinMax`` gives, the most loaded first on the least loaded rank with a slot.
 
     Two replicas of a class may come to one rank: what counts is that ranks are evenly loaded, and to keep replicas
@@ -31,12 +31,6 @@ class Packed:
     def name(self) -> str:
         """Short name for tables."""
         return "packed"
-
-    def init(
-        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
-    ) -> tuple[jax.Array, PolicyState]:
-        """The uniform placement, int32[L, N, S], and no state."""
-        return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
 
     def __call__(
         self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState

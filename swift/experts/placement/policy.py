@@ -91,6 +91,16 @@ def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_p
     return jnp.broadcast_to(placement_NS[None], (num_layers, num_ranks, slots_per_rank))
 
 
+class StartsUniform:
+    """A policy that remembers nothing, and begins with the uniform placement."""
+
+    def init(
+        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
+    ) -> tuple[jax.Array, PolicyState]:
+        """The uniform placement, int32[L, N, S], and no state."""
+        return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
+
+
 def place_contiguously(
     replicas_of: Callable[[jax.Array, int], jax.Array], popularity_LE: jax.Array, placement_LNS: jax.Array
 ) -> jax.Array:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from swift.experts.placement.counts import total_tokens
-from swift.experts.placement.policy import PolicyState, place_contiguously, uniform_placement
+from swift.experts.placement.policy import PolicyState, StartsUniform, place_contiguously
 
 
 @dataclass(frozen=True)
-class Symi:
+class Symi(StartsUniform):
     """Replicas in proportion to popularity, in class order (SYMI, arXiv 2504.19925, Algorithm 1).
 
     >>> policy = Symi()
@@ -27,12 +27,6 @@ class Symi:
     def name(self) -> str:
         """Short name for tables."""
         return "symi"
-
-    def init(
-        self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
-    ) -> tuple[jax.Array, PolicyState]:
-        """The uniform placement, int32[L, N, S], and no state."""
-        return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
 
     def __call__(
         self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
