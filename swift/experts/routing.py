@@ -26,7 +26,9 @@ def route(logits_TE: jax.Array, top_k: int) -> Routing:
     """
     logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
     probs_TE = jax.nn.softmax(logits_TE, axis=-1)
-    gates_TK, choices_TK = lax.top_k(probs_TE, top_k)
+    # The logits tell which class is likelier also where probabilities underflow to zero and would all be level.
+    _, choices_TK = lax.top_k(lax.stop_gradient(logits_TE), top_k)
+    gates_TK = jnp.take_along_axis(probs_TE, choices_TK, axis=-1)
     if top_k > 1:
         gates_TK = gates_TK / jnp.sum(gates_TK, axis=-1, keepdims=True)
     return Routing(choices_TK, gates_TK, probs_TE)
