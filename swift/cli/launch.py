@@ -17,7 +17,7 @@ from swift.cli.commands import distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.errors import RunError, SettingError, check_count
-from swift.launch.chaos import parse_chaos
+from swift.launch.chaos import Chaos, parse_chaos
 from swift.launch.children import MEMORY, Children
 from swift.launch.display import Display, goodput_table
 from swift.launch.journal import Journal
@@ -30,12 +30,12 @@ from swift.launch.supervisor import Supervisor
 from swift.launch.terms import Terms
 from swift.mesh.distributed import check_support
 from swift.mesh.epochs import Deadlines, Member, Process, processes_of
-from swift.record import RunDirectory, read_run
+from swift.record import Lease, RunDirectory, read_run
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.interrupt import Interrupt
-from swift.train.start import TrainOptions, check_range, find_start, open_run
+from swift.train.start import TrainOptions, check_range, find_start, open_run, own_run
 from swift.train.summary import summarize
 
 
@@ -57,6 +57,27 @@ def launch(options: argparse.Namespace) -> None:
             serve(options.run_dir, nodes.own, patience_s, os.environ, lambda: interrupt.requested, is_trusted)
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
+    with own_run(run) as lease:
+        summary = _launch(experiment, options, run, lease, processes, deadlines, nodes, chaos)
+    ended = read_run(run.run_dir)
+    show_run(ended, summary, options.format)
+    if against is not None:
+        line = distance_line(ended, against, experiment.topology)
+        print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+
+
+def _launch(
+    experiment: Experiment,
+    options: argparse.Namespace,
+    run: TrainOptions,
+    lease: Lease,
+    processes: Sequence[Process],
+    deadlines: Deadlines,
+    nodes: Nodes,
+    chaos: Chaos,
+) -> dict[str, Any]:
+    """Runs as the first node, and returns the summary."""
+    by_rank = _is_by_rank(options.processes, experiment.topology)
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
     check_range(experiment, run, done, experiment.num_steps)
@@ -64,7 +85,7 @@ def launch(options: argparse.Namespace) -> None:
     shared = run.run_dir if nodes.count > 1 else None
     with (
         Entrance.of(nodes) as entrance,
-        open_run(run, done) as directory,
+        open_run(run, done, lease) as directory,
         Scratch.of(run.config_text, shared) as scratch,
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
@@ -84,12 +105,7 @@ def launch(options: argparse.Namespace) -> None:
         preparer = commands.preparer() if options.prepare == "next" else None
         keeper = commands.keeper(directory.path)
         children = entrance.children(directory.path, scratch, commands.node, deadlines)
-        summary = _supervise(experiment, directory, done, terms, children, keeper, preparer)
-    ended = read_run(run.run_dir)
-    show_run(ended, summary, options.format)
-    if against is not None:
-        line = distance_line(ended, against, experiment.topology)
-        print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+        return _supervise(experiment, directory, done, terms, children, keeper, preparer)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from swift.launch.surroundings import settle_jax, take_output
 from swift.mesh.epochs import Process, Stamp, processes_of
 from swift.mesh.sharing import part_shapes
 from swift.pipeline import Program, TrainState
+from swift.record import writes_checkpoints
 from swift.train import Experiment
 from swift.train.saved_state import extra_of, ledger_after, load_state, split_of
 
@@ -276,11 +277,12 @@ def run(experiment: Experiment, run_dir: Path, keeps: Path, handed: Path, by_ran
     answers = take_output()
     settle_jax(experiment, num_devices=1)
     keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank, handed)
-    settle(keeper.checkpoints)
-    keeper.rehearse()
     try:
-        with suppress(BrokenPipeError):  # nobody is left to hear the answer
-            keeper.serve(commands, answers)
+        with writes_checkpoints(run_dir):
+            settle(keeper.checkpoints)
+            keeper.rehearse()
+            with suppress(BrokenPipeError):  # nobody is left to hear the answer
+                keeper.serve(commands, answers)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -66,6 +66,10 @@ class Reporter:
         """Where the time went so far."""
         return self._journal.goodput(time.monotonic())
 
+    def check(self) -> None:
+        """Raises RunError where the run's directory is another's by now."""
+        self._directory.check()
+
     def _write(self, notes: Sequence[Note]) -> None:
         for note in notes:
             self._directory.log_event(note.event, note.step, **note.fields)

@@ -129,6 +129,11 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Hears what has happened, decides, and does it."""
+        try:
+            self._reporter.check()
+        except RunError:
+            self._children.signal(KEEPER, signal.SIGKILL)  # before it writes where another does
+            raise
         deaths = self._children.deaths()
         for who, line, when in self._children.heard(0.0 if deaths else _PAUSE_S):
             if isinstance(who, Member):

@@ -11,10 +11,12 @@ from swift.record.run_directory import (
     SUMMARY,
     Run,
     RunDirectory,
+    check_is_run,
     check_new_run,
     check_same_run,
     read_run,
 )
+from swift.record.run_lock import Lease, take, writes_checkpoints
 from swift.record.spending import CAUSES, spending_of
 
 __all__ = [
@@ -24,11 +26,13 @@ __all__ = [
     "METRICS",
     "SUMMARY",
     "History",
+    "Lease",
     "Moment",
     "Presence",
     "Run",
     "RunDirectory",
     "Stretch",
+    "check_is_run",
     "check_new_run",
     "check_same_run",
     "history_of",
@@ -44,4 +48,6 @@ __all__ = [
     "spending_of",
     "steps_to_target",
     "stretches_of",
+    "take",
+    "writes_checkpoints",
 ]

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,13 @@ class Run:
 
 
 class RunDirectory:
-    """A run's directory, open for writing; made by :meth:`create` or :meth:`resume`, and a context manager."""
+    """A run's directory, open for writing; made by :meth:`create` or :meth:`resume`, and a context manager.
+
+    Attributes:
+        check: called before anything is written; raises where the directory is another's by now, see ``Lease``.
+    """
+
+    check: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, path: Path, last_step: int):
         self.path = path
@@ -106,6 +112,7 @@ class RunDirectory:
             metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and
                 arrays are accepted; a number that is not finite is written as null.
         """
+        self.check()
         record = _plain({"step": metrics["step"], "time": _now()} | dict(metrics))
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
         self._last_step = record["step"]
@@ -123,11 +130,13 @@ class RunDirectory:
             step: the last step that was done when it happened.
             **fields: what else is known of it; as in :meth:`log_step`.
         """
+        self.check()
         self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
         self._events.flush()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes ``summary.json``: the run has ended."""
+        self.check()
         replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
@@ -175,8 +184,7 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
             be torn: it is left out, for the run died, or is, in the midst of writing it.
     """
     path = Path(path)
-    if not (path / CONFIG).is_file():
-        raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
+    check_is_run(path, setting)
     metrics = _read_lines(path / METRICS)
     last_step = 0
     for number, record in enumerate(metrics, start=1):
@@ -187,6 +195,12 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
     summary = _read_summary(path / SUMMARY)
     name = str((summary or {}).get("name") or path.resolve().name)
     return Run(path, name, _read_text(path / CONFIG), metrics, _read_lines(path / EVENTS), summary)
+
+
+def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
+    """Raises SettingError where a directory holds no run."""
+    if not (path / CONFIG).is_file():
+        raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
 
 
 def _now() -> str:

@@ -1,5 +1,8 @@
 """Before a run begins: is there anything to do, from which state, and in which directory."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import jax
 from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
 from swift.errors import SettingError
 from swift.pipeline import Prepare, Program, TrainState
-from swift.record import RunDirectory, check_new_run, check_same_run
+from swift.record import Lease, RunDirectory, check_is_run, check_new_run, check_same_run, take, writes_checkpoints
 from swift.train.experiment import Experiment
 from swift.train.recovery import window_length
 from swift.train.saved_state import load_state, put_state
@@ -46,6 +49,36 @@ class TrainOptions:
     stop_at: int | None = None
     profile: tuple[int, int] | None = None
     prepare: Prepare = "next"
+
+
+@contextmanager
+def own_run(options: TrainOptions) -> Iterator[Lease]:
+    """Takes the run's directory for this process, as long as the block lasts; before anything of it is read.
+
+    A directory that was made for that goes again where nothing came to lie in it.
+
+    Raises:
+        SettingError: another process has it, or it cannot be the directory of this run.
+    """
+    run_dir = options.run_dir
+    if options.resume:
+        check_is_run(run_dir, "--run-dir")
+    else:
+        check_new_run(run_dir)
+    missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    try:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError("--run-dir", str(run_dir), f"cannot be made a directory: {error.strerror}") from error
+        with take(run_dir, tell=lambda text: print(text, file=sys.stderr, flush=True)) as lease:
+            with writes_checkpoints(run_dir):
+                pass
+            yield lease
+    finally:
+        for path in missing:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> Plan | None:
@@ -87,11 +120,15 @@ def begin(
     return put_state(program, state), start
 
 
-def open_run(options: TrainOptions, done: int) -> RunDirectory:
-    """The run's directory, made or opened again."""
+def open_run(options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
+    """The run's directory, made or opened again, and written to while the lease lasts."""
+    lease.check()
     if options.resume:
-        return RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
-    return RunDirectory.create(options.run_dir, options.config_text)
+        directory = RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
+    else:
+        directory = RunDirectory.create(options.run_dir, options.config_text)
+    directory.check = lease.check
+    return directory
 
 
 def next_length(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> int:

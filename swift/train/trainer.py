@@ -15,7 +15,7 @@ from swift.data import Batch, Loader
 from swift.errors import RunError
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
-from swift.record import RunDirectory
+from swift.record import Lease, RunDirectory
 from swift.train.cluster import Cluster, StateLost
 from swift.train.experiment import Experiment
 from swift.train.failures import FailureSource
@@ -25,7 +25,7 @@ from swift.train.progress import Progress
 from swift.train.recovery import is_due
 from swift.train.saved_state import ledger_after
 from swift.train.saver import Saver
-from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run
+from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run, own_run
 from swift.train.summary import summarize
 
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
@@ -44,9 +44,16 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
 
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
-        RunError: the loss was no longer finite, or a stage has lost its last worker.
+        RunError: the loss was no longer finite, a stage has lost its last worker, or another has taken the directory.
         KeyboardInterrupt: Ctrl-C, after the iteration in which it came.
     """
+    with own_run(options) as lease:
+        return _train(experiment, options, failures, lease)
+
+
+def _train(
+    experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease
+) -> dict[str, Any]:
     last_step = experiment.num_steps if options.stop_at is None else options.stop_at
     start = find_start(experiment, options)
     done = 0 if start is None else start.step
@@ -65,7 +72,7 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         if start is not None:
             loader.restore(start.manifest.extra["loader"])
         with (
-            open_run(options, done) as directory,
+            open_run(options, done, lease) as directory,
             Saver(experiment, program, directory, start) as saver,
             Progress(options.run_dir.name, last_step, done + 1) as progress,
         ):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from swift.record import read_run
 from tests.launch.runs import (
     EVERY,
     NO_CHECKPOINTS,
+    SWIFT,
     go_on,
     launched,
     left_behind,
@@ -105,3 +107,25 @@ def test_a_stage_none_of_which_may_come_back_ends_the_run_which_can_be_resumed(t
     assert left_behind(config) == {}
     assert scratch(process.pid) == []
     resume(config, processes=4)
+
+
+def test_a_second_supervisor_is_refused_and_one_that_was_killed_is_followed_at_once(tmp_path):
+    config = write_config(tmp_path, (2, 1, 1), 10**6, **EVERY)
+    with launched(config) as process:
+        wait_for_checkpoint(process, config)
+        for command in (["launch", "--processes", "2"], ["train"]):
+            second = [*SWIFT, *command, str(config), "--run-dir", str(tmp_path / "run"), "--resume"]
+            told = subprocess.run(second, capture_output=True, text=True, timeout=120, check=False)
+            assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
+            assert f"is written by process {process.pid} on " in told.stderr
+        saved = newest_checkpoint(config)
+        while newest_checkpoint(config) == saved:  # the first still saves
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+    with launched(config, "--resume") as process:
+        first = process.stderr.readline()
+        assert "has an owner" not in first, first
+        wait_for(process, "all go on from the checkpoint of iteration")
+        rest, _ = stop(process, config)
+        assert not [*(tmp_path / "run").glob(".lease*")], rest

@@ -1,0 +1,85 @@
+"""A run directory of which another process is the owner: who writes comes second, who reads does not care."""
+
+import json
+
+import pytest
+
+from swift.record import Lease, read_run, take
+
+WRITERS = {
+    "a run that goes on": "train tiny.gin --run-dir half --resume",
+    "another run": "train tiny.gin --run-dir new",
+    "processes that go on": "launch tiny.gin --processes 1 --run-dir half --resume",
+    "other processes": "launch tiny.gin --processes 1 --run-dir new",
+}
+
+
+def contents(path):
+    return {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("command", WRITERS.values(), ids=WRITERS)
+def test_who_comes_second_is_told_in_a_line_and_changes_nothing(refusal, half, command, here):
+    (half / "checkpoints/.step-00000006.tmp").mkdir()  # what the first is saving
+    (here / "new").mkdir()
+    directory = command.split("--run-dir ")[1].split()[0]
+    with take(here / directory) as lease:
+        before = contents(here)
+        line = refusal(*command.split())
+        assert line.startswith(f"--run-dir = {directory!r}: is written by {lease.owner} since {lease.owner.since} (")
+        assert line.endswith(" s old): wait for it or end it")
+        assert contents(here) == before
+        assert (half / "checkpoints/.step-00000006.tmp").is_dir()
+
+
+def test_readers_do_not_ask(tell, half):
+    with take(half):
+        for command in ("report half", "checkpoint verify half", "checkpoint list half"):
+            told = tell(*command.split())
+            assert told.code == 0, told.err
+
+
+def test_a_run_has_its_directory_until_it_ends(tell, half, monkeypatch):
+    seen = []
+    check = Lease.check
+
+    def look(lease):
+        seen.append(sorted(path.name for path in half.glob(".lease*")))
+        check(lease)
+
+    monkeypatch.setattr(Lease, "check", look)
+    assert tell("train", "tiny.gin", "--run-dir", "half", "--resume").code == 0
+    assert {tuple(names) for names in seen} == {(".lease-1.json",)}
+    assert not list(half.glob(".lease*"))
+
+
+def test_a_run_whose_directory_was_taken_stops_and_writes_no_more(tell, half, monkeypatch):
+    """As one does that was suspended for long, on a file system that others see."""
+    check, left = Lease.check, []
+
+    def look(lease):
+        if not left and "\n".join((half / "metrics.jsonl").read_text().splitlines()).count('"step": 5'):
+            (half / ".lease-1.json").rename(half / ".lease-2.json")  # with another owner
+            said = json.loads((half / ".lease-2.json").read_text())
+            (half / ".lease-2.json").write_text(json.dumps(said | {"token": "other", "pid": 77}))
+            lease.renew()
+            left.append(contents(half))
+        check(lease)
+
+    monkeypatch.setattr(Lease, "check", look)
+    told = tell("train", "tiny.gin", "--run-dir", "half", "--resume")
+    assert told.code == 3, told.err
+    assert "Traceback" not in told.err
+    line = told.err.splitlines()[-1]
+    assert line.startswith("swift: half is not this process's any more: process 77 on ")
+    assert "go on with --resume when nobody else does" in line
+    after = contents(half)
+    assert {path.name: content for path, content in after.items() if "tensorboard" not in str(path)} == {
+        path.name: content for path, content in left[0].items() if "tensorboard" not in str(path)
+    }
+    assert [record["step"] for record in read_run(half).metrics] == [1, 2, 3, 4, 5]
+
+
+def test_nothing_is_left_of_a_directory_that_was_made_for_nothing(refusal):
+    line = refusal("train", "tiny.gin", "--run-dir", "a/b/new", "--set", "TextFiles.pattern=/nowhere/*")
+    assert line.startswith("TextFiles.pattern = ")
