@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.digests import difference, settled_digests
+from swift.checkpoint.checking import wrong_numbers
+from swift.checkpoint.digests import array_digest, difference, settled_digests
 from swift.checkpoint.manifest import check_shapes, read_signed, write_signed
 from swift.checkpoint.orbax_files import read_arrays, write_arrays
 from swift.checkpoint.split import by_name, shape_text
-from swift.errors import SettingError
+from swift.errors import RunError, SettingError
 
 _VERSION = 1
 
@@ -24,12 +25,22 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
         path: the directory to make; one that is there is replaced.
         tree: the arrays; their places in the tree are their names.
         metadata: kept beside them; JSON.
+
+    Raises:
+        OSError, ValueError: as Orbax tells that a file could not be written.
+        RunError: what is on the disk is not what is in memory.
     """
     arrays = by_name(tree)
     # Orbax takes no empty array; there is nothing to save of one.
-    write_arrays(path, {name: np.asarray(array) for name, array in arrays.items() if array.size})
-    shapes = {name: shape_text(array) for name, array in arrays.items()}
-    said = {"version": _VERSION, "arrays": shapes, "files": settled_digests(path), "metadata": dict(metadata)}
+    filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
+    contents = {name: array_digest([array]) for name, array in filled.items()}
+    write_arrays(path, filled)
+    shapes, files = {name: shape_text(array) for name, array in arrays.items()}, settled_digests(path)
+    for name, content in contents.items():
+        why = wrong_numbers(path, {name: shapes[name]}, content, files, folder="")
+        if why is not None:
+            raise RunError(f"{path}: was not written as it is in memory: {why}: try again")
+    said = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
     write_signed(path, said)
 
 
@@ -66,6 +77,10 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
         wrong = difference(path / name, expected)
         if wrong:
             raise SettingError(setting, str(path), f"is damaged: its file {name} {wrong}")
+    for name, content in manifest.get("contents", {}).items():  # older exports have none
+        why = wrong_numbers(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
+        if why is not None:
+            raise SettingError(setting, str(path), f"is damaged: {why}")
     arrays = read_arrays(path, {name: leaf for name, leaf in wanted.items() if leaf.size})
     empty = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in wanted.items() if not leaf.size}
     put = [jax.device_put((arrays | empty)[name], leaf.sharding) for name, leaf in wanted.items()]

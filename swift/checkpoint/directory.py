@@ -5,7 +5,8 @@
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
     .step-00000060.tmp/            a save that is under way, or was broken off
     step-00000040.earlier/         a checkpoint while one of the same iteration takes its place
-    step-00000060.aside/           a checkpoint that a run has not gone on from; nothing reads it any more
+    step-00000060.aside/           a checkpoint that a run has passed over; nothing reads it any more, and it goes when
+                                   that run has saved iteration 60 or a later one
 
 One process at a time writes here.
 """
@@ -82,6 +83,14 @@ def set_aside_newer(directory: Path, step: int) -> list[str]:
             path.rename(aside)
             names.append(aside.name)
     return names
+
+
+def remove_set_aside(directory: Path, step: int) -> None:
+    """Removes what was set aside of iterations up to one that has been saved, and read back, since."""
+    for path in directory.glob(f"{_PREFIX}*{_ASIDE}"):
+        number = path.name.removeprefix(_PREFIX).removesuffix(_ASIDE)
+        if number.isdigit() and int(number) <= step:
+            shutil.rmtree(path)
 
 
 def retire(directory: Path, num_kept: int) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from swift.checkpoint.checking import Checker, is_stored, unit_array
 from swift.checkpoint.directory import checkpoint_path, checkpoint_steps
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from swift.checkpoint.restoring import Check, plan_restore
+from swift.checkpoint.restoring import plan_restore
 from swift.checkpoint.wording import restore_facts, restore_lines
 from swift.errors import SettingError
 
@@ -63,30 +64,50 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def what_a_restore_does(
-    directory: Path, step: int | None = None, check: Check | None = None
+    directory: Path, step: int | None = None, checker: Checker | None = None
 ) -> tuple[list[str], dict[str, Any]]:
     """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a certain one."""
     try:
-        plan = plan_restore(directory, step=step, check=check)
+        plan = plan_restore(directory, step=step, checker=checker)
     except SettingError as error:
         return [f"nothing can be restored: {error.allowed}"], {"error": error.allowed}
     after = plan.ledger(plan.manifest.ledger.k, None)
     return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
 
 
-def damages(directory: Path, step: int | None, check: Check) -> Iterator[str]:
-    """What is wrong with the files that any checkpoint would read, or a certain one, a phrase each; see ``checker``."""
+def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str]:
+    """What is wrong with the files and numbers that any checkpoint would read, or a certain one, a phrase each."""
     told = set[str]()
     for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
             yield f"{checkpoint_path(directory, one).name} {manifest}"
             continue
-        for owner, files in sorted(manifest.files_needed().items()):
-            for name, digest in files.items():
-                why = check(owner, name, digest)
-                if why is not None and why not in told:
-                    told.add(why)
-                    yield why
+        for why in _damages_of(manifest, checker):
+            if why not in told:
+                told.add(why)
+                yield why
+
+
+def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
+    """What is wrong with what one checkpoint would read: all files, then the numbers in those that are sound."""
+    for owner, files in sorted(manifest.files_needed().items()):
+        for name, digest in files.items():
+            yield from filter(None, [checker.file(owner, name, digest)])
+    why = checker.dense(manifest)
+    if why:
+        yield why
+    else:
+        for name, shape in manifest.dense.shapes.items():
+            if is_stored(shape):
+                yield from filter(None, [checker.finite(manifest.step, name)])
+    for unit, copies in sorted(manifest.ledger.copies.items()):
+        for copy in copies:
+            why = checker.copy(manifest, unit, copy)
+            if why:
+                yield why
+            else:
+                names = [unit_array(unit, dtype) for dtype in manifest.unit_shapes]
+                yield from filter(None, [checker.finite(copy.step, name) for name in names])
 
 
 def _manifests(directory: Path, steps: Iterable[int]) -> Iterator[tuple[int, Manifest | str]]:

@@ -4,7 +4,9 @@ One directory for each array, uncompressed and not merged (no OCDBT), so that fi
 damaged array by array, and so that a file takes the bytes of its array.
 """
 
+import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +54,43 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def files_of(name: str) -> str:
     """The directory of an array's files, within that of all arrays."""
     return f"{_ARRAYS}/{name}"
+
+
+def map_array(path: Path, name: str) -> np.ndarray:
+    """Maps an array where it lies, without reading its numbers; reads its shape and type.
+
+    Args:
+        path: what ``write_arrays`` made.
+        name: one of its arrays.
+
+    Raises:
+        OSError, ValueError: its files are missing, or not laid out as ``write_arrays`` does.
+    """
+    file = path / data_file(path, name)
+    shape, dtype = _header(path, name)
+    if file.stat().st_size != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{file} has {file.stat().st_size} bytes, which are not {dtype}{list(shape)}")
+    return np.memmap(file, dtype, "r", shape=shape)
+
+
+def data_file(path: Path, name: str) -> str:
+    """Name of the one file whose bytes are those of an array's numbers; raises as ``map_array`` does."""
+    shape, _ = _header(path, name)
+    return f"{files_of(name)}/{'.'.join('0' for _ in shape) or '0'}"
+
+
+def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an array that is stored in one piece, as raw bytes."""
+    said = json.loads((path / files_of(name) / ".zarray").read_bytes())
+    try:
+        shape, dtype = tuple(said["shape"]), np.dtype(said["dtype"])
+        is_raw = said["chunks"] == said["shape"] and said["order"] == "C"
+        is_raw = is_raw and said["compressor"] is None and said["filters"] is None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / files_of(name)} has no header of an array") from error
+    if not is_raw:
+        raise ValueError(f"{path / files_of(name)} is not stored in one piece")
+    return shape, dtype
 
 
 @contextmanager

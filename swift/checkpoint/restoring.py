@@ -1,26 +1,23 @@
 """Which copies a restore takes, and taking them: nothing is trusted that is not as it was saved."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swift.checkpoint.digests import array_digest, difference
+from swift.checkpoint.checking import Checker, Damaged, unit_array
+from swift.checkpoint.digests import array_digest
 from swift.checkpoint.directory import ARRAYS, checkpoint_path, checkpoint_steps
-from swift.checkpoint.manifest import Copy, Files, Ledger, Manifest, check_shapes, read_manifest, write_manifest
+from swift.checkpoint.manifest import Copy, Ledger, Manifest, check_shapes, read_manifest, write_manifest
 from swift.checkpoint.orbax_files import read_arrays
 from swift.checkpoint.plt import Tally, dynamic_k
-from swift.checkpoint.saving import unit_array
 from swift.checkpoint.split import Split, Unit, shape_text
 from swift.errors import SettingError
 
 _SETTING = "checkpoint"
-
-Check = Callable[[int, str, str], str | None]
-"""(step, file, digest) -> what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ def plan_restore(
     directory: Path,
     identity: Mapping[str, Any] | None = None,
     step: int | None = None,
-    doubtful: Collection[tuple[Unit, int]] = (),
-    check: Check | None = None,
+    checker: Checker | None = None,
 ) -> Plan:
     """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
 
@@ -84,8 +80,7 @@ def plan_restore(
         directory: of all checkpoints of a run.
         identity: what the run has to share with the checkpoint; None: nothing is asked.
         step: the iteration, where it has to be a certain one.
-        doubtful: copies that are damaged though their files are not: (expert, step).
-        check: what holds files against their digests; one of its own unless given.
+        checker: that may have read some files already; one of its own unless given.
 
     Raises:
         SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
@@ -94,7 +89,7 @@ def plan_restore(
     steps = checkpoint_steps(directory) if step is None else [step]
     if not steps:
         raise SettingError(_SETTING, str(directory), "holds no checkpoint")
-    check, passed_over = check or checker(directory), list[str]()
+    checker, passed_over = checker or Checker(directory), list[str]()
     for candidate in reversed(steps):
         path = checkpoint_path(directory, candidate)
         try:
@@ -106,8 +101,8 @@ def plan_restore(
             continue
         _check_identity(path, manifest, identity)
         try:
-            _check_dense(manifest, check)
-            sources, damaged = _choose_sources(manifest, check, doubtful)
+            _check_dense(manifest, checker)
+            sources, damaged = _choose_sources(manifest, checker)
         except Damaged as error:
             passed_over.append(str(error))
             continue
@@ -115,7 +110,7 @@ def plan_restore(
     raise SettingError(_SETTING, str(directory), f"cannot be restored: {'; '.join(passed_over)}")
 
 
-def load_plan(directory: Path, plan: Plan, split: Split) -> tuple[Any, Plan]:
+def load_plan(directory: Path, plan: Plan, split: Split) -> Any:
     """Reads what a plan says.
 
     Args:
@@ -124,46 +119,19 @@ def load_plan(directory: Path, plan: Plan, split: Split) -> tuple[Any, Plan]:
         split: of the state.
 
     Returns:
-        (the state on the host, the plan): another one where a copy turned out not to be what was saved.
+        The state on the host.
 
     Raises:
-        SettingError: the arrays are of another model, or nothing is left to fall back to.
+        SettingError: the arrays are of another model, or have changed since the plan was made.
     """
     _check_shapes(directory, plan.manifest, split)
-    doubtful = set[tuple[Unit, int]]()
-    while True:
-        blocks = split.new_blocks(split.num_classes)
-        wrong = {(unit, plan.sources[unit].step) for unit in _read_experts(directory, plan, split, blocks)}
-        if not wrong:
-            break
-        doubtful |= wrong
-        plan = plan_restore(directory, step=plan.step, doubtful=doubtful)
-    return split.join(_read_dense(directory, plan, split), blocks), plan
+    blocks = _read_experts(directory, plan, split)
+    return split.join(_read_dense(directory, plan, split), blocks)
 
 
 def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
     """Notes in the manifest what a run has gone on from, lest a second fault counts the same tokens as lost again."""
     write_manifest(checkpoint_path(directory, manifest.step), replace(manifest, ledger=ledger))
-
-
-class Damaged(Exception):
-    """What is wrong with a checkpoint, as a phrase."""
-
-
-def checker(directory: Path) -> Check:
-    """Reads every file at most once."""
-
-    @cache
-    def check(step: int, name: str, expected: str) -> str | None:
-        wrong = difference(checkpoint_path(directory, step) / name, expected)
-        return wrong and f"{checkpoint_path(directory, step).name} is damaged: its file {name} {wrong}"
-
-    return check
-
-
-def first_damage(check: Check, step: int, *all_files: Files) -> str | None:
-    """What is wrong with some files of a step; None: nothing."""
-    return next((why for files in all_files for name, d in files.items() if (why := check(step, name, d))), None)
 
 
 def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] | None) -> None:
@@ -183,24 +151,19 @@ def _check_shapes(directory: Path, manifest: Manifest, split: Split) -> None:
     check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
 
 
-def _check_dense(manifest: Manifest, check: Check) -> None:
-    step = manifest.step
-    why = first_damage(check, step, manifest.dense.files, manifest.ledger.common[step])
+def _check_dense(manifest: Manifest, checker: Checker) -> None:
+    why = checker.dense(manifest)
     if why:
         raise Damaged(why)
 
 
-def _choose_sources(
-    manifest: Manifest, check: Check, doubtful: Collection[tuple[Unit, int]]
-) -> tuple[dict[Unit, Copy], list[str]]:
+def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Copy], list[str]]:
     """The newest sound copy of every expert, and what is wrong with newer ones."""
     sources, damaged = dict[Unit, Copy](), list[str]()
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"
         for copy in copies:
-            why = first_damage(check, copy.step, manifest.ledger.common[copy.step], copy.files)
-            if ((layer, class_), copy.step) in doubtful:
-                why = f"{checkpoint_path(Path(), copy.step)} is damaged: its numbers are not those that were saved"
+            why = checker.copy(manifest, (layer, class_), copy)
             if why is None:
                 sources[layer, class_] = copy
                 break
@@ -211,18 +174,20 @@ def _choose_sources(
     return sources, damaged
 
 
-def _read_experts(directory: Path, plan: Plan, split: Split, blocks: Mapping[str, np.ndarray]) -> Iterator[Unit]:
-    """Fills the blocks of all experts; yields those that are not what was saved."""
+def _read_experts(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarray]:
+    """The blocks of all experts."""
+    blocks = split.new_blocks(split.num_classes)
     for step in sorted({copy.step for copy in plan.sources.values()}):
+        path = checkpoint_path(directory, step)
         units = {unit: copy for unit, copy in plan.sources.items() if copy.step == step}
         like = {unit_array(unit, dtype): shape for unit in units for dtype, shape in split.unit_shapes.items()}
-        arrays = read_arrays(checkpoint_path(directory, step) / ARRAYS, like)
+        arrays = read_arrays(path / ARRAYS, like)
         for unit, copy in units.items():
             mine = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
-            if array_digest(mine) != copy.content:
-                yield unit
+            _check_read(path, "expert {1} of layer {0}".format(*unit), mine, copy.content)
             for dtype, array in zip(split.unit_shapes, mine, strict=True):
                 blocks[dtype][unit] = array
+    return blocks
 
 
 def _read_dense(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarray]:
@@ -231,6 +196,12 @@ def _read_dense(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarr
     arrays = read_arrays(path / ARRAYS, filled)
     for name, leaf in split.dense_shapes.items():
         array = arrays.setdefault(name, np.empty(leaf.shape, leaf.dtype))
-        if array_digest([array]) != plan.manifest.dense.contents[name]:
-            raise SettingError(_SETTING, str(path), f"is damaged: the numbers of {name} are not those that were saved")
+        _check_read(path, name, [array], plan.manifest.dense.contents[name])
     return arrays
+
+
+def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
+    """Raises SettingError where arrays are not those that were saved, though their files were a moment ago."""
+    if array_digest(arrays) != content:
+        allowed = f"the numbers of {name} are not those that were saved, though its files are: try again"
+        raise SettingError(_SETTING, str(path), allowed)

@@ -1,5 +1,7 @@
-"""Writing a checkpoint: arrays first, then what they are held against, then its name."""
+"""Writing a checkpoint: arrays first, which are read back, then what they are held against, then its name."""
 
+import errno
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -8,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from swift.checkpoint.checking import unit_array, wrong_numbers
 from swift.checkpoint.digests import array_digest, settled_digests
-from swift.checkpoint.directory import ARRAYS, begin_save, commit_save, retire
+from swift.checkpoint.directory import ARRAYS, begin_save, commit_save, remove_set_aside, retire
 from swift.checkpoint.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest
 from swift.checkpoint.orbax_files import files_of, write_arrays
 from swift.checkpoint.split import Snapshot, Split, Unit, shape_text
@@ -27,7 +30,7 @@ def save_checkpoint(
     extra: Mapping[str, Any],
     num_kept: int,
 ) -> Manifest:
-    """Saves a snapshot, then removes what is no longer needed.
+    """Saves a snapshot, holds what was written against what is in memory, then removes what is no longer needed.
 
     Args:
         directory: of all checkpoints of a run.
@@ -49,11 +52,12 @@ def save_checkpoint(
     temporary = begin_save(directory, step)
     try:
         # Before anything is written: what is told of the numbers is of those in memory.
-        contents = {name: array_digest([array]) for name, array in snapshot.dense.items()}
-        unit_contents = {unit: array_digest(arrays.values()) for unit, arrays in snapshot.experts()}
         arrays = _named_arrays(snapshot)
+        contents = {name: array_digest([array]) for name, array in arrays.items()}
+        unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
         write_arrays(temporary / ARRAYS, arrays)
         of_array, common = _by_array(settled_digests(temporary), arrays)
+        check_written(temporary, arrays, contents, of_array)
         copies = _copies(step, snapshot, ledger, unit_contents, of_array)
         manifest = Manifest(
             step,
@@ -73,13 +77,32 @@ def save_checkpoint(
         raise
     with suppress(OSError):  # it is saved; what cannot go now is tried again with the next
         retire(directory, num_kept)
+        remove_set_aside(directory, step)
     return manifest
 
 
-def unit_array(unit: Unit, dtype: str) -> str:
-    """The name of the array that has an expert's state of a type."""
-    layer, class_ = unit
-    return f"expert.{layer}.{class_}.{dtype}"
+def check_written(
+    path: Path, arrays: Mapping[str, np.ndarray], contents: Mapping[str, str], of_array: Mapping[str, Files]
+) -> None:
+    """Raises OSError where an array on the disk is not the one in memory, so that nothing is removed for its sake.
+
+    Args:
+        path: of the checkpoint.
+        arrays: as they are in memory.
+        contents: digests of their numbers, taken before they were written.
+        of_array: digests of their files, read after they were written.
+    """
+    for name, array in arrays.items():
+        why = wrong_numbers(path, {name: shape_text(array)}, contents[name], of_array[name])
+        if why is not None:
+            raise OSError(errno.EIO, f"{why} ({os.strerror(errno.EIO)})")
+
+
+def _unit_content(unit: Unit, of_unit: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
+    """Digest of an expert's numbers, which was taken already where they are of one type."""
+    if len(of_unit) == 1:
+        return contents[unit_array(unit, *of_unit)]
+    return array_digest(of_unit.values())
 
 
 def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
@@ -104,7 +127,8 @@ def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str
 def _dense(snapshot: Snapshot, contents: Mapping[str, str], of_array: Mapping[str, Files]) -> Dense:
     files = {path: digest for name in snapshot.dense for path, digest in of_array.get(name, {}).items()}
     shapes = {name: shape_text(array) for name, array in snapshot.dense.items()}
-    return Dense(shapes, contents, sum(array.nbytes for array in snapshot.dense.values()), files)
+    mine = {name: contents[name] if name in contents else array_digest([snapshot.dense[name]]) for name in shapes}
+    return Dense(shapes, mine, sum(array.nbytes for array in snapshot.dense.values()), files)
 
 
 def _copies(

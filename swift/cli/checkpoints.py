@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from swift.checkpoint import checkpoint_path, read_manifest
+from swift.checkpoint.checking import Checker
 from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
-from swift.checkpoint.restoring import checker
 from swift.errors import RunError, SettingError
 
 
@@ -49,14 +49,14 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
 
 
 def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> None:
-    check = checker(directory)
-    found = list(damages(directory, step, check))
-    lines, restore = what_a_restore_does(directory, step, check)
-    verdict = [f"damaged: {why}" for why in found] or ["all files are as they were saved"]
+    checker = Checker(directory)
+    found = list(damages(directory, step, checker))
+    lines, restore = what_a_restore_does(directory, step, checker)
+    verdict = [f"damaged: {why}" for why in found] or ["all files and numbers are as they were saved"]
     said = {"damaged": found, "restore": restore}
     _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))
     if found:
-        raise RunError(f"{options.dir}: {len(found)} of its files damaged or missing")
+        raise RunError(f"{options.dir}: {len(found)} of its files or arrays damaged or missing")
 
 
 def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[Table | str]:

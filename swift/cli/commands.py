@@ -110,6 +110,8 @@ def export(options: argparse.Namespace) -> None:
     replace_file(options.out / _EXPORTED_CONFIG, run.config_text.encode())
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
+    for why in plan.passed_over:
+        print(f"passed over: {why}", file=sys.stderr)
     print(f"{options.out}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
 
 

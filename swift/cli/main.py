@@ -159,7 +159,7 @@ def command_line() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
     export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     export.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the directory to make")
-    export.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")
     generate.add_argument("model", type=Path, metavar="MODEL")
@@ -174,7 +174,7 @@ def command_line() -> argparse.ArgumentParser:
     for name, what in (
         ("list", "the iterations that can be restored"),
         ("inspect", "where the newest copy of every expert lies, and what a restore would do"),
-        ("verify", "read all files; exit code 3 where one is damaged"),
+        ("verify", "read all files and their numbers; exit code 3 where one is damaged"),
     ):
         action = actions.add_parser(name, help=what)
         action.add_argument("dir", type=Path, metavar="DIR", help="a run, all its checkpoints, or one of them")

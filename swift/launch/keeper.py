@@ -190,7 +190,7 @@ class Keeper:
             OSError: a part cannot be kept.
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
-        host, plan = load_state(self.checkpoints, plan, self._program_of(processes))
+        host = load_state(self.checkpoints, plan, self._program_of(processes))
         self._loader.restore(plan.manifest.extra["loader"])  # for its checks
         for nth, process in enumerate(processes):
             rank = nth if self._is_elastic else process.rank
@@ -222,7 +222,7 @@ class Keeper:
         for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
             with suppress(SettingError):
                 plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
-                return load_state(self.checkpoints, plan, program)
+                return load_state(self.checkpoints, plan, program), plan
         return None
 
     @property

@@ -26,7 +26,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
         experiment: the run's.
         run_dir: the run directory.
         out: the directory to make.
-        step: of the checkpoint; the newest unless given.
+        step: of the checkpoint; the newest that is sound unless given.
 
     Returns:
         Where the weights came from; of a partial checkpoint some experts are older than the iteration.
@@ -37,15 +37,14 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     steps = checkpoint_steps(run_dir / "checkpoints")
     if not steps:
         raise SettingError("RUN_DIR", str(run_dir), "holds no checkpoint to export")
-    step = steps[-1] if step is None else step
-    if step not in steps:
+    if step is not None and step not in steps:
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
     _check_new(out)
     program = experiment.program(storage_mesh(experiment.topology))
     plan = plan_restore(run_dir / "checkpoints", experiment.identity(), step)
-    state, plan = load_state(run_dir / "checkpoints", plan, program)
+    state = load_state(run_dir / "checkpoints", plan, program)
     weights = program.gpt.unpack(program.whole_classes(state))
-    save_arrays(out, _pure(weights), {"step": step, "model": _shape(program.gpt)})
+    save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(program.gpt)})
     return plan
 
 

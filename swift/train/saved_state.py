@@ -26,7 +26,7 @@ def extra_of(program: Program, position: Mapping[str, Any]) -> dict[str, Any]:
     return {"loader": dict(position), _SHAPE: StateShape.of(program).to_json()}
 
 
-def load_state(directory: Path, plan: Plan, program: Program) -> tuple[TrainState, Plan]:
+def load_state(directory: Path, plan: Plan, program: Program) -> TrainState:
     """Reads what a plan says, whatever ranks, slots and stages the run had that saved it.
 
     Args:
@@ -35,14 +35,13 @@ def load_state(directory: Path, plan: Plan, program: Program) -> tuple[TrainStat
         program: that goes on; its state has one row for every stage in a checkpoint.
 
     Returns:
-        (the program's state on the host, without slots; the plan, see ``load_plan``).
+        The program's state on the host, without slots.
 
     Raises:
-        SettingError: the arrays are of another model, or nothing sound is left.
+        SettingError: the arrays are of another model, or have changed since the plan was made.
     """
     saved = reshaped(program, _shape_of(plan.manifest, program))
-    state, plan = load_plan(directory, plan, split_of(saved))
-    return reshape_state(state, saved, program), plan
+    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, program)
 
 
 def put_state(program: Program, state: TrainState) -> TrainState:

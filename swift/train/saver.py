@@ -165,7 +165,8 @@ class Saver:
         if not checkpoint_steps(directory):
             return None
         try:
-            return load_state(directory, plan_restore(directory, self._experiment.identity()), program)
+            plan = plan_restore(directory, self._experiment.identity())
+            return load_state(directory, plan, program), plan
         except SettingError as error:
             raise RunError(str(error)) from error
 

@@ -110,14 +110,11 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def begin(
-    experiment: Experiment, program: Program, options: TrainOptions, start: Plan | None
-) -> tuple[TrainState, Plan | None]:
-    """The state to go on from, and where it came from: the plan, but for what turned out to be damaged after all."""
+def begin(experiment: Experiment, program: Program, options: TrainOptions, start: Plan | None) -> TrainState:
+    """The state to go on from."""
     if start is None:
-        return program.init(jax.random.key(experiment.seed)), None
-    state, start = load_state(options.run_dir / "checkpoints", start, program)
-    return put_state(program, state), start
+        return program.init(jax.random.key(experiment.seed))
+    return put_state(program, load_state(options.run_dir / "checkpoints", start, program))
 
 
 def open_run(options: TrainOptions, done: int, lease: Lease) -> RunDirectory:

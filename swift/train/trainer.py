@@ -68,7 +68,7 @@ def _train(
     ):
         cluster.check(listed)
         program = cluster.engine.program
-        *first_state, start = begin(experiment, program, options, start)
+        first_state = [begin(experiment, program, options, start)]
         if start is not None:
             loader.restore(start.manifest.extra["loader"])
         with (

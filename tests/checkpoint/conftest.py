@@ -86,7 +86,7 @@ class SmallRun:
     def lose_all(self):
         """The process is gone; what is on the disk is restored."""
         plan = plan_restore(self.directory, IDENTITY)
-        self.state, plan = load_plan(self.directory, plan, self.split)
+        self.state = load_plan(self.directory, plan, self.split)
         self.ledger = plan.ledger(self.config.first_k(CLASSES), self.config.plt_budget)
         del self.records[plan.step :]
         record_restore(self.directory, plan.manifest, self.ledger)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from swift.checkpoint import arrays as arrays_on_disk
 from swift.checkpoint import load_arrays, load_metadata, save_arrays
 from swift.checkpoint.digests import digest
-from swift.errors import SettingError
+from swift.errors import RunError, SettingError
 
 
 def sharding(*axes) -> NamedSharding:
@@ -86,6 +87,15 @@ def test_every_file_is_held_against_what_was_saved(saved, damage, capfd):
         file.write_bytes(before)
     assert capfd.readouterr() == ("", "")
     load_arrays(saved, abstract(arrays()), "checkpoint")
+
+
+def test_what_was_not_written_as_it_is_in_memory_is_told(tmp_path, monkeypatch):
+    write = arrays_on_disk.write_arrays
+    spoilt = {"inner.half": np.zeros(8, "bfloat16")}
+    monkeypatch.setattr(arrays_on_disk, "write_arrays", lambda path, arrays: write(path, arrays | spoilt))
+    with pytest.raises(RunError, match=r"the numbers of inner\.half are not those that were saved"):
+        save_arrays(tmp_path / "arrays", arrays(), {})
+    assert refusal(tmp_path / "arrays") == "holds no checkpoint: there is no manifest.json in it"
 
 
 def test_a_missing_file_is_named(saved):

@@ -5,15 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, digests, directory, manifest, plan_restore, saving, settle
+from swift.checkpoint import (
+    checkpoint_steps,
+    digests,
+    directory,
+    manifest,
+    plan_restore,
+    saving,
+    set_aside_newer,
+    settle,
+)
+from swift.checkpoint.checking import Checker
 from swift.checkpoint.inspection import damages
-from swift.checkpoint.restoring import checker
 from swift.errors import SettingError
 
 UNITS = [(layer, class_) for layer in range(4) for class_ in range(4)]
@@ -42,7 +52,7 @@ def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expe
     assert len(files) > 60
     for file in sorted(files)[::stride]:
         damage(file)
-        found = list(damages(run.directory, None, checker(run.directory)))
+        found = list(damages(run.directory, None, Checker(run.directory)))
         assert all(file.relative_to(run.directory).parts[0] in why for why in found)
         assert found or (damage is Path.unlink and file.name == "manifest.json")  # then it is as if never saved
         plan = run.lose_all()
@@ -121,23 +131,109 @@ def test_a_damaged_dense_part_gives_the_iteration_before_as_a_whole(small_run, e
         np.testing.assert_equal(expert_of(run.state, *unit), expert_of(run.saved[copy.step], *unit))
 
 
-def test_numbers_that_were_damaged_on_their_way_to_the_file_are_found(small_run, expert_of, monkeypatch):
-    """The digests of files are of what was written; those of numbers are of what was to be."""
-    run = small_run(experts_per_layer=2, every=2).run(2)
+def spoil(monkeypatch, name, change=lambda array: array + 1):
+    """Has one array written with other numbers than those in memory."""
     write = saving.write_arrays
 
-    def spoil(path, arrays):
-        write(path, {name: array + (name == "expert.1.2.float32") for name, array in arrays.items()})
+    def write_spoilt(path, arrays):
+        write(path, arrays | ({name: change(arrays[name])} if name in arrays else {}))
 
+    monkeypatch.setattr(saving, "write_arrays", write_spoilt)
+
+
+@pytest.mark.parametrize("name", ["master.head", "step", "expert.1.2.float32", "expert.1.2.float64"])
+def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint_and_costs_none(small_run, monkeypatch, name):
+    """Only one checkpoint is kept, and it goes when the next one has been read back."""
+    run = small_run(experts_per_layer="all", every=2, num_kept=1).run(2)
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "write_arrays", spoil)
-        run.run(4)
+        spoil(patch, name)
+        with pytest.raises(OSError, match=f"the numbers of {name} are not those that were saved"):
+            run.run(4)
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+    run.save()
+    assert checkpoint_steps(run.directory) == [4]
+
+
+@pytest.mark.parametrize("change", [lambda array: array.astype("float32"), lambda array: array.reshape(-1)])
+def test_an_array_that_was_written_with_another_type_or_shape_is_told(small_run, monkeypatch, change):
+    run = small_run(every=2)
+    spoil(monkeypatch, "moments.head", change)
+    with pytest.raises(OSError, match=r"moments\.head was float64\[2, 1, 2, 1, 3\] and is stored as float"):
+        run.run(2)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Has checkpoints written as by those who did not read them back."""
+
+    def write(run, last, name, change=lambda array: array + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(saving, "check_written", lambda *_: None)
+            spoil(patch, name, change)
+            run.run(last)
+
+    return write
+
+
+def test_a_dense_part_with_wrong_numbers_gives_the_iteration_before_and_is_found(small_run, unchecked):
+    """The digests of files are of what was written; those of numbers are of what was to be."""
+    run = small_run(experts_per_layer=2, every=2).run(4)
+    unchecked(run, 6, "master.head")
+    why = "step-00000006 is damaged: the numbers of master.head are not those that were saved"
+    assert list(damages(run.directory, None, Checker(run.directory))) == [why]
+    with pytest.raises(SettingError, match=why):
+        plan_restore(run.directory, step=6)
     plan = run.lose_all()
-    assert plan.passed_over == (
-        "expert 2 of layer 1: step-00000004 is damaged: its numbers are not those that were saved",
-    )
+    assert (plan.step, plan.passed_over) == (4, (why,))
+    np.testing.assert_array_equal(run.state["master"]["head"], run.saved[4]["master"]["head"])
+
+
+def test_an_expert_with_wrong_numbers_comes_from_the_copy_before_and_is_found(small_run, expert_of, unchecked):
+    run = small_run(experts_per_layer=2, every=2).run(2)
+    unchecked(run, 4, "expert.1.2.float32")
+    names = "expert.1.2.float32 and expert.1.2.float64"
+    why = f"step-00000004 is damaged: the numbers of {names} are not those that were saved"
+    assert list(damages(run.directory, None, Checker(run.directory))) == [why]
+    plan = run.lose_all()
+    assert plan.passed_over == (f"expert 2 of layer 1: {why}",)
     assert plan.sources[1, 2].step == 2
     np.testing.assert_equal(expert_of(run.state, 1, 2), expert_of(run.saved[2], 1, 2))
+
+
+def test_numbers_that_are_not_finite_are_found(small_run):
+    """They were so in memory: all digests are right."""
+    run = small_run(every=2)
+    run.state["master"]["head"][0, 0, 1, 0, 2] = np.nan
+    run.run(2)
+    assert list(damages(run.directory, None, Checker(run.directory))) == [
+        "step-00000002 is damaged: master.head has numbers that are not finite"
+    ]
+
+
+def test_what_was_set_aside_goes_with_the_checkpoint_that_is_further_and_no_sooner(small_run):
+    run = small_run(every=2, num_kept=3).run(6)
+    set_aside_newer(run.directory, 2)
+    run.lose_all()
+    run.run(4)
+    assert aside(run) == ["step-00000006.aside"]
+    run.run(6)
+    assert aside(run) == []
+
+
+def test_what_was_set_aside_stays_while_no_checkpoint_can_be_written(small_run, monkeypatch):
+    run = small_run(every=2, num_kept=3).run(6)
+    set_aside_newer(run.directory, 2)
+    run.lose_all()
+    spoil(monkeypatch, "step")
+    run.config = replace(run.config, every=6)
+    with pytest.raises(OSError, match="not those that were saved"):
+        run.run(6)
+    assert aside(run) == ["step-00000004.aside", "step-00000006.aside"]
+
+
+def aside(run):
+    return sorted(path.name for path in run.directory.glob("*.aside"))
 
 
 def test_a_manifest_that_lags_is_not_taken_for_the_newest(small_run):

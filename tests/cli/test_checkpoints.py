@@ -68,7 +68,7 @@ def test_inspect_shows_where_every_expert_lies_and_what_a_restore_would_do(tell)
 def test_verify_finds_what_is_damaged_and_says_what_a_restore_would_fall_back_to(tell, partial):
     told = tell("checkpoint", "verify", "partial")
     assert (told.code, told.err) == (0, "")
-    assert told.out.startswith("all files are as they were saved\n")
+    assert told.out.startswith("all files and numbers are as they were saved\n")
     name = "step-00000004/arrays/state/expert.0.0.float32/0.0.0"
     damage(partial, name)
     told = tell("checkpoint", "verify", "partial")
@@ -82,7 +82,7 @@ def test_verify_finds_what_is_damaged_and_says_what_a_restore_would_fall_back_to
         f"  passed over: expert 0 of layer 0: {why}",
         told.out.splitlines()[-1],
     ]
-    assert told.err == "swift: partial: 1 of its files damaged or missing\n"
+    assert told.err == "swift: partial: 1 of its files or arrays damaged or missing\n"
     said = tell("checkpoint", "verify", "partial", "--format", "json")
     assert (said.code, json.loads(said.out)["damaged"]) == (3, [why])
 
@@ -93,7 +93,9 @@ def test_verify_of_one_checkpoint_is_of_what_that_one_reads(tell, partial):
     told = tell("checkpoint", "verify", sound)
     assert (told.code, told.err) == (0, "")
     assert "  dense: storage, step 2\n" in told.out
-    assert tell("checkpoint", "verify", damaged).err == f"swift: {damaged}: 1 of its files damaged or missing\n"
+    assert (
+        tell("checkpoint", "verify", damaged).err == f"swift: {damaged}: 1 of its files or arrays damaged or missing\n"
+    )
 
 
 def test_a_damaged_manifest_is_told_by_all(tell, partial):

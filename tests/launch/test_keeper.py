@@ -41,7 +41,7 @@ def bits(tree):
 
 
 def load(keeper, directory, step):
-    return load_plan(directory, plan_restore(directory, keeper.experiment.identity(), step), keeper.split)[0]
+    return load_plan(directory, plan_restore(directory, keeper.experiment.identity(), step), keeper.split)
 
 
 def is_parts(tree):
@@ -64,7 +64,7 @@ def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, 
 def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept):
     experiment = keeper.experiment
     start = plan_restore(trained / "checkpoints", step=4)
-    state, _ = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), start)
+    state = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
@@ -144,7 +144,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     start, stamp = keeper.load(epoch=1, processes=processes_of(setup.topology)), Stamp(1, 2)
 
     program = setup.program()
-    state, _ = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)
+    state = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)
     whole = fetch_parts(replace(state, slots={}))
     assert program.live.workers == tuple(process.worker for process in processes_of(setup.topology))
     for row, process in enumerate(processes_of(setup.topology)):

@@ -35,7 +35,7 @@ def whole(keeper, trained):
     """What each rank has on its device after four iterations."""
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
-    state, _ = begin(keeper.experiment, keeper.experiment.program(), options, start)
+    state = begin(keeper.experiment, keeper.experiment.program(), options, start)
     parts = fetch_parts(state)
     return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]
 
@@ -62,7 +62,7 @@ def expected(keeper, num_ranks):
     """The state after four iterations as so many ranks have it."""
     program = Programs(keeper.experiment).on(num_ranks)
     plan = plan_restore(keeper.checkpoints, step=4)
-    return program, load_state(keeper.checkpoints, plan, program)[0]
+    return program, load_state(keeper.checkpoints, plan, program)
 
 
 def found(keeper, process, program, stamp):

@@ -88,7 +88,7 @@ def half(whole, tmp_path):
 def numbers(experiment, directory, step):
     """Master weights and moments as whole classes, by group: what a plain model would have."""
     program, checkpoints = experiment.program(storage_mesh(experiment.topology)), directory / "checkpoints"
-    state, _ = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), program)
+    state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), program)
     moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
 
     def classes(name, slices):
@@ -150,8 +150,8 @@ def test_every_class_keeps_its_share_of_the_slots(experiment, half):
     setup = on(experiment, 1, 1, 4)
     checkpoints = half / "checkpoints"
     plan = plan_restore(checkpoints, step=SAVED)
-    before, _ = load_state(checkpoints, plan, experiment.program(storage_mesh(experiment.topology)))
-    after, _ = load_state(checkpoints, plan, setup.program(storage_mesh(setup.topology)))
+    before = load_state(checkpoints, plan, experiment.program(storage_mesh(experiment.topology)))
+    after = load_state(checkpoints, plan, setup.program(storage_mesh(setup.topology)))
     for old, new in zip(before.placement[0], after.placement[0], strict=True):
         had, has = (np.bincount(placement.ravel(), minlength=CLASSES) for placement in (old, new))
         assert has.min() >= 1

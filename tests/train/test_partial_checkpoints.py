@@ -53,7 +53,7 @@ def run(experiment, run_dir, **options):
 
 def state_of(experiment, run_dir, step):
     directory, split = run_dir / "checkpoints", split_of(experiment.program())
-    state, _ = load_plan(directory, plan_restore(directory, experiment.identity(), step), split)
+    state = load_plan(directory, plan_restore(directory, experiment.identity(), step), split)
     return split.shapes.keys(), split, state
 
 
