@@ -81,12 +81,12 @@ def _launch(
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
     check_range(experiment, run, done, experiment.num_steps)
-    experiment.loader("train")  # so that a mistake in the data is told once, and here
+    data = experiment.loader("train").state()  # so that a mistake in the data is told once, and here
     shared = run.run_dir if nodes.count > 1 else None
     with (
         Entrance.of(nodes) as entrance,
         open_run(run, done, lease) as directory,
-        Scratch.of(run.config_text, shared) as scratch,
+        Scratch.of(run.config_text, data, shared) as scratch,
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume

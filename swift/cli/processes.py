@@ -34,7 +34,8 @@ def member(options: argparse.Namespace) -> None:
 def keeper(options: argparse.Namespace) -> None:
     """The process that writes and reads checkpoints."""
     experiment, scratch = _told(options)
-    run_keeper(experiment, options.run_dir, scratch.snapshots, scratch.handed, options.by_rank, sys.stdin)
+    directories = options.run_dir, scratch.snapshots, scratch.handed
+    run_keeper(experiment, *directories, options.by_rank, scratch.data(), sys.stdin)
 
 
 def preparer(options: argparse.Namespace) -> None:

@@ -1,7 +1,8 @@
 """Data: documents from a source, cut into batches of token sequences that any worker can load by number."""
 
 from swift.data.config import DataConfig, Split
-from swift.data.loader import Loader
+from swift.data.files import DataError
+from swift.data.loader import Loader, check_same_data
 from swift.data.sources import Document, StandardLibrary, TextFiles, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile
 from swift.data.windows import Batch
@@ -10,6 +11,7 @@ __all__ = [
     "Batch",
     "ByteTokenizer",
     "DataConfig",
+    "DataError",
     "Document",
     "Loader",
     "Split",
@@ -19,4 +21,5 @@ __all__ = [
     "TokenFile",
     "Tokenizer",
     "TokenizerFile",
+    "check_same_data",
 ]

@@ -1,12 +1,15 @@
 """Batches by iteration number: Grain shuffles, repeats and batches the windows of a split."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Self, get_args
 
 import grain
 import numpy as np
 
 from swift.data.config import DataConfig, Split
+from swift.data.files import BeyondVocabulary, DataError
+from swift.data.sources import TokenFile
 from swift.data.stream import open_stream
 from swift.data.tokenizer import Tokenizer
 from swift.data.windows import Batch, Windows, count_windows
@@ -55,7 +58,11 @@ class Loader(Iterator[Batch]):
         check_count("Experiment.seed", seed, least=0)
         if split not in get_args(Split):
             raise SettingError("Loader.split", split, f"must be one of {', '.join(get_args(Split))}")
-        stream = open_stream(config, split)
+        try:
+            stream = open_stream(config, split)
+            checksum = stream.checksum()
+        except DataError as error:
+            raise SettingError("DataConfig.source", config.source, _refusal(error)) from error
         _check_one_window(stream.num_tokens, split, sequence_length)
 
         self._config = config
@@ -64,7 +71,7 @@ class Loader(Iterator[Batch]):
         num_sequences = num_microbatches * sequences_per_microbatch
         self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
         num_filled = self._num_windows if split == "train" else self._num_batches_per_epoch * num_sequences
-        windows = grain.MapDataset.source(Windows(stream, config, sequence_length, num_filled))
+        windows = grain.MapDataset.source(Windows(stream, sequence_length, num_filled))
         if split == "train":
             windows = windows.shuffle(seed=_spread_seed(seed))
         # An endless dataset has no remainder; without dropping it Grain's length overflows for batches of one.
@@ -78,8 +85,10 @@ class Loader(Iterator[Batch]):
             "sequence_length": sequence_length,
             "seed": seed,
             "num_tokens": stream.num_tokens,
-            "checksum": stream.checksum(),
+            "checksum": checksum,
+            "digest": stream.digest(),
         }
+        self._file = stream.file
 
     @property
     def vocab_size(self) -> int:
@@ -102,7 +111,11 @@ class Loader(Iterator[Batch]):
         return self._num_batches_per_epoch
 
     def batch(self, step: int) -> Batch:
-        """The batch of iteration ``step``, counted from 0: arrays [M, B, T]."""
+        """The batch of iteration ``step``, counted from 0: arrays [M, B, T].
+
+        Raises:
+            DataError: its file has changed or cannot be read any more, or holds a token beyond the vocabulary.
+        """
         assert step >= 0
         return self._batches[step]
 
@@ -122,25 +135,51 @@ class Loader(Iterator[Batch]):
 
     def state(self) -> dict[str, Any]:
         """Where the iterator stands, and the data it stands in, as a dict that JSON can hold."""
-        return {"version": _STATE_VERSION, "next_step": self._next_step, "data": dict(self._identity)}
+        file = None if self._file is None else asdict(self._file)
+        return {"version": _STATE_VERSION, "next_step": self._next_step, "data": dict(self._identity), "file": file}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> list[str]:
         """Puts the iterator where ``state`` was taken: the next batch is the one that would have come next.
+
+        Returns:
+            A line on a token file that has been written to since then: its length and a sample of it are what they
+            were, the rest was not compared. None where nothing has changed.
 
         Raises:
             SettingError: the state is of another version, or of other data, order or batch shape; it says what
                 differs.
         """
-        if state.get("version") != _STATE_VERSION:
-            allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
-            raise SettingError("version of the saved data state", state.get("version"), allowed)
-        saved = state["data"]
-        names = [name for name in self._identity if saved.get(name) != self._identity[name]]
-        if names:
-            now = ", ".join(f"{name} = {self._identity[name]!r}" for name in names)
-            allowed = f"this run has {now}; a run resumes with the data and settings that it began with"
-            raise SettingError("the saved data state", {name: saved.get(name) for name in names}, allowed)
+        check_same_data(state, self.state())
         self._next_step = int(state["next_step"])
+        if self._file is None or state.get("file") in (None, asdict(self._file)):
+            return []
+        assert isinstance(self._config.source, TokenFile)
+        return [
+            f"{self._config.source.path} has been written to since the checkpoint: it has as many tokens, and a "
+            "sample of them is the same; the rest was not compared"
+        ]
+
+
+def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises SettingError unless two states of loaders are of the same data, order and batch shape."""
+    if saved.get("version") != _STATE_VERSION:
+        allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
+        raise SettingError("version of the saved data state", saved.get("version"), allowed)
+    # An older state lacks what was not noted then.
+    before = {name: saved["data"].get(name, value) for name, value in now["data"].items()}
+    names = [name for name, value in now["data"].items() if before[name] != value]
+    if names:
+        this = ", ".join(f"{name} = {now['data'][name]!r}" for name in names)
+        allowed = f"this run has {this}; a run resumes with the data and settings that it began with"
+        raise SettingError("the saved data state", {name: before[name] for name in names}, allowed)
+
+
+def _refusal(error: DataError) -> str:
+    """What to say of data that cannot be read at the start, when settings can still be changed."""
+    if not isinstance(error, BeyondVocabulary):
+        return str(error)
+    how = "set DataConfig.tokenizer to the one that wrote it, TokenFile.vocab_size or TokenFile.dtype"
+    return f"{error}: {how}"
 
 
 def _check_one_window(num_tokens: int, split: Split, sequence_length: int) -> None:

@@ -12,12 +12,14 @@ from typing import Protocol
 
 import numpy as np
 
+from swift.data.files import TokenReader, check_regular, read_regular
 from swift.errors import SettingError
 
 BLOCK_TOKENS = 16384
 """Tokens of a document where a token file does not say where its documents end."""
 
 _SCAN_TOKENS = 1 << 22
+_LEAST_LOW_HALVES = 64
 _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 
@@ -92,15 +94,26 @@ class TextFiles:
         paths = [Path(path) for path in glob.glob(self.pattern, recursive=True) if not os.path.isdir(path)]
         if not paths:
             raise SettingError("TextFiles.pattern", self.pattern, "no file matches")
+        for path in paths:
+            self._check(path)
         if all(os.path.exists(path) and os.path.getsize(path) == 0 for path in paths):
             raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
         directory = os.path.dirname(re.split(r"[*?[]", self.pattern, maxsplit=1)[0]) or "."
         named = {Path(os.path.relpath(path, directory)).as_posix(): path for path in paths}
         return [Document(name, functools.partial(self._read, named[name])) for name in sorted(named)]
 
+    def _check(self, path: Path) -> None:
+        """Refuses what is there and no file; what is not there any more is told when it is read."""
+        try:
+            check_regular(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise SettingError("TextFiles.pattern", self.pattern, f"cannot read {path}: {error.strerror}") from error
+
     def _read(self, path: Path) -> str:
         try:
-            return path.read_bytes().decode("utf-8")
+            return read_regular(path).decode("utf-8")
         except OSError as error:
             raise SettingError("TextFiles.pattern", self.pattern, f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -110,7 +123,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A file of little-endian tokens without a header, memory-mapped and never loaded whole.
+    """A file of little-endian tokens without a header, read by position and never loaded whole.
 
     Args:
         path: the file.
@@ -131,25 +144,39 @@ class TokenFile:
         if self.vocab_size is not None and self.vocab_size < 1:
             raise SettingError("TokenFile.vocab_size", self.vocab_size, "must be a whole number of at least 1")
 
-    def tokens(self) -> np.memmap:
-        """All tokens, memory-mapped: uint16[num_tokens] or uint32[num_tokens].
+    def tokens(self, vocab_size: int) -> TokenReader:
+        """All tokens, uint16[num_tokens] or uint32[num_tokens], of which slices are read when they are needed.
+
+        What is found only in the rest of the file, after the sample that is looked at here, is told when it is read.
+
+        Args:
+            vocab_size: one more than the largest token that it may hold.
 
         Raises:
-            SettingError: the file cannot be read, is empty, or its size is no multiple of the dtype's.
+            SettingError: the file cannot be read, is no file or empty, its size is no multiple of the dtype's, or a
+                sample of it is of another dtype or exceeds the vocabulary.
         """
         dtype = np.dtype(self.dtype).newbyteorder("<")
         try:
-            num_bytes = os.stat(self.path).st_size
-            if num_bytes == 0:
-                raise SettingError("TokenFile.path", self.path, "the file is empty")
-            if num_bytes % dtype.itemsize:
-                allowed = f"{self.path} holds {num_bytes} bytes, no multiple of {dtype.itemsize}"
-                raise SettingError("TokenFile.dtype", self.dtype, allowed)
-            return np.memmap(self.path, dtype, mode="r")
+            reader = TokenReader(self.path, dtype, vocab_size)
         except OSError as error:
             raise SettingError("TokenFile.path", self.path, f"cannot be read: {error.strerror}") from error
+        num_bytes = reader.state.num_bytes
+        if num_bytes == 0:
+            raise SettingError("TokenFile.path", self.path, "the file is empty")
+        if num_bytes % dtype.itemsize:
+            allowed = f"{self.path} holds {num_bytes} bytes, no multiple of {dtype.itemsize}"
+            raise SettingError("TokenFile.dtype", self.dtype, allowed)
+        sample = reader.sample()
+        if self.dtype == "uint16" and num_bytes % 4 == 0 and are_halves(sample, vocab_size):
+            allowed = (
+                f"{self.path} holds 32-bit tokens: in a sample of {len(sample)} every second number is at most "
+                f"{(vocab_size - 1) >> 16}, and the others are not: set it to 'uint32'"
+            )
+            raise SettingError("TokenFile.dtype", self.dtype, allowed)
+        return reader
 
-    def document_bounds(self, tokens_N: np.ndarray) -> np.ndarray:
+    def document_bounds(self, tokens_N: np.ndarray | TokenReader) -> np.ndarray:
         """Where documents begin in the file, then its end: int64[num_documents + 1].
 
         A document includes the token that ends it; what follows the last such token is a document too.
@@ -168,3 +195,21 @@ class TokenFile:
             allowed = f"{self.path} holds no such token"
             raise SettingError("TokenFile.end_of_document", self.end_of_document, allowed)
         return bounds
+
+
+def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
+    """Whether numbers that were read as 16-bit tokens are the low and high halves of 32-bit ones.
+
+    They are taken for such where every number at an odd place could be the high half of a token of the vocabulary (0
+    for up to 65,536 tokens) and at least ``_LEAST_LOW_HALVES`` of those at even places could not. Tokens of 16 bits,
+    of which at most a share p at odd places is so small, look like that with a probability of at most
+    p ** _LEAST_LOW_HALVES; padding with zeros does not, since where numbers at even places are not 0 some at odd
+    places are not either.
+
+    Args:
+        tokens_N: uint16, from an even place of the file on.
+        vocab_size: one more than the largest token.
+    """
+    low_P, high_P = tokens_N[: len(tokens_N) // 2 * 2].reshape(-1, 2).T
+    most = (vocab_size - 1) >> 16
+    return bool((high_P <= most).all()) and int((low_P > most).sum()) >= _LEAST_LOW_HALVES

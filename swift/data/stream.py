@@ -3,12 +3,14 @@
 Shapes: N tokens at hand, S spans of them that belong to the split.
 """
 
+import hashlib
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from swift.data.config import DataConfig, Split, in_split
+from swift.data.files import FileState, TokenReader
 from swift.data.sources import Document, TokenFile
 from swift.data.tokenizer import Tokenizer
 
@@ -21,13 +23,13 @@ class TokenStream:
     """Spans of an array of tokens, joined end to end without copying them.
 
     Args:
-        tokens_N: unsigned integers; may be memory-mapped.
+        tokens_N: unsigned integers, in memory or in a file.
         starts_S: int64, where each span starts in ``tokens_N``.
         offsets_S: int64, where each span starts in the stream, from 0 and ascending.
         num_tokens: the length of the stream.
     """
 
-    tokens_N: np.ndarray
+    tokens_N: np.ndarray | TokenReader
     starts_S: np.ndarray
     offsets_S: np.ndarray
     num_tokens: int
@@ -47,6 +49,17 @@ class TokenStream:
             pieces.append(self.tokens_N[max(begin, start) + shift : end + shift])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
+    @property
+    def file(self) -> FileState | None:
+        """Of the file that the tokens are in; None where they are in memory."""
+        return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) else None
+
+    def digest(self) -> str | None:
+        """Of every token of the stream; None where they are in a file, too many to be read for it."""
+        if isinstance(self.tokens_N, TokenReader):
+            return None
+        return hashlib.blake2b(self.read(0, self.num_tokens).data, digest_size=16).hexdigest()
+
     def checksum(self) -> int:
         """A CRC-32 of pieces spread evenly over the stream, so that a file of any size is checked in milliseconds."""
         last_start = max(0, self.num_tokens - _CHECKSUM_TOKENS)
@@ -64,10 +77,11 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream:
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
+        DataError: a token is beyond the vocabulary.
     """
     source = config.source
     if isinstance(source, TokenFile):
-        return _spans_of_file(source, split, config.validation_share)
+        return _spans_of_file(config, source, split)
     documents = source.documents()
     members = in_split((document.name for document in documents), split, config.validation_share)
     chosen = [document for document, member in zip(documents, members, strict=True) if member]
@@ -87,10 +101,10 @@ def _tokenize(documents: list[Document], tokenizer: Tokenizer) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def _spans_of_file(source: TokenFile, split: Split, validation_share: float) -> TokenStream:
-    tokens_N = source.tokens()
+def _spans_of_file(config: DataConfig, source: TokenFile, split: Split) -> TokenStream:
+    tokens_N = source.tokens(config.vocab_size)
     bounds = source.document_bounds(tokens_N)
-    members = in_split((str(number) for number in range(len(bounds) - 1)), split, validation_share)
+    members = in_split((str(number) for number in range(len(bounds) - 1)), split, config.validation_share)
     # Neighbours of the same split are one span: a span begins and ends where membership changes.
     changes = np.flatnonzero(np.diff(members, prepend=False, append=False))
     starts_S, ends_S = bounds[changes[0::2]], bounds[changes[1::2]]

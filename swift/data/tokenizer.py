@@ -2,11 +2,11 @@
 
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from swift.data.files import read_regular
 from swift.errors import SettingError
 
 
@@ -103,9 +103,11 @@ class TokenizerFile:
             allowed = "needs the extra 'tokenizers': pip install 'swift-moe[tokenizers]'"
             raise SettingError("TokenizerFile.path", self.path, allowed) from None
         try:
-            text = Path(self.path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingError("TokenizerFile.path", self.path, f"cannot be read: {error}") from error
+            text = read_regular(self.path).decode("utf-8")
+        except OSError as error:
+            raise SettingError("TokenizerFile.path", self.path, f"cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SettingError("TokenizerFile.path", self.path, f"is not UTF-8 text (byte {error.start})") from error
         try:
             return tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception for every kind of malformed file

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift.data.config import DataConfig
 from swift.data.stream import TokenStream
-from swift.errors import SettingError
 
 
 class Batch(NamedTuple):
@@ -30,13 +28,11 @@ class Windows:
 
     Args:
         stream: the tokens.
-        config: what they come from, for messages.
         sequence_length: T.
         num_windows: how many windows there are; those past the end of the stream are padding only.
     """
 
     stream: TokenStream
-    config: DataConfig
     sequence_length: int
     num_windows: int
 
@@ -46,22 +42,10 @@ class Windows:
     def __getitem__(self, index: int) -> Batch:
         start = index * self.sequence_length
         tokens = self.stream.read(start, start + self.sequence_length + 1)
-        self._check_vocabulary(tokens, start)
         num_labels = max(0, len(tokens) - 1)
         inputs_T, labels_T = np.zeros((2, self.sequence_length), np.int32)
         inputs_T[:num_labels], labels_T[:num_labels] = tokens[:num_labels], tokens[1:]
         return Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
-
-    def _check_vocabulary(self, tokens: np.ndarray, start: int) -> None:
-        vocab_size = self.config.vocab_size
-        if len(tokens) == 0 or int(tokens.max()) < vocab_size:
-            return
-        position = int(np.argmax(tokens >= vocab_size))
-        allowed = (
-            f"it holds token {tokens[position]} (token {start + position} of the split), the vocabulary ends at "
-            f"{vocab_size - 1}: set DataConfig.tokenizer to the one that wrote it, or TokenFile.vocab_size"
-        )
-        raise SettingError("DataConfig.source", self.config.source, allowed)
 
 
 def count_windows(num_tokens: int, sequence_length: int) -> int:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +33,7 @@ from swift.checkpoint import (
     set_aside_newer,
     settle,
 )
-from swift.data import Loader
+from swift.data import check_same_data
 from swift.errors import RunError, SettingError
 from swift.launch.counts import Counts
 from swift.launch.handover import Handover
@@ -75,6 +75,7 @@ class Keeper:
         checkpoints: the directory of the run's checkpoints.
         keeps: where processes keep their states, see ``Keep``.
         by_rank: whether a process is an expert rank, and not a whole worker.
+        data: the state of a loader of the run.
         handed: where processes hand over what they have, see ``Handover``; for elastic runs only.
     """
 
@@ -82,6 +83,7 @@ class Keeper:
     checkpoints: Path
     keeps: Path
     by_rank: bool
+    data: Mapping[str, Any]
     handed: Path | None = None
 
     @cached_property
@@ -96,10 +98,6 @@ class Keeper:
     @cached_property
     def _counts(self) -> Counts:
         return Counts(self.experiment, self.checkpoints, self.keeps / "losses.json")
-
-    @cached_property
-    def _loader(self) -> Loader:
-        return self.experiment.loader("train")
 
     @cached_property
     def split(self) -> Split:
@@ -166,7 +164,7 @@ class Keeper:
             ledger,
             identity=self.experiment.identity(),
             # Batches are by number of iteration, which is all that the loader has to know.
-            extra=extra_of(program, self._loader.state() | {"next_step": stamp.step}),
+            extra=extra_of(program, dict(self.data) | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
         self._counts.forget_losses(stamp.step)
@@ -191,7 +189,7 @@ class Keeper:
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
         host = load_state(self.checkpoints, plan, self._program_of(processes))
-        self._loader.restore(plan.manifest.extra["loader"])  # for its checks
+        check_same_data(plan.manifest.extra["loader"], self.data)
         for nth, process in enumerate(processes):
             rank = nth if self._is_elastic else process.rank
             parts = cut_parts(self._specs, host, process.worker[1], self._ranks(rank))
@@ -261,7 +259,15 @@ class Keeper:
         return Failed("load", newest if command.step is None else command.step, why, command.epoch)
 
 
-def run(experiment: Experiment, run_dir: Path, keeps: Path, handed: Path, by_rank: bool, commands: TextIO) -> NoReturn:
+def run(
+    experiment: Experiment,
+    run_dir: Path,
+    keeps: Path,
+    handed: Path,
+    by_rank: bool,
+    data: Mapping[str, Any],
+    commands: TextIO,
+) -> NoReturn:
     """The process: follows commands and answers on standard output, lines of ``swift.launch.keeper_wire``.
 
     It ends where the commands end, when it has followed them all. JAX must not have started.
@@ -272,11 +278,12 @@ def run(experiment: Experiment, run_dir: Path, keeps: Path, handed: Path, by_ran
         keeps: where processes keep their states, see ``Keep``.
         handed: where they hand over what they have, see ``Handover``.
         by_rank: whether a process is an expert rank, and not a whole worker.
+        data: the state of a loader of the run.
         commands: where commands come from.
     """
     answers = take_output()
     settle_jax(experiment, num_devices=1)
-    keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank, handed)
+    keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank, data, handed)
     try:
         with writes_checkpoints(run_dir):
             settle(keeper.checkpoints)

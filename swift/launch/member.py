@@ -18,6 +18,7 @@ import jax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
+from swift.data import check_same_data
 from swift.errors import RunError
 from swift.launch.buddy import Buddy
 from swift.launch.copies import Copies
@@ -100,6 +101,7 @@ class Crew:
     def __init__(self, part: Part, commands: TextIO):
         self._part, self._experiment = part, part.experiment
         self._data = part.experiment.loader("train"), part.experiment.loader("validation")
+        check_same_data(part.scratch.data(), self._data[0].state())
         self._store, self._kept = ProgramStore(part.scratch.programs), part.states()
         # No array of this backend is kept: an epoch has its own.
         self._programs = Programs(part.experiment)

@@ -1,19 +1,21 @@
 """What the processes of a run share, and nobody needs after it."""
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from swift.files import replace_file
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX, _LOCK, _STATES, _COPIES = "swift-", "lock", "states", "copies"
+_DATA = "data.json"
 
 
 @contextmanager
@@ -56,11 +58,12 @@ class Scratch:
 
     @classmethod
     @contextmanager
-    def of(cls, config: str, shared: Path | None = None) -> Iterator[Self]:
+    def of(cls, config: str, data: Mapping[str, Any], shared: Path | None = None) -> Iterator[Self]:
         """New ones for a configuration, gone with the block.
 
         Args:
             config: gin.
+            data: state of a loader.
             shared: a directory that all nodes see, where there are several.
         """
         prefix = f"{_PREFIX}{os.getpid()}-"  # should something be left after all, one knows whose it was
@@ -73,6 +76,7 @@ class Scratch:
             with own_memory() as memory:
                 scratch = cls(path, memory)
                 replace_file(scratch.config, config.encode())
+                replace_file(path / _DATA, json.dumps(data).encode())
                 scratch.programs.mkdir()
                 for directory in (scratch.snapshots, scratch.handed):
                     if shared is None:
@@ -88,6 +92,10 @@ class Scratch:
     def config(self) -> Path:
         """The operative configuration, gin."""
         return self.path / "config.gin"
+
+    def data(self) -> dict[str, Any]:
+        """The state of a loader when the run began: what every process has to read."""
+        return json.loads((self.path / _DATA).read_text())
 
     @property
     def programs(self) -> Path:

@@ -1,17 +1,17 @@
 """The training loop: batches in, iterations, and a run directory out."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from swift.checkpoint import Plan, checkpoint_steps, restore_lines
-from swift.data import Batch, Loader
+from swift.data import Batch, DataError, Loader
 from swift.errors import RunError
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
@@ -28,6 +28,7 @@ from swift.train.saver import Saver
 from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run, own_run
 from swift.train.summary import summarize
 
+_MENDED = "once the data are mended"
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
 
 
@@ -69,15 +70,14 @@ def _train(
         cluster.check(listed)
         program = cluster.engine.program
         first_state = [begin(experiment, program, options, start)]
-        if start is not None:
-            loader.restore(start.manifest.extra["loader"])
+        changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
         with (
             open_run(options, done, lease) as directory,
             Saver(experiment, program, directory, start) as saver,
             Progress(options.run_dir.name, last_step, done + 1) as progress,
         ):
             run = _Run(experiment, options, cluster, directory, saver, progress, interrupt)
-            run.announce(done, start)
+            run.announce(done, start, changes)
             # Given away: kept here, it would take memory as long as the run.
             run.loop(first_state.pop(), loader, validation, last_step)
             return summarize(experiment, directory, jax.devices()[0].device_kind)
@@ -100,7 +100,7 @@ class _Run:
         """What runs the live."""
         return self.cluster.engine
 
-    def announce(self, done: int, start: Plan | None) -> None:
+    def announce(self, done: int, start: Plan | None, changes: Sequence[str]) -> None:
         program = self.engine.program
         topology, parameters = program.live.topology, program.gpt.num_parameters
         self.directory.log_event(
@@ -128,6 +128,9 @@ class _Run:
         if start is not None:
             for line in restore_lines(start, ledger_after(self.experiment, start)):
                 self.progress.note(line)
+        for line in changes:
+            self.directory.log_event("data_changed", done, text=line)
+            self.progress.note(line)
         if self.experiment.window > 1:
             clip = self.experiment.optimizer.clip_norm
             self.progress.note(
@@ -139,7 +142,9 @@ class _Run:
     def loop(self, state: TrainState, loader: Loader, validation: Loader, last_step: int) -> None:
         done = int(own_row(state.step))
         started, rows = time.perf_counter(), None
-        batches = self._next(loader, done, last_step)
+        batches, trouble = self._next(loader, done, last_step)
+        if trouble is not None:
+            raise RunError(f"{trouble}: stopped; {self._how_to_go_on()}, {_MENDED}") from trouble
         while done < last_step:
             first, end = done + 1, done + len(batches)
             self.saver.snapshot(self.engine.program, state, done)
@@ -151,7 +156,7 @@ class _Run:
             with self._profiled(first, end):
                 with jax.transfer_guard("disallow"):
                     finish = engine.start(state, batches, rows)
-                upcoming = self._next(loader, end, last_step)  # while the devices compute
+                upcoming, trouble = self._next(loader, end, last_step)  # while the devices compute
                 rows = engine.put(upcoming) if upcoming else None
                 outcome = finish()
                 del finish  # which holds the state before
@@ -162,10 +167,15 @@ class _Run:
                 | self._pipeline_record(was_discarded=outcome.was_discarded)
                 for step, metrics in enumerate(outcome.metrics, first)
             ]
-            self._keep(records, state, validation, position)
-            for trouble in engine.troubles():
-                self.directory.log_event("prepare_failed", done, error=trouble)
-                self.progress.note(f"could not be prepared {trouble}")
+            try:
+                self._keep(records, state, validation, position)
+            except DataError as error:
+                trouble = error
+            if trouble is not None:
+                self._end_without_data(state, position, done, trouble)
+            for why in engine.troubles():
+                self.directory.log_event("prepare_failed", done, error=why)
+                self.progress.note(f"could not be prepared {why}")
             self._follow_save(wait=False)
             if self.interrupt.requested:
                 self._interrupted(done)
@@ -174,10 +184,13 @@ class _Run:
         self._follow_save(wait=True)
         self.directory.log_event("finish" if done == self.experiment.num_steps else "stop", done)
 
-    def _next(self, loader: Loader, done: int, last_step: int) -> list[Batch]:
-        """The batches of what comes next; none at the end."""
+    def _next(self, loader: Loader, done: int, last_step: int) -> tuple[list[Batch], DataError | None]:
+        """The batches of what comes next, none at the end; or why they cannot be read, to be told when it is time."""
         count = next_length(self.experiment, self.options, done, last_step) if done < last_step else 0
-        return [next(loader) for _ in range(count)]
+        try:
+            return [next(loader) for _ in range(count)], None
+        except DataError as error:
+            return [], error
 
     def _follow(self, state: TrainState, first: int, end: int) -> tuple[TrainState, bool]:
         """Goes on with those who are live in these iterations: the state, and whether they are others."""
@@ -224,11 +237,17 @@ class _Run:
         done = records[-1]["step"]
         for record in records:
             self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
+            trouble = None
             if record["step"] == done and self._is_due(done, self.experiment.eval_every):
-                record["validation_loss"] = self._evaluate(state, validation, self.experiment.num_eval_batches)
+                try:
+                    record["validation_loss"] = self._evaluate(state, validation, self.experiment.num_eval_batches)
+                except DataError as error:
+                    trouble = error
             self.directory.log_step(record)
             self.saver.count(record)
             self.progress.update(record)
+            if trouble is not None:
+                raise trouble
         is_end = done in (self.experiment.num_steps, self.options.stop_at)
         if self._is_due(done, self.experiment.checkpoint.every) or done == self.options.stop_at:
             # The loss above is of the parameters before the update; a checkpoint holds those after it.
@@ -247,6 +266,15 @@ class _Run:
         why = self.saver.follow(wait=wait)
         if why is not None:
             raise RunError(f"{why}: stopped; {self._how_to_go_on()}")
+
+    def _end_without_data(self, state: TrainState, position: dict[str, Any], done: int, trouble: DataError) -> NoReturn:
+        """Ends a run whose data cannot be read any more, with a checkpoint of the last iteration that had them."""
+        self._follow_save(wait=True)
+        if done not in checkpoint_steps(self.directory.checkpoints_path):
+            self.saver.save(self.engine.program, state, position, done, full=False)
+            self._follow_save(wait=True)
+        self.directory.log_event("data_lost", done, error=str(trouble))
+        raise RunError(f"{trouble}: stopped; {self._how_to_go_on()}, {_MENDED}") from trouble
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):

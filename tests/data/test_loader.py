@@ -1,5 +1,7 @@
 import ast
 import json
+import os
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swift.data
-from swift.data import DataConfig, TokenFile
+from swift.data import DataConfig, DataError, TokenFile
+from swift.data.config import in_split
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 
@@ -125,7 +128,7 @@ def test_a_state_of_other_data_or_another_version_is_refused(config, make_loader
     state = make_loader(config).state()
     texts = config.source.texts
     other = DataConfig(memory_texts(tuple(text.upper() for text in texts)), validation_share=0.3)
-    with pytest.raises(SettingError, match=r"this run has checksum = \d+;"):
+    with pytest.raises(SettingError, match=r"this run has checksum = \d+, digest = '\w+';"):
         make_loader(other).restore(state)
     with pytest.raises(SettingError, match="version of the saved data state = 2: must be 1"):
         make_loader(config).restore({**state, "version": 2})
@@ -139,7 +142,7 @@ def test_a_token_file_from_end_to_end(tmp_path, make_loader):
     batch = loader.batch(3)
     assert (batch.labels - batch.inputs)[batch.valid].tolist().count(1) >= batch.valid.sum() - 1
     with pytest.raises(SettingError, match=r"DataConfig.source = TokenFile.* the vocabulary ends at 255"):
-        make_loader(DataConfig(TokenFile(source.path), validation_share=0.5), shape=(2, 2, 100)).batch(0)
+        make_loader(DataConfig(TokenFile(source.path), validation_share=0.5), shape=(2, 2, 100))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -172,3 +175,101 @@ def test_the_package_imports_neither_jax_nor_gin():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & {"jax", "gin", "flax"}, path
+
+
+@pytest.fixture
+def many_tokens(tmp_path):
+    """A file of 2 million tokens, too many to be looked at one by one in the beginning; and a config of it."""
+    path = tmp_path / "tokens.bin"
+    (np.arange(2_000_000) * 7919 % 250).astype("<u2").tofile(path)
+    return path, DataConfig(TokenFile(str(path)), validation_share=0.3)
+
+
+def overwrite(path, place, token):
+    """Puts another token in the midst of a file."""
+    with open(path, "r+b") as file:
+        file.seek(2 * place)
+        file.write(np.array([token], "<u2").tobytes())
+
+
+def test_a_token_beyond_the_vocabulary_that_the_sample_misses_ends_the_run_where_it_is_read(many_tokens, make_loader):
+    path, config = many_tokens
+    overwrite(path, 1_000_001, 300)
+    loader = make_loader(config, shape=(1, 100, 1000))
+    message = r"tokens.bin holds token 300 \(token 1000001 of the file\), the vocabulary ends at 255$"
+    with pytest.raises(DataError, match=message):
+        deque(map(loader.batch, range(loader.num_batches_per_epoch)), maxlen=0)
+
+
+def test_a_file_that_shrinks_is_told(many_tokens, make_loader):
+    path, config = many_tokens
+    loader = make_loader(config)
+    loader.batch(0)
+    os.truncate(path, 3_999_998)
+    with pytest.raises(DataError, match=r"tokens.bin has shrunk from 4000000 to 3999998 bytes since the run opened it"):
+        loader.batch(1)
+    os.truncate(path, 0)
+    with pytest.raises(DataError, match="has shrunk from 4000000 to 0 bytes"):
+        loader.batch(1)
+
+
+def test_a_file_that_is_overwritten_is_told(many_tokens, make_loader):
+    path, config = many_tokens
+    loader = make_loader(config)
+    before = loader.batch(0)
+    os.utime(path)
+    assert_equal(loader.batch(0), before)
+    path.write_bytes(np.zeros(2_000_000, "<u2").tobytes())
+    with pytest.raises(DataError, match=r"tokens.bin has been overwritten since the run opened it"):
+        loader.batch(0)
+
+
+def test_a_file_whose_name_is_gone_or_taken_is_read_on(many_tokens, make_loader):
+    path, config = many_tokens
+    loader = make_loader(config)
+    batches = [loader.batch(step) for step in range(3)]
+    (path.parent / "other").write_bytes(bytes(100))
+    os.replace(path.parent / "other", path)
+    assert_equal(loader.batch(0), batches[0])
+    path.unlink()
+    for step, batch in enumerate(batches):
+        assert_equal(loader.batch(step), batch)
+
+
+def test_a_file_that_grows_is_read_as_it_was(many_tokens, make_loader):
+    path, config = many_tokens
+    loader = make_loader(config)
+    before = loader.batch(5)
+    with path.open("ab") as file:
+        file.write(bytes(1000))
+    assert_equal(loader.batch(5), before)
+    with pytest.raises(SettingError, match="this run has num_tokens = "):
+        make_loader(config).restore(loader.state())
+
+
+def test_a_file_that_was_written_to_before_a_run_resumes_is_noticed(many_tokens, make_loader):
+    path, config = many_tokens
+    state = json.loads(json.dumps(make_loader(config).state()))
+    assert make_loader(config).restore(state) == []
+    overwrite(path, 1_000_001, 77)
+    (line,) = make_loader(config).restore(state)
+    assert line.startswith(f"{path} has been written to since the checkpoint")
+    overwrite(path, 0, 77)
+    with pytest.raises(SettingError, match="this run has checksum = "):
+        make_loader(config).restore(state)
+
+
+def test_a_letter_in_a_long_text_is_noticed(make_loader, memory_texts):
+    texts = [f"{number} " * 500 for number in range(1000)]
+    place = np.flatnonzero(in_split((f"text-{number}" for number in range(1000)), "train", 0.3))[300]
+    changed = [text.replace(" ", "!", 1) if number == place else text for number, text in enumerate(texts)]
+    before, after = (DataConfig(memory_texts(tuple(some)), validation_share=0.3) for some in (texts, changed))
+    assert open_stream(before, "train").checksum() == open_stream(after, "train").checksum()
+    with pytest.raises(SettingError, match=r"this run has digest = '\w+';"):
+        make_loader(after).restore(make_loader(before).state())
+
+
+def test_a_state_of_a_version_that_noted_less_is_restored(config, make_loader):
+    state = make_loader(config).state()
+    del state["file"], state["data"]["digest"]
+    assert make_loader(config).restore(state) == []

@@ -64,13 +64,15 @@ def test_text_files_that_cannot_be_read_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_a_token_file_is_mapped_not_loaded(tmp_path, dtype):
+def test_a_token_file_is_read_by_position(tmp_path, dtype):
     path = tmp_path / "tokens.bin"
     np.arange(100, 200).astype(f"<{dtype[0]}{int(dtype[4:]) // 8}").tofile(path)
-    tokens = TokenFile(str(path), dtype).tokens()
-    assert isinstance(tokens, np.memmap)
+    tokens = TokenFile(str(path), dtype).tokens(256)
     assert tokens.dtype == dtype
-    assert tokens.tolist() == list(range(100, 200))
+    assert len(tokens) == 100
+    assert tokens[0:200].tolist() == list(range(100, 200))
+    assert tokens[7:9].tolist() == [107, 108]
+    assert tokens[:0].tolist() == []
 
 
 def test_documents_of_a_token_file(monkeypatch):
@@ -90,17 +92,17 @@ def test_token_file_errors(tmp_path):
     with pytest.raises(SettingError, match=r"TokenFile.vocab_size = 0: must be"):
         TokenFile(path, vocab_size=0)
     with pytest.raises(SettingError, match=r"TokenFile.path = .*tokens.bin': cannot be read: No such file"):
-        TokenFile(path).tokens()
+        TokenFile(path).tokens(256)
     with pytest.raises(SettingError, match=r"TokenFile.path = .*: cannot be read: Is a directory"):
-        TokenFile(str(tmp_path)).tokens()
+        TokenFile(str(tmp_path)).tokens(256)
     open(path, "wb").close()
     with pytest.raises(SettingError, match=r"TokenFile.path = .*: the file is empty"):
-        TokenFile(path).tokens()
+        TokenFile(path).tokens(256)
     np.arange(3, dtype="<u2").tofile(path)
     with pytest.raises(SettingError, match=r"TokenFile.dtype = 'uint32': .*tokens.bin holds 6 bytes, no multiple of 4"):
-        TokenFile(path, "uint32").tokens()
+        TokenFile(path, "uint32").tokens(256)
     with pytest.raises(SettingError, match=r"TokenFile.end_of_document = 70000: .*tokens.bin holds no such token"):
-        TokenFile(path, end_of_document=70000).document_bounds(TokenFile(path).tokens())
+        TokenFile(path, end_of_document=70000).document_bounds(TokenFile(path).tokens(256))
 
 
 def test_the_default_source_is_the_standard_library():

@@ -6,6 +6,7 @@ import pytest
 
 from swift.data import DataConfig, TokenFile
 from swift.data.config import in_split
+from swift.data.files import TokenReader
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 
@@ -58,13 +59,14 @@ def test_streams_hold_whole_documents_with_separators(memory_texts):
 def test_a_token_file_is_split_by_document(tmp_path):
     documents = [[number] * (number % 5) + [999] for number in range(200)]
     np.concatenate(documents).astype("<u2").tofile(tmp_path / "tokens.bin")
-    config = DataConfig(TokenFile(str(tmp_path / "tokens.bin"), end_of_document=999), validation_share=0.3)
+    source = TokenFile(str(tmp_path / "tokens.bin"), end_of_document=999, vocab_size=1000)
+    config = DataConfig(source, validation_share=0.3)
     for split in ("train", "validation"):
         stream = open_stream(config, split)
         members = in_split(map(str, range(200)), split, 0.3)
         chosen = [document for document, member in zip(documents, members, strict=True) if member]
         expected = [token for document in chosen for token in document]
-        assert isinstance(stream.tokens_N, np.memmap)
+        assert isinstance(stream.tokens_N, TokenReader)
         assert stream.num_tokens == len(expected)
         assert stream.read(0, stream.num_tokens).tolist() == expected
         assert [stream.read(i, i + 7).tolist() for i in range(len(expected))] == [

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from swift.data import DataConfig, StandardLibrary, TokenFile
 from swift.data.stream import TokenStream
 from swift.data.windows import Windows, count_windows
-from swift.errors import SettingError
 
 
 def stream_of(tokens, spans):
@@ -36,7 +35,7 @@ def test_any_part_of_a_stream_can_be_read(case, start, stop):
 @given(streams(), st.integers(1, 20))
 def test_windows_give_the_stream_back(case, sequence_length):
     stream, tokens = case
-    windows = Windows(stream, DataConfig(), sequence_length, count_windows(len(tokens), sequence_length))
+    windows = Windows(stream, sequence_length, count_windows(len(tokens), sequence_length))
     batches = [windows[index] for index in range(len(windows))]
     assert np.concatenate([[], *(batch.inputs[batch.valid] for batch in batches)]).tolist() == tokens[:-1].tolist()
     assert np.concatenate([[], *(batch.labels[batch.valid] for batch in batches)]).tolist() == tokens[1:].tolist()
@@ -46,7 +45,7 @@ def test_windows_give_the_stream_back(case, sequence_length):
 
 def test_padding_is_at_the_end_and_invalid():
     stream = stream_of(range(1, 8), [(0, 7)])
-    windows = Windows(stream, DataConfig(), 4, 3)
+    windows = Windows(stream, 4, 3)
     last, beyond = windows[1], windows[2]
     assert last.inputs.tolist() == [5, 6, 0, 0]
     assert last.labels.tolist() == [6, 7, 0, 0]
@@ -59,17 +58,6 @@ def test_padding_is_at_the_end_and_invalid():
 @pytest.mark.parametrize(("num_tokens", "expected"), [(2, 1), (5, 1), (6, 2), (9, 2), (10, 3)])
 def test_count_of_windows(num_tokens, expected):
     assert count_windows(num_tokens, 4) == expected
-
-
-def test_a_token_outside_the_vocabulary_is_found_when_its_window_is_read():
-    stream = stream_of([1, 2, 3, 4, 5, 256, 7, 8], [(0, 8)])
-    windows = Windows(stream, DataConfig(TokenFile("t.bin")), 3, 3)
-    assert windows[0].labels.tolist() == [2, 3, 4]
-    message = r"DataConfig.source = TokenFile\(.*'t.bin'.*holds token 256 \(token 5 of the split\).*ends at 255"
-    with pytest.raises(SettingError, match=message):
-        windows[1]
-    wider = Windows(stream, DataConfig(TokenFile("t.bin", vocab_size=257)), 3, 3)
-    assert wider[1].labels.tolist() == [5, 256, 7]
 
 
 @given(streams(), st.data())

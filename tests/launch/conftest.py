@@ -60,7 +60,9 @@ def keeper(two_ranks, trained, tmp_path):
     """Of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
     (tmp_path / "keeps").mkdir()
-    keeper = Keeper(two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=True)
+    keeper = Keeper(
+        two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", True, two_ranks.loader("train").state()
+    )
     assert keeper.load(epoch=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
     return keeper
 

@@ -136,8 +136,9 @@ def write_metrics(keeper, steps):
 def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kept, tmp_path):
     setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
     (tmp_path / "keeps").mkdir()
-    keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", by_rank=False)
-    extra, identity = extra_of(keeper.program, setup.loader("train").state()), setup.identity()
+    data = setup.loader("train").state()
+    keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", False, data)
+    extra, identity = extra_of(keeper.program, data), setup.identity()
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
     save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)

@@ -152,7 +152,9 @@ config, run_dir, keeps, handed, most_bytes = sys.argv[1:]
 load = keeper.load_state
 keeper.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
-keeper.run(load_experiment(Path(config)), Path(run_dir), Path(keeps), Path(handed), True, sys.stdin)
+experiment = load_experiment(Path(config))
+data = experiment.loader("train").state()
+keeper.run(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
 """
 
 

@@ -1,0 +1,166 @@
+"""Files of data, opened without trust: regular ones only, read by position.
+
+A file that shrinks under a memory map ends the process with a signal. Read by position, it is an error with a name.
+"""
+
+import errno
+import os
+import stat
+import weakref
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.errors import RunError
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_SAMPLE_PIECES = 64
+_SAMPLE_BYTES = 16384
+_MOST_BYTES = 1 << 30
+"""Of one system call; Linux reads at most 2 GB."""
+
+
+class DataError(RunError):
+    """Data that a run began with cannot be read any more, or are not what they were. Exit code 3."""
+
+
+class BeyondVocabulary(DataError):
+    """The data hold a token that the model has no embedding for."""
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises OSError unless a path is a regular file that exists; opens nothing."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a file")
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A file descriptor to read a regular file; raises OSError for anything else, and never waits for a writer."""
+    check_regular(path)
+    # Opening a named pipe waits for its writer, should the path have become one since.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return fd
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file; raises OSError for anything else."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What tells versions of a file apart without reading it.
+
+    Attributes:
+        num_bytes: its size.
+        mtime_ns: when it was last written to, in nanoseconds since 1970.
+    """
+
+    num_bytes: int
+    mtime_ns: int
+
+
+class TokenReader:
+    """The tokens of a file, of which slices are read by position when they are asked for.
+
+    The file stays open: whoever renames or removes it does not disturb the run, which reads on in what it opened.
+    Every read checks that the file is as long as it was; where it has been written to, a sample of it must be what it
+    was. Can be shared by threads.
+
+    Args:
+        path: the file.
+        dtype: of a token, with its byte order.
+        vocab_size: one more than the largest token that is allowed.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular one.
+    """
+
+    def __init__(self, path: str, dtype: np.dtype, vocab_size: int):
+        self.path, self.dtype, self.vocab_size = path, dtype, vocab_size
+        self._fd = open_regular(path)
+        weakref.finalize(self, os.close, self._fd)
+        self._begun = self._seen = self._state_now()
+        self._sampled = zlib.crc32(self.sample().tobytes())
+
+    @property
+    def state(self) -> FileState:
+        """Of the file when it was opened."""
+        return self._begun
+
+    def __len__(self) -> int:
+        return self._begun.num_bytes // self.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """A slice of the tokens, read now.
+
+        Raises:
+            DataError: the file is shorter or other than it was, cannot be read, or holds a token beyond the vocabulary.
+        """
+        start, stop, step = part.indices(len(self))
+        assert step == 1
+        tokens = self._read(start, stop)
+        self._check_state()
+        if len(tokens) and int(tokens.max()) >= self.vocab_size:
+            place = int(np.argmax(tokens >= self.vocab_size))
+            raise BeyondVocabulary(
+                f"{self.path} holds token {tokens[place]} (token {start + place} of the file), the vocabulary ends at "
+                f"{self.vocab_size - 1}"
+            )
+        return tokens
+
+    def sample(self) -> np.ndarray:
+        """Pieces spread evenly over the file, joined; each begins at an even place. Unchecked."""
+        length = _SAMPLE_BYTES // self.dtype.itemsize
+        places = np.linspace(0, max(0, len(self) - length), _SAMPLE_PIECES).astype(np.int64) // 2 * 2
+        return np.concatenate([self._read(start, start + length) for start in np.unique(places).tolist()])
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        size = self.dtype.itemsize
+        first, last = start * size, min(stop, len(self)) * size
+        pieces = []
+        try:
+            while first < last:
+                pieces.append(os.pread(self._fd, min(last - first, _MOST_BYTES), first))
+                if not pieces[-1]:
+                    raise self._shrunk(self._state_now().num_bytes)
+                first += len(pieces[-1])
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), self.dtype)
+
+    def _check_state(self) -> None:
+        now = self._state_now()
+        if now.num_bytes < self._begun.num_bytes:
+            raise self._shrunk(now.num_bytes)
+        if now != self._seen:
+            if zlib.crc32(self.sample().tobytes()) != self._sampled:
+                raise DataError(f"{self.path} has been overwritten since the run opened it")
+            self._seen = now
+
+    def _shrunk(self, num_bytes: int) -> DataError:
+        was = self._begun.num_bytes
+        return DataError(f"{self.path} has shrunk from {was} to {num_bytes} bytes since the run opened it")
+
+    def _state_now(self) -> FileState:
+        try:
+            found = os.fstat(self._fd)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return FileState(found.st_size, found.st_mtime_ns)
+
+    def _unreadable(self, error: OSError) -> DataError:
+        return DataError(f"{self.path} cannot be read any more: {error.strerror}")
