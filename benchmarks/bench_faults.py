@@ -173,6 +173,10 @@ def main() -> int:
             max(abs(a["validation_loss"] - b["validation_loss"]) for a, b in zip(full, none, strict=True)),
             0.0,
         ),
+        "validation loss of K = 1 from that of full checkpoints, any seed": (
+            max(map(abs, means["K = 1"]["above_full"]["of_each_seed"])),
+            0.03,
+        ),
         "lost tokens from those counted": (max(abs(run["plt"] - run["plt_counted"]) for run in runs), 1e-12),
         "faults above the budget after which K stays, though it could grow": (sum(map(idle, found[DYNAMIC])), 0),
     }

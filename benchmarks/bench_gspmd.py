@@ -35,6 +35,13 @@ from swift.train import Experiment
 
 DEVICES = 8
 AXIS = "devices"
+LIMITS = {
+    ("expert_parallel_demo", "symi"): 1.35,
+    ("expert_parallel_paper", "symi"): 0.7,
+    ("pipeline_dense", "pipeline"): 1.0,
+    ("pipeline_experts", "pipeline"): 1.1,
+}
+"""What CPU-seconds over GSPMD's may be, with room for another machine."""
 DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128
 
 
@@ -172,7 +179,11 @@ def main() -> int:
         for name, found in figures.items()
         for ours, over in found["cpu_over_gspmd"].items()
     }
-    return publish("against GSPMD, 8 emulated devices", {**figures, "headlines": headlines}, {})
+    claims = {
+        name: (headlines[f"{name}: CPU-seconds of {ours} over GSPMD's"], limit)
+        for (name, ours), limit in LIMITS.items()
+    }
+    return publish("against GSPMD, 8 emulated devices", {**figures, "headlines": headlines}, claims)
 
 
 if __name__ == "__main__":

@@ -344,12 +344,16 @@ def main() -> int:
         for kind in ("dense", "experts")
         for name, limit in (("1x1x1", 1.15), ("2x2x1", 1.25))
     }
+    claims |= {
+        f"3x4x1 {kind}, 1:2 down: CPU-seconds over the plain step's": (ratios[f"3x4x1 {kind}, 1:2 down"], 1.1)
+        for kind in ("dense", "experts")
+    }
     claims["compiling 32 micro-batches over 8"] = (figures["compile"]["32_over_8"]["median"], 1.2)
     for kind, stage in figures["stage"].items():
         for remat in ("plain", "rematerialised"):
             claims[f"FLOPs split over fused, {kind}, {remat}"] = (stage[remat]["split_over_fused_flops"], 1.02)
     for name in ("failure, prepare=next", "return, prepare=next"):
-        claims[f"{name}, in iterations"] = (figures["reconfiguration"][name]["iterations"], 2.0)
+        claims[f"{name}, in iterations"] = (figures["reconfiguration"][name]["iterations"], 1.0)
     return publish("running a schedule, demo model", figures, claims)
 
 

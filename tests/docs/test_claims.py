@@ -1,0 +1,54 @@
+"""Every claim names a test or a benchmark that can fail, and that the command beside it runs."""
+
+import ast
+import re
+from pathlib import Path
+
+import measure
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in (ROOT / "docs" / "claims.md").read_text().splitlines()
+    if line.startswith("| ") and "](" in line
+]
+
+
+def named(row: list[str], folder: str) -> list[Path]:
+    """The files that hold a claim, of tests or of benchmarks."""
+    return [ROOT / path for path in re.findall(rf"\]\(\.\./({folder}/[\w/]+\.py)\)", row[2])]
+
+
+def is_quick(path: Path) -> bool:
+    """Whether some test of a file is not marked slow."""
+    module = ast.parse(path.read_text())
+    if any("mark.slow" in ast.unparse(one) for one in module.body if ast.unparse(one).startswith("pytestmark")):
+        return False
+    tests = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
+    return any("pytest.mark.slow" not in map(ast.unparse, one.decorator_list) for one in tests)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
+def test_a_claim_names_what_can_fail(row):
+    claim, _, _, commands = row
+    tests, benchmarks = named(row, "tests"), named(row, "benchmarks")
+    assert tests or benchmarks, claim
+    if re.search(r"make test`", commands):
+        assert any(map(is_quick, tests)), f"no quick test holds: {claim}"
+    elif "make test-all" in commands:
+        assert tests, claim
+    assert ("make bench`" in commands) == bool(benchmarks), claim
+    for path in benchmarks:
+        assert re.search(r"\bpublish\(", path.read_text()), f"{path.name} judges nothing"
+
+
+def test_a_benchmark_that_claims_nothing_is_refused():
+    with pytest.raises(AssertionError, match="cannot fail"):
+        measure.publish("nothing", {}, {})
+
+
+@pytest.mark.parametrize(("figure", "code"), [(1.0, 0), (1.1, 1), (float("nan"), 1)])
+def test_a_benchmark_fails_where_a_claim_is_missed(figure, code, capsys):
+    assert measure.publish("one", {}, {"a figure": (figure, 1.0)}) == code
+    assert '"benchmark": "one"' in capsys.readouterr().out
