@@ -127,7 +127,8 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
 
 
 def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
-    other_data = replace(keeper, experiment=replace(keeper.experiment, seed=1))
+    other = replace(keeper.experiment, seed=1)
+    other_data = replace(keeper, experiment=other, data=other.loader("train").state())
     (answer,) = served(other_data, Load(4, 7, RANKS))
     assert "the saved data state" in answer.why
     (answer,) = served(elsewhere, Load(None, 7, RANKS))
