@@ -149,12 +149,13 @@ def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterat
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
     """How far the losses of a run that has lost workers or ranks are from those of one that has not, where both are."""
-    num_steps = min(len(run.metrics), len(other.metrics))
-    distance_T = np.abs(scalars(run, "loss")[:num_steps] - scalars(other, "loss")[:num_steps])
-    fewest = f"{min(record['live_workers'] for record in run.metrics)} of {len(topology.workers)} workers"
+    _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
+    distance_T = np.abs(scalars(run, "loss")[own_T] - scalars(other, "loss")[others_T])
+    fewest = f"{np.nanmin(scalars(run, 'live_workers')):.0f} of {len(topology.workers)} workers"
     if topology.num_pipelines == 1:
         num_ranks = topology.num_expert_ranks
-        fewest = f"{min(record.get('live_ranks', num_ranks) for record in run.metrics)} of {num_ranks} expert ranks"
+        live = min([num_ranks, *scalars(run, "live_ranks")])
+        fewest = f"{live:.0f} of {num_ranks} expert ranks"
     return (
         f"{run.name}: with {fewest} at the least, its loss is at most {distance_T.max():.1e} "
         f"from that of {other.name}, and {distance_T[-1]:.1e} in the end"

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from swift.errors import SettingError
-from swift.record.run_directory import EVENTS, METRICS, Run
+from swift.record.events import EVENTS
+from swift.record.run_directory import Run
 
 BEGINNINGS = ("start", "resume")
 
@@ -98,24 +99,23 @@ def history_of(run: Run) -> History:
         if not isinstance(event.get("event"), str) or not isinstance(event.get("step", 0), int):
             raise _damaged(run, EVENTS, f"event {number}", "must have a name and a step")
     event_times = [_seconds(run, EVENTS, f"event {n}", event.get("time")) for n, event in enumerate(run.events, 1)]
-    step_times = [
-        _seconds(run, METRICS, f"step {record['step']}", record["time"]) if "time" in record else np.nan
-        for record in run.metrics
-    ]
+    step_times_T = run.metrics.times_T
     starts = _starts(run, event_times)
-    known = sorted([*event_times, *(time for time in step_times if np.isfinite(time))])
+    known = np.sort(np.concatenate([event_times, step_times_T[np.isfinite(step_times_T)]]))
     spans, offsets, total_s = [], [], 0.0
     for start, following in pairwise([*starts, float("inf")]):
-        last = max((time for time in known if start <= time < following), default=start)
+        before = int(np.searchsorted(known, following))
+        last = max(start, float(known[before - 1])) if before else start
         offsets.append(total_s - start)
         spans.append(Span(total_s, total_s + last - start))
         total_s = spans[-1].end_s
 
-    def on_clock(time: float) -> float:
-        return time + offsets[max(0, bisect_right(starts, time) - 1)] if np.isfinite(time) and starts else time
+    def on_clock(times: Any) -> np.ndarray:
+        span = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        return times + np.array(offsets)[span] if starts else np.asarray(times, float)
 
-    events = [Timed(on_clock(time), event) for time, event in zip(event_times, run.events, strict=True)]
-    return History(events, spans, np.array([on_clock(time) for time in step_times], dtype=float))
+    events = [Timed(seconds, event) for seconds, event in zip(on_clock(event_times).tolist(), run.events, strict=True)]
+    return History(events, spans, on_clock(step_times_T))
 
 
 def stretches_of(run: Run, history: History) -> list[Stretch]:
@@ -142,8 +142,9 @@ def stretches_of(run: Run, history: History) -> list[Stretch]:
         begun.append({"after": after, "start_s": timed.seconds, "down": named, "plan": None})
     index_T = _stretch_of_steps(run, history, begun)
     ends = [*(stretch["start_s"] for stretch in begun[1:]), history.end_s][: len(begun)]
+    measured = {name: run.metrics.scalars(name) for name in ("step_ms", "period_ratio", "bubble_share")}
     return [
-        Stretch(**facts, end_s=end_s, **_measured([r for r, i in zip(run.metrics, index_T, strict=True) if i == index]))
+        Stretch(**facts, end_s=end_s, **_measured(measured, index_T == index))
         for index, (facts, end_s) in enumerate(zip(begun, ends, strict=True))
     ]
 
@@ -167,24 +168,26 @@ def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
     return value
 
 
-def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> list[int]:
-    """By time where it is known; else by the iteration. -1: before all."""
-    found, starts = [], [stretch["start_s"] for stretch in begun]
-    for record, seconds in zip(run.metrics, history.step_s_T, strict=True):
-        if np.isfinite(seconds):
-            found.append(bisect_right(starts, seconds) - 1)
-        else:
-            found.append(max((i for i, one in enumerate(begun) if one["after"] < record["step"]), default=-1))
-    return found
+def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """By time where it is known; else by the iteration, of which the last to begin before it counts. -1: before all."""
+    starts = [stretch["start_s"] for stretch in begun]
+    by_time_T = np.searchsorted(starts, history.step_s_T, side="right") - 1
+    if np.isfinite(history.step_s_T).all():
+        return by_time_T
+    by_step_T = np.full(len(by_time_T), -1)
+    for index, one in enumerate(begun):
+        by_step_T[run.metrics.steps_T > one["after"]] = index
+    return np.where(np.isfinite(history.step_s_T), by_time_T, by_step_T)
 
 
-def _measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[str, Any]:
     def median(name: str) -> float | None:
-        values = [record[name] for record in records if isinstance(record.get(name), int | float)]
-        return float(np.median(values)) if values else None
+        values_T = measured[name][is_own_T]
+        values_T = values_T[np.isfinite(values_T)]
+        return float(np.median(values_T)) if values_T.size else None
 
     return {
-        "num_steps": len(records),
+        "num_steps": int(is_own_T.sum()),
         "median_step_ms": median("step_ms"),
         "period_ratio": median("period_ratio"),
         "bubble_share": median("bubble_share"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from swift.errors import SettingError
 from swift.record.run_directory import Run
 
 NUM_LOSS_STEPS = 10
@@ -39,7 +38,7 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
     return {
         "final_loss": _finite(np.mean(losses_T[-NUM_LOSS_STEPS:])) if losses_T.size else None,
         "dropped_percent": _finite(100 * ratio(dropped, routed)),
-        "steps_to_target": run.metrics[num_to_target - 1]["step"] if num_to_target else None,
+        "steps_to_target": int(run.metrics.steps_T[num_to_target - 1]) if num_to_target else None,
         "median_step_ms": _median(step_ms_T[NUM_COMPILING_STEPS:]),
         "discarded_percent": _finite(100 * np.mean(discarded_T)) if discarded_T.size else None,
         "validation_loss": float(validation_T[-1]) if validation_T.size else None,
@@ -71,11 +70,7 @@ def scalars(run: Run, name: str) -> np.ndarray:
     Raises:
         SettingError: a step has something other than a number.
     """
-    values = [record.get(name) for record in run.metrics]
-    for record, value in zip(run.metrics, values, strict=True):
-        if value is not None and not isinstance(value, int | float):
-            raise SettingError(f"{name} of step {record['step']}", value, f"must be a number, in {run.path}")
-    return np.array(values, dtype=np.float64)
+    return run.metrics.scalars(name)
 
 
 def ratio(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:

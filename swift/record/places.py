@@ -7,9 +7,10 @@ from itertools import product
 from typing import Any
 
 from swift.errors import SettingError
+from swift.record.events import EVENTS
 from swift.record.history import BEGINNINGS, History, Timed, names_in, number_in
 from swift.record.moments import since_s
-from swift.record.run_directory import EVENTS, Run
+from swift.record.run_directory import Run
 
 MAX_PLACES = 100_000
 """More than any cluster has: where a record says so, it is damaged."""

@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,14 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from swift.errors import SettingError
-from swift.files import replace_file
+from swift.files import replace_file, sync_directory
+from swift.record.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
+from swift.record.events import EVENTS, read_events, with_plan_once
+from swift.record.lines import parse_object
+from swift.record.metrics import METRICS, Metrics, read_metrics
+from swift.record.truncation import truncate_record
 
-CONFIG, METRICS, EVENTS, SUMMARY = "config.gin", "metrics.jsonl", "events.jsonl", "summary.json"
+CONFIG, SUMMARY = "config.gin", "summary.json"
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Run:
         path: the run directory.
         name: the run's name in ``summary.json``, or else the directory's.
         config_text: the operative configuration, gin.
-        metrics: one object per step, in steps' order; each with ``step`` and, in runs that are not old, ``time``.
+        metrics: one record per step, in steps' order.
         events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
         summary: the object written at the end of the run; None while it has not ended.
     """
@@ -35,7 +41,7 @@ class Run:
     path: Path
     name: str
     config_text: str
-    metrics: list[dict[str, Any]]
+    metrics: Metrics
     events: list[dict[str, Any]]
     summary: dict[str, Any] | None
 
@@ -52,8 +58,10 @@ class RunDirectory:
     def __init__(self, path: Path, last_step: int):
         self.path = path
         self._last_step = last_step
+        self._counts: CountsWriter | None = None  # a model without experts has none
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._events = (path / EVENTS).open("a", encoding="utf-8")
+        self._plans_told: set[str] = set()
         # TensorBoard then ignores what an interrupted run had written of later steps.
         self._board = SummaryWriter(str(path / "tensorboard"), purge_step=last_step + 1, flush_secs=10)
 
@@ -93,9 +101,8 @@ class RunDirectory:
             SettingError: there is no run, its files are damaged, or its configuration is another one.
         """
         path = Path(path)
-        run = check_same_run(path, config_text, may_change)
-        replace_file(path / METRICS, _lines(record for record in run.metrics if record["step"] <= step))
-        replace_file(path / EVENTS, _lines(run.events))
+        check_same_run(path, config_text, may_change)
+        truncate_record(path, step)
         replace_file(path / CONFIG, config_text.encode())
         (path / SUMMARY).unlink(missing_ok=True)
         return cls(path, last_step=step)
@@ -110,11 +117,17 @@ class RunDirectory:
 
         Args:
             metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and
-                arrays are accepted; a number that is not finite is written as null.
+                arrays are accepted; a number that is not finite is written as null. Counts by expert class, see
+                ``swift.record.class_counts``, go to a file of their own, which never lags behind the metrics.
         """
         self.check()
-        record = _plain({"step": metrics["step"], "time": _now()} | dict(metrics))
+        scalars = {name: value for name, value in metrics.items() if name not in KINDS}
+        record = _plain({"step": metrics["step"], "time": _now()} | scalars)
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
+        if any(len(metrics.get(kind, ())) for kind in KINDS):
+            counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
+            self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)
+            self._counts.write(record["step"], counts_KLE)
         self._last_step = record["step"]
         self._metrics.write(_line(record))
         self._metrics.flush()
@@ -128,9 +141,10 @@ class RunDirectory:
         Args:
             event: what happened, such as ``failure`` or ``checkpoint``.
             step: the last step that was done when it happened.
-            **fields: what else is known of it; as in :meth:`log_step`.
+            **fields: what else is known of it; as in :meth:`log_step`. A ``plan`` is written once.
         """
         self.check()
+        fields = with_plan_once(fields, self._plans_told)
         self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
         self._events.flush()
 
@@ -142,6 +156,8 @@ class RunDirectory:
     def close(self) -> None:
         """Closes all files; a second call does nothing."""
         self._metrics.close()
+        if self._counts is not None:
+            self._counts.close()
         self._events.close()
         self._board.close()
 
@@ -163,13 +179,25 @@ def check_new_run(path: Path) -> None:
         raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
 
 
-def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> Run:
-    """The run that a directory holds; raises SettingError as :meth:`RunDirectory.resume` does."""
-    run = read_run(path, setting="--run-dir")
-    difference = _first_difference(run.config_text, config_text, may_change)
+def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> None:
+    """Raises SettingError as :meth:`RunDirectory.resume` does; the record of the run is not read."""
+    difference = _first_difference(_read_config(path, "--run-dir"), config_text, may_change)
     if difference:
         raise SettingError("--resume", str(path), difference)
-    return run
+
+
+def sync_record(path: Path) -> None:
+    """Waits until the record of a run is on the disk, whichever process has written it.
+
+    A checkpoint that counts iterations is saved after that, or a power failure takes away what it counts.
+
+    Args:
+        path: the run directory.
+    """
+    for name in (CLASS_COUNTS, METRICS, EVENTS):
+        with suppress(FileNotFoundError), (path / name).open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(path)
 
 
 def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
@@ -184,17 +212,9 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
             be torn: it is left out, for the run died, or is, in the midst of writing it.
     """
     path = Path(path)
-    check_is_run(path, setting)
-    metrics = _read_lines(path / METRICS)
-    last_step = 0
-    for number, record in enumerate(metrics, start=1):
-        step = record.get("step")
-        if not isinstance(step, int) or step <= last_step:
-            raise SettingError(str(path / METRICS), f"line {number}", f"step {step!r} must be above {last_step}")
-        last_step = step
-    summary = _read_summary(path / SUMMARY)
+    config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
     name = str((summary or {}).get("name") or path.resolve().name)
-    return Run(path, name, _read_text(path / CONFIG), metrics, _read_lines(path / EVENTS), summary)
+    return Run(path, name, config_text, read_metrics(path), read_events(path), summary)
 
 
 def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
@@ -224,44 +244,22 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(_plain(record), allow_nan=False) + "\n"
 
 
-def _lines(records: Iterable[Mapping[str, Any]]) -> bytes:
-    return "".join(map(_line, records)).encode()
-
-
-def _read_text(path: Path) -> str:
+def _read_config(path: Path, setting: str) -> str:
+    """The operative configuration of a run; raises SettingError where a directory holds none."""
+    check_is_run(path, setting)
     try:
-        return path.read_text(encoding="utf-8")
+        return (path / CONFIG).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SettingError(str(path), f"byte {error.start}", "is damaged: not UTF-8 text") from error
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    records = []
-    for number, line in enumerate(lines, start=1):
-        record = _parse(line)
-        if record is not None:
-            records.append(record)
-        elif number < len(lines):  # What follows the last line feed is empty, or torn.
-            raise SettingError(str(path), f"line {number}", "is damaged: not a JSON object")
-    return records
+        raise SettingError(str(path / CONFIG), f"byte {error.start}", "is damaged: not UTF-8 text") from error
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    summary = _parse(path.read_bytes())
+    summary = parse_object(path.read_bytes())
     if summary is None:
         raise SettingError("summary", str(path), "is damaged: not a JSON object")
     return summary
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def _first_difference(run_config: str, config: str, may_change: Collection[str]) -> str | None:

@@ -16,7 +16,6 @@ from swift.record import History, Run, number_in
 from swift.report.axes import FONT_SIZE, new_figure
 from swift.report.palette import INK
 from swift.report.parts import Picture, Section, Table, seconds_text
-from swift.report.series import class_counts
 
 MAX_ROWS = 100
 MAX_COLUMNS = 300
@@ -86,8 +85,8 @@ def coverage_of(run: Run) -> Coverage | None:
     Raises:
         SettingError: the record is damaged.
     """
-    _, num_layers, num_classes = class_counts(run)[0].shape
-    newest_LE, steps, found = np.zeros((num_layers, num_classes), int), [], []
+    shape = (0, 0) if run.metrics.counts is None else run.metrics.counts.shape
+    newest_LE, steps, found = np.zeros(shape, int), [], []
     numbers = []
     for number, event in enumerate(run.events):
         name, step, experts = event.get("event"), event.get("step", 0), event.get("experts")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from swift.record import ratio
 from swift.report.axes import FONT_SIZE, new_figure, put_legend, put_title
 from swift.report.palette import CLASS_COLORS, GROUND, INK, MOMENT_COLORS
-from swift.report.series import bin_steps, shares, smooth, thin
+from swift.report.series import shares, smooth, thin
 
 MAX_LAYER_LABELS = 8
 
@@ -102,10 +102,10 @@ def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
         )
 
 
-def draw_drops(steps_T: np.ndarray, dropped_TLE: np.ndarray, popularity_TLE: np.ndarray) -> Figure:
+def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarray) -> Figure:
     """Draws the smoothed share of tokens that each MoE layer drops; deeper layers are greener."""
-    num_layers = popularity_TLE.shape[1]
-    drops_TL = 100 * ratio(dropped_TLE.sum(axis=-1), popularity_TLE.sum(axis=-1))
+    num_layers = routed_TL.shape[1]
+    drops_TL = 100 * ratio(dropped_TL, routed_TL)
     colors = [colormaps["viridis"](0.3 + 0.55 * layer / max(1, num_layers - 1)) for layer in range(num_layers)]
     figure, (axes,) = new_figure(height=3.0)
     for layer, color in enumerate(colors):
@@ -121,13 +121,13 @@ def draw_drops(steps_T: np.ndarray, dropped_TLE: np.ndarray, popularity_TLE: np.
     return figure
 
 
-def draw_layer(layer: int, steps_T: np.ndarray, popularity_TE: np.ndarray, replicas_TE: np.ndarray) -> Figure:
+def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray) -> Figure:
     """Draws how the replicas of one MoE layer go with the popularity of its expert classes.
 
     Above, the classes whose share of tokens varies most, as lines: tokens thin, replicas thick. Below, all classes:
     a heat map of shares of tokens, and one of shares of replicas in the same colours.
     """
-    tokens_BE, replicas_BE = (100 * shares(bin_steps(counts)) for counts in (popularity_TE, replicas_TE))
+    tokens_BE, replicas_BE = (100 * shares(counts_BE) for counts_BE in (popularity_BE, replicas_BE))
     figure, (lines, *maps) = new_figure(height=6.6, num_rows=3)
     put_title(lines, f"layer {layer}, what varies most: tokens thin, replicas thick")
     _draw_classes(lines, np.linspace(steps_T[0], steps_T[-1], len(tokens_BE)), tokens_BE, replicas_BE)

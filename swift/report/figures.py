@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from swift.files import replace_file
-from swift.record import Run, history_of, moments_of, ratio, scalars, spending_of
+from swift.record import Run, history_of, moments_of, ranges_text, ratio, scalars, spending_of
 from swift.report.axes import draw_bars, new_figure
 from swift.report.compare import run_labels
 from swift.report.coverage import coverage_section
@@ -16,7 +16,7 @@ from swift.report.draw import Curve, draw_curves, draw_drops, draw_layer
 from swift.report.palette import RUN_COLORS
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.report.plans import plans_section
-from swift.report.series import class_counts, shares
+from swift.report.series import ClassSeries, class_series, shares
 from swift.report.timeline import timeline_section
 
 
@@ -128,17 +128,14 @@ def _spending_section(runs: Sequence[Run]) -> Section:
 
 def _experts_section(run: Run, prefix: str) -> Section:
     title = "Popularity and replicas"
-    popularity_TLE, replicas_TLE, dropped_TLE = class_counts(run)
-    if not popularity_TLE.size:
+    series = class_series(run)
+    if series is None:
         return Section(title, note="No popularity of experts is recorded.")
-    steps_T, num_layers = scalars(run, "step"), popularity_TLE.shape[1]
-    pictures = [
-        Picture(
-            f"{prefix}-drops", "Tokens dropped in each MoE layer.", draw_drops(steps_T, dropped_TLE, popularity_TLE)
-        )
-    ]
+    steps_T, num_layers = scalars(run, "step"), len(series.popularity_LE)
+    figure = draw_drops(steps_T, series.dropped_TL, series.routed_TL)
+    pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", figure)]
     for layer in range(num_layers):
-        figure = draw_layer(layer, steps_T, popularity_TLE[:, layer], replicas_TLE[:, layer])
+        figure = draw_layer(layer, steps_T, series.popularity_BLE[:, layer], series.replicas_BLE[:, layer])
         caption = f"MoE layer {layer}: what each expert class gets of the tokens, and of the replicas."
         pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure))
     headings = [
@@ -149,21 +146,20 @@ def _experts_section(run: Run, prefix: str) -> Section:
         "its replicas (%)",
         "misplaced (%)",
     ]
-    rows = [
-        _layer_row(layer, popularity_TLE[:, layer], replicas_TLE[:, layer], dropped_TLE[:, layer])
-        for layer in range(num_layers)
-    ]
+    rows = [_layer_row(layer, series) for layer in range(num_layers)]
     note = "Misplaced: the part of the replicas that would have to be another class's to follow the tokens, on average."
+    if series.unknown:
+        note += f" Left out, for their counts are missing or damaged: iterations {ranges_text(series.unknown)}."
     return Section(title, pictures, [Table(headings, rows, 1)], note)
 
 
-def _layer_row(layer: int, popularity_TE: np.ndarray, replicas_TE: np.ndarray, dropped_TE: np.ndarray) -> list[str]:
-    tokens_E, replicas_E = shares(popularity_TE.sum(0)), shares(replicas_TE.sum(0))
-    misplaced_T = np.abs(shares(popularity_TE) - shares(replicas_TE)).sum(-1) / 2
+def _layer_row(layer: int, series: ClassSeries) -> list[str]:
+    tokens_E, replicas_E = shares(series.popularity_LE[layer]), shares(series.replicas_LE[layer])
+    misplaced_T = series.misplaced_TL[:, layer]
     misplaced_T = misplaced_T[np.isfinite(misplaced_T)]
     if not misplaced_T.size:
         return [str(layer), *["-"] * 5]
     top = int(np.argmax(tokens_E))
     numbers = (tokens_E[top], replicas_E[top], misplaced_T.mean())
-    dropped = float(ratio(dropped_TE.sum(), popularity_TE.sum()))
+    dropped = float(ratio(series.dropped_TL[:, layer].sum(), series.routed_TL[:, layer].sum()))
     return [str(layer), f"{100 * dropped:.1f}", str(top), *(f"{100 * number:.1f}" for number in numbers)]

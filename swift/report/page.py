@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.files import replace_file
-from swift.record import Run
+from swift.record import Run, ranges_text
 from swift.report.compare import COLUMNS, cells, comparison_rows, run_labels
 from swift.report.figures import run_color, sections_of, sections_of_all
 from swift.report.inline import inline_svg
@@ -109,8 +109,10 @@ def _facts(run: Run) -> str:
     summary: dict[str, Any] = run.summary or {}
     names = ("pipelines", "stages", "layout", "device")
     facts = [f"{name}: {summary[name]}" for name in names if summary.get(name) is not None]
-    last_step = run.metrics[-1]["step"] if run.metrics else 0
+    last_step = run.metrics.last_step
     facts.append(f"{last_step:,} steps" if run.summary else f"{last_step:,} steps, not ended")
+    if missing := run.metrics.missing:
+        facts.append(f"no record of {ranges_text(missing)}")
     if summary.get("jax_version"):
         facts.append(f"JAX {summary['jax_version']}")
     return f'<p class="faint">{html.escape(", ".join([*facts, str(run.path)]))}</p>'

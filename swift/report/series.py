@@ -1,42 +1,64 @@
 """A run's metrics as arrays over its steps, smoothed and thinned for drawing.
 
-Shape suffixes: T steps, B bins of steps, L MoE layers, E expert classes.
+Shape suffixes: T steps, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E expert classes.
 """
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
-from swift.errors import SettingError
 from swift.record import Run, ratio
 
 
-def class_counts(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is counted per MoE layer and expert class over the run's steps.
+@dataclass(frozen=True)
+class ClassSeries:
+    """What the counts by expert class of a run come to, in arrays that grow with its steps or with its classes.
 
-    Returns:
-        popularity, replicas and dropped tokens, each float64[T, L, E]; empty for a run without MoE layers.
-
-    Raises:
-        SettingError: the counts are not all there, or not of one shape in all steps.
+    Attributes:
+        routed_TL, dropped_TL: tokens of a layer in a step; 0 in both where the counts of a step are not known.
+        misplaced_TL: the part of the replicas that would have to be another class's to follow the tokens; NaN where
+            nothing was routed.
+        popularity_BLE, replicas_BLE: sums over the steps of a bin, see ``bins_of``.
+        popularity_LE, replicas_LE: sums over all steps.
+        unknown: steps that have a record, but no counts that are sound.
     """
-    counts = tuple(_class_counts(run, name) for name in ("popularity", "replicas", "dropped"))
-    popularity_TLE, replicas_TLE, dropped_TLE = counts
-    if not popularity_TLE.shape == replicas_TLE.shape == dropped_TLE.shape:
-        shapes = [counts_TLE.shape[1:] for counts_TLE in counts]
-        allowed = f"popularity, replicas and dropped must have one shape (layers, classes), in {run.path}"
-        raise SettingError("metrics", shapes, allowed)
-    return popularity_TLE, replicas_TLE, dropped_TLE
+
+    routed_TL: np.ndarray
+    dropped_TL: np.ndarray
+    misplaced_TL: np.ndarray
+    popularity_BLE: np.ndarray
+    replicas_BLE: np.ndarray
+    popularity_LE: np.ndarray
+    replicas_LE: np.ndarray
+    unknown: list[int]
 
 
-def _class_counts(run: Run, name: str) -> np.ndarray:
-    values = [record.get(name) or [] for record in run.metrics]
-    try:
-        counts_TLE = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        allowed = f"must be numbers of one shape [layers][classes] in all steps, in {run.path}"
-        raise SettingError("metrics", name, allowed) from error
-    return counts_TLE if counts_TLE.ndim == 3 else np.zeros((len(values), 0, 0))
+def class_series(run: Run) -> ClassSeries | None:
+    """Reads the counts by expert class, some megabytes at a time; None for a run without MoE layers."""
+    counts, steps_T = run.metrics.counts, run.metrics.steps_T
+    if counts is None or not len(steps_T) or not counts.num_rows:
+        return None
+    bin_T, (num_layers, num_classes) = bins_of(len(steps_T)), counts.shape
+    routed_TL, dropped_TL = (np.zeros((len(steps_T), num_layers)) for _ in range(2))
+    misplaced_TL = np.full((len(steps_T), num_layers), np.nan)
+    sums_KBLE = np.zeros((2, bin_T[-1] + 1, num_layers, num_classes))
+    is_known_T = np.zeros(len(steps_T), bool)
+    for steps_R, counts_RKLE in counts.blocks():
+        at_R = np.minimum(np.searchsorted(steps_T, steps_R), len(steps_T) - 1)
+        has_record_R = steps_T[at_R] == steps_R
+        at_R, counts_RKLE = at_R[has_record_R], counts_RKLE[has_record_R].astype(np.float64)
+        popularity_RLE, replicas_RLE, dropped_RLE = (counts_RKLE[:, kind] for kind in range(3))
+        is_known_T[at_R] = True
+        routed_TL[at_R], dropped_TL[at_R] = popularity_RLE.sum(-1), dropped_RLE.sum(-1)
+        misplaced_TL[at_R] = np.abs(shares(popularity_RLE) - shares(replicas_RLE)).sum(-1) / 2
+        for index in np.unique(bin_T[at_R]):
+            of_bin_R = bin_T[at_R] == index
+            sums_KBLE[0, index] += popularity_RLE[of_bin_R].sum(0)
+            sums_KBLE[1, index] += replicas_RLE[of_bin_R].sum(0)
+    popularity_LE, replicas_LE = sums_KBLE.sum(1)
+    unknown = steps_T[~is_known_T].tolist()
+    return ClassSeries(routed_TL, dropped_TL, misplaced_TL, *sums_KBLE, popularity_LE, replicas_LE, unknown)
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
@@ -75,14 +97,13 @@ def thin(values_T: np.ndarray, num_points: int = 1000) -> np.ndarray:
     return np.array(sorted(points))
 
 
-def bin_steps(counts_T: np.ndarray, num_bins: int = 300) -> np.ndarray:
-    """Sums over bins of consecutive steps, as equal as can be: what a heat map has columns for.
+def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
+    """The bin of each of some consecutive steps, bins as equal as can be: what a heat map has columns for.
 
     Returns:
-        float64[B, ...], B = min(num_bins, T).
+        int[T], rising from 0; all different where the steps are few.
     """
-    num_steps = len(counts_T)
     if num_steps <= num_bins:
-        return counts_T
+        return np.arange(num_steps)
     edges = np.linspace(0, num_steps, num_bins + 1).astype(int)[:-1]
-    return np.add.reduceat(counts_T, edges, axis=0)
+    return np.searchsorted(edges, np.arange(num_steps), side="right") - 1

@@ -28,7 +28,7 @@ from swift.checkpoint import (
 )
 from swift.errors import RunError, SettingError
 from swift.pipeline import Program, TrainState
-from swift.record import RunDirectory
+from swift.record import RunDirectory, sync_record
 from swift.train.experiment import Experiment
 from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
 
@@ -109,6 +109,7 @@ class Saver:
 
     def _write(self, take: Callable[[], Snapshot], save: Callable[..., Manifest]) -> Manifest:
         self._room = take()
+        sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
         return save(snapshot=self._room)
 
     def follow(self, *, wait: bool) -> str | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from swift.record import RunDirectory, measure, read_run
+from swift.record import RunDirectory, measure, ranges_text, read_run
 from swift.train.experiment import Experiment
 
 
@@ -33,6 +33,8 @@ def summarize(experiment: Experiment, directory: RunDirectory, device: str, **mo
         "target_loss": experiment.target_loss,
     }
     summary = facts | measure(run, experiment.target_loss) | more
-    if run.metrics[-1]["step"] == experiment.num_steps:
+    if missing := run.metrics.missing:
+        summary["steps_without_record"] = ranges_text(missing)
+    if run.metrics.last_step == experiment.num_steps:
         directory.write_summary(summary)
     return summary

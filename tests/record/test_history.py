@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swift.errors import SettingError
-from swift.record import Run, history_of, moments_of, presences_of, spending_of, stretches_of
+from swift.record import Metrics, Run, history_of, moments_of, presences_of, spending_of, stretches_of
 
 TOPOLOGY = {"pipelines": 2, "stages": 1, "ranks": 1}
 
@@ -24,7 +24,7 @@ def steps(*seconds, first=1, **fields):
 
 
 def run_of(metrics, events, summary=None):
-    return Run(Path("runs/some"), "some", "", metrics, events, summary)
+    return Run(Path("runs/some"), "some", "", Metrics.of(metrics), events, summary)
 
 
 def trained():

@@ -64,7 +64,7 @@ def test_numpy_values_are_written_and_numbers_that_are_not_finite_become_null(tm
             {
                 "step": np.int64(1),
                 "loss": np.float32(0.5),
-                "popularity": np.array([[1, 2], [3, 4]]),
+                "pairs": np.array([[1, 2], [3, 4]]),
                 "shares": np.array([0.5, math.inf]),
                 "grad_norm": math.nan,
                 "nested": {"largest": (np.float32(math.inf), 1)},
@@ -72,11 +72,12 @@ def test_numpy_values_are_written_and_numbers_that_are_not_finite_become_null(tm
         )
         directory.log_event("failure", 1, lost_ms=np.float64(math.nan))
         directory.write_summary({"final_loss": np.float64(math.nan)})
-    expected = {"step": 1, "loss": 0.5, "popularity": [[1, 2], [3, 4]], "shares": [0.5, None], "grad_norm": None}
+    expected = {"step": 1, "loss": 0.5, "pairs": [[1, 2], [3, 4]], "shares": [0.5, None], "grad_norm": None}
     assert said([json.loads((tmp_path / "metrics.jsonl").read_text())]) == [
         expected | {"nested": {"largest": [None, 1]}}
     ]
     run = read_run(tmp_path)
+    assert said(run.metrics) == [expected | {"nested": {"largest": [None, 1]}}]
     assert run.events[0]["lost_ms"] is None
     assert run.summary == {"final_loss": None}
 
@@ -202,3 +203,17 @@ def test_steps_have_to_rise(tmp_path):
 def test_close_may_be_called_twice(tmp_path):
     with RunDirectory.create(tmp_path, "") as directory:
         directory.close()
+
+
+def test_a_plan_is_written_once_and_read_wherever_it_is_named(tmp_path):
+    first, second = {"round": [1] * 1000}, {"round": [2] * 1000}
+    with RunDirectory.create(tmp_path, "") as directory:
+        for step, plan in enumerate((first, second, first, first)):
+            directory.log_event("plan", step, failed=[f"0:{step}"], plan=plan)
+    assert (tmp_path / "events.jsonl").stat().st_size < 2.5 * len(json.dumps(first))
+    with RunDirectory.resume(tmp_path, "", step=0) as directory:
+        directory.log_event("plan", 4, plan=second)
+    events = read_run(tmp_path).events
+    assert [event["plan"] for event in events] == [first, second, first, first, second]
+    assert [event.get("failed") for event in events] == [["0:0"], ["0:1"], ["0:2"], ["0:3"], None]
+    assert events[3]["plan"] is events[0]["plan"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.record import Run
+from swift.record import Metrics, Run
 from swift.schedules import Problem, lockstep, normalize, plan_document
 from swift.schedules.normalize import canonical
 from swift.topology import Topology
@@ -57,12 +57,23 @@ def _make_run(
     facts = {"name": Path(path).name, "placement": policy, "layout": "sliced", "device": "8 CPU", "target_loss": 3.0}
     facts |= {"num_steps": num_steps, "validation_loss": None, "jax_version": "0.10.0"} | dict(summary)
     events = [{"time": "2025-01-01T00:00:00.000+00:00", "event": "checkpoint", "step": num_steps, "path": "a"}]
-    return Run(Path(path), facts["name"], "Experiment.num_steps = 1\n", metrics, events, facts)
+    return Run(Path(path), facts["name"], "Experiment.num_steps = 1\n", Metrics.of(metrics, str(path)), events, facts)
+
+
+def _changed(run, change):
+    """The run with each record changed by a function, which returns what it becomes."""
+    records = [change(record) for record in run.metrics]
+    return dataclasses.replace(run, metrics=Metrics.of(records, str(run.path)))
 
 
 @pytest.fixture
 def make_run():
     return _make_run
+
+
+@pytest.fixture(scope="session")
+def changed():
+    return _changed
 
 
 def _planned(failed, counts=None):
@@ -90,14 +101,14 @@ def _failing(**shape):
         _planned([]) | {"step": 31},
         {"event": "finish", "step": 40},
     )
-    for record in run.metrics:
+
+    def timed(record):
         step = record["step"]
         seconds = 2 * step + (100 if step > 10 else 0) + (100 if step > 30 else 0)
-        record |= {
-            "time": f"2025-01-01T00:{seconds // 60:02}:{seconds % 60:02}+00:00",
-            "period_ratio": 1.5 if 10 < step <= 30 else 1,
-        }
-    return dataclasses.replace(run, events=events)
+        time = f"2025-01-01T00:{seconds // 60:02}:{seconds % 60:02}+00:00"
+        return record | {"time": time, "period_ratio": 1.5 if 10 < step <= 30 else 1}
+
+    return dataclasses.replace(_changed(run, timed), events=events)
 
 
 @pytest.fixture(scope="session")

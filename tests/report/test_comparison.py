@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from swift.errors import SettingError
-from swift.record import Run, steps_to_target
+from swift.record import Metrics, Run, steps_to_target
 from swift.report import comparison_rows, comparison_table, run_labels
 
 
@@ -17,7 +17,7 @@ def plain_run(losses, name="symi", summary=(), **columns):
     for key, values in columns.items():
         for record, value in zip(metrics, values, strict=True):
             record[key] = value
-    return Run(Path("runs") / name, name, "", metrics, [], {"placement": "symi"} | dict(summary))
+    return Run(Path("runs") / name, name, "", Metrics.of(metrics), [], {"placement": "symi"} | dict(summary))
 
 
 def rendered(runs):
@@ -70,7 +70,7 @@ def test_a_run_of_one_step():
 
 
 def test_a_run_that_has_not_begun():
-    run = Run(Path("runs/new"), "new", "", [], [], None)
+    run = Run(Path("runs/new"), "new", "", Metrics.of([]), [], None)
     row = comparison_rows([run])[0]
     assert row.pop("name") == "new"
     assert set(row.values()) == {None}
@@ -83,9 +83,7 @@ def test_a_run_whose_loss_was_not_finite_has_no_final_loss():
 
 
 def test_the_step_to_the_target_is_the_logged_one():
-    run = plain_run([1.0] * 10, summary={"target_loss": 1.0})
-    for record in run.metrics:
-        record["step"] += 100
+    run = plain_run([1.0] * 10, summary={"target_loss": 1.0}, step=range(101, 111))
     assert comparison_rows([run])[0]["steps_to_target"] == 110
 
 
@@ -107,7 +105,7 @@ def test_odd_names_are_shown_as_they_are():
 def test_runs_of_one_name_are_told_apart_by_their_directories():
     runs = [plain_run([1.0], name="a"), plain_run([1.0], name="b")]
     assert run_labels(runs) == ["a", "b"]
-    twins = [Run(run.path, "demo", "", [], [], None) for run in runs]
+    twins = [Run(run.path, "demo", "", Metrics.of([]), [], None) for run in runs]
     assert run_labels(twins) == [f"demo ({Path('runs/a')})", f"demo ({Path('runs/b')})"]
 
 

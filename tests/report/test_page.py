@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.record import Run
+from swift.record import Metrics, Run
 from swift.report import save_figures, sections_of, sections_of_all, write_report
 from swift.report.draw import draw_layer
 from swift.report.figures import run_color
@@ -112,32 +112,26 @@ def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
 
 
 def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
-    page = written([Run(Path("runs/new"), "new", "", [], [], None)], tmp_path)
+    page = written([Run(Path("runs/new"), "new", "", Metrics.of([]), [], None)], tmp_path)
     assert page.pictures == []
     assert "0 steps, not ended" in page.text
 
 
-def test_a_run_without_moe_layers_has_a_loss_curve(make_run, tmp_path):
-    run = make_run()
+def test_a_run_without_moe_layers_has_a_loss_curve(make_run, changed, tmp_path):
     keys = ("popularity", "replicas", "dropped", "drop_share", "load_imbalance")
-    run = dataclasses.replace(
-        run, metrics=[{k: v for k, v in record.items() if k not in keys} for record in run.metrics]
-    )
+    run = changed(make_run(), lambda record: {k: v for k, v in record.items() if k not in keys})
     assert len(written([run], tmp_path).pictures) == 1
 
 
-def test_a_run_without_routed_tokens_is_drawn(make_run, tmp_path):
-    run = make_run(num_steps=5)
-    for record in run.metrics:
-        record["popularity"] = record["dropped"] = [[0] * 8] * 2
-        record |= {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
+def test_a_run_without_routed_tokens_is_drawn(make_run, changed, tmp_path):
+    nothing = {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
+    nothing |= {kind: [[0] * 8] * 2 for kind in ("popularity", "dropped")}
+    run = changed(make_run(num_steps=5), lambda record: record | nothing)
     assert len(written([run], tmp_path).pictures) == 1 + 1 + 2
 
 
-def test_losses_that_are_not_finite_are_gaps(make_run, tmp_path):
-    run = make_run(num_steps=30)
-    for record in run.metrics[10:]:
-        record["loss"] = None
+def test_losses_that_are_not_finite_are_gaps(make_run, changed, tmp_path):
+    run = changed(make_run(num_steps=30), lambda record: record | ({"loss": None} if record["step"] > 10 else {}))
     assert len(written([run], tmp_path).pictures) == 6
 
 
@@ -173,7 +167,8 @@ def test_the_maps_show_replicas_that_follow_popularity_and_those_that_do_not(mak
 
 def test_long_runs_are_drawn_in_seconds(make_run):
     short = make_run(num_steps=100)
-    metrics = [short.metrics[step % 100] | {"step": step + 1} for step in range(20_000)]
+    records = [*short.metrics]
+    metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(20_000))
     start = time.perf_counter()
     run = dataclasses.replace(short, metrics=metrics)
     sections = sections_of_all([run]) + sections_of(run, 0)
@@ -191,7 +186,8 @@ def test_the_report_stands_alone():
 @pytest.mark.slow
 def test_the_page_of_a_long_run_of_many_layers_can_be_sent(make_run, tmp_path):
     short = make_run(num_steps=100, num_layers=12, num_classes=16, num_slots=64)
-    metrics = [short.metrics[step % 100] | {"step": step + 1} for step in range(2000)]
+    records = [*short.metrics]
+    metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(2000))
     page = written([dataclasses.replace(short, metrics=metrics)], tmp_path)
     assert len(page.pictures) == 3 + 1 + 12
     assert (tmp_path / "report.html").stat().st_size < 2e6

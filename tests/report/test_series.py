@@ -5,43 +5,66 @@ import pytest
 
 from swift.errors import SettingError
 from swift.record import running_mean, scalars
-from swift.report.series import bin_steps, class_counts, shares, smooth, thin
+from swift.record.class_counts import KINDS
+from swift.report import sections_of
+from swift.report.series import bins_of, class_series, shares, smooth, thin
 
 
-def test_null_and_missing_values_are_nan(make_run):
-    run = make_run(num_steps=3)
-    run.metrics[1]["loss"] = None
-    del run.metrics[2]["loss"]
+def test_null_and_missing_values_are_nan(make_run, changed):
+    values = {1: {}, 2: {"loss": None}}
+    run = changed(make_run(num_steps=3), lambda record: record | values.get(record["step"], {}))
+    assert np.isnan(scalars(run, "loss")).tolist() == [False, True, False]
+    run = changed(run, lambda record: {n: v for n, v in record.items() if n != "loss" or record["step"] != 3})
     assert np.isnan(scalars(run, "loss")).tolist() == [False, True, True]
+    assert [record.get("loss", "none") for record in run.metrics][1:] == [None, "none"]
 
 
-def test_class_counts_are_steps_by_layers_by_classes(make_run):
-    run = make_run(num_steps=3, num_layers=2, num_classes=4)
-    popularity_TLE, replicas_TLE, dropped_TLE = class_counts(run)
-    assert popularity_TLE.shape == replicas_TLE.shape == dropped_TLE.shape == (3, 2, 4)
-    assert popularity_TLE[2, 1, 3] == run.metrics[2]["popularity"][1][3]
+def plain_series(run):
+    """From all counts in memory at once: what is drawn, and what tables say."""
+    counts = [np.array([record[kind] for record in run.metrics], float) for kind in KINDS]
+    popularity_TLE, replicas_TLE, dropped_TLE = counts
+    misplaced_TL = np.abs(shares(popularity_TLE) - shares(replicas_TLE)).sum(-1) / 2
+    edges = np.linspace(0, len(popularity_TLE), min(300, len(popularity_TLE)) + 1).astype(int)[:-1]
+    binned = [np.add.reduceat(counts_TLE, edges, axis=0) for counts_TLE in (popularity_TLE, replicas_TLE)]
+    sums = [counts_TLE.sum(0) for counts_TLE in (popularity_TLE, replicas_TLE)]
+    return [popularity_TLE.sum(-1), dropped_TLE.sum(-1), misplaced_TL, *binned, *sums]
 
 
-def test_a_dense_run_has_no_class_counts(make_run):
-    run = make_run(num_steps=3)
-    for record in run.metrics:
-        record["popularity"] = record["replicas"] = record["dropped"] = []
-    assert [counts.size for counts in class_counts(run)] == [0, 0, 0]
+@pytest.mark.parametrize("num_steps", [3, 300, 301, 700])
+def test_counts_are_summed_some_at_a_time_as_all_at_once(make_run, monkeypatch, num_steps):
+    monkeypatch.setattr("swift.record.class_counts._BLOCK_BYTES", 2000)
+    run = make_run(num_steps=num_steps)
+    series = class_series(run)
+    for found, expected in zip(dataclasses.astuple(series), [*plain_series(run), []], strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("value", [[[1, 2]], [["many"] * 8] * 2, None])
-def test_counts_of_another_shape_are_told(make_run, value):
-    run = make_run(num_steps=3)
-    run.metrics[1]["popularity"] = value
-    with pytest.raises(SettingError, match=r"popularity.*one shape"):
-        class_counts(run)
+def test_steps_without_counts_are_left_out_and_known(make_run, changed):
+    whole = make_run(num_steps=5)
+    run = changed(
+        whole, lambda record: {n: v for n, v in record.items() if record["step"] not in (2, 4) or n not in KINDS}
+    )
+    series, expected = class_series(run), class_series(whole)
+    assert series.unknown == [2, 4]
+    np.testing.assert_array_equal(series.popularity_BLE[[0, 2, 4]], expected.popularity_BLE[[0, 2, 4]])
+    assert series.popularity_BLE[[1, 3]].sum() == series.routed_TL[[1, 3]].sum() == 0
+    assert "or damaged: iterations 2, 4." in sections_of(run, 0)[0].note
 
 
-def test_counts_that_do_not_belong_together_are_told(make_run):
-    run = make_run(num_steps=3)
-    run = dataclasses.replace(run, metrics=[record | {"replicas": [[1]]} for record in run.metrics])
-    with pytest.raises(SettingError, match="one shape"):
-        class_counts(run)
+def test_a_dense_run_has_no_class_counts(make_run, changed):
+    assert class_series(changed(make_run(num_steps=3), lambda record: record | {kind: [] for kind in KINDS})) is None
+
+
+@pytest.mark.parametrize("value", [[[1, 2]], [["many"] * 8] * 2, None, [[-1] * 8] * 2, [[0.5] * 8] * 2])
+def test_counts_of_another_shape_are_told(make_run, changed, value):
+    with pytest.raises(SettingError, match=r"runs/symi.*popularity.*of step 2.*one shape"):
+        changed(make_run(num_steps=3), lambda record: record | ({"popularity": value} if record["step"] == 2 else {}))
+
+
+def test_counts_that_do_not_belong_together_are_told(make_run, changed):
+    shape = {kind: [[1]] for kind in KINDS}
+    with pytest.raises(SettingError, match=r"2 layers of 8 classes.*must be 1 layers of 1 classes"):
+        changed(make_run(num_steps=3), lambda record: record | (shape if record["step"] == 3 else {}))
 
 
 def test_shares_of_nothing_are_nan():
@@ -81,8 +104,8 @@ def test_thinning_keeps_few_points_and_every_spike(num_steps):
 
 
 @pytest.mark.parametrize("num_steps", [1, 7, 300, 301, 10007])
-def test_binning_loses_no_token(num_steps):
-    counts = np.random.default_rng(0).integers(0, 9, (num_steps, 3)).astype(float)
-    bins = bin_steps(counts)
-    assert bins.shape == (min(num_steps, 300), 3)
-    np.testing.assert_array_equal(bins.sum(axis=0), counts.sum(axis=0))
+def test_bins_are_as_equal_as_can_be(num_steps):
+    sizes = np.bincount(bins_of(num_steps))
+    assert (len(sizes), sizes.sum()) == (min(num_steps, 300), num_steps)
+    assert np.ptp(sizes) <= 1
+    assert (np.diff(bins_of(num_steps)) >= 0).all()

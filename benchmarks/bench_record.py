@@ -1,0 +1,142 @@
+"""The record of a long run: seconds and memory to resume it, to sum it up and to report on it.
+
+A run of 200,000 iterations, 12 MoE layers and 64 classes is made up; each reader is a process of its own, and is asked
+for its peak of resident memory. The first line of a reader is a process that reads nothing.
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.record import CLASS_COUNTS, CONFIG, EVENTS, METRICS, RunDirectory, measure, read_run
+from swift.record.class_counts import CountsWriter
+from swift.report import write_report
+
+LAYERS, CLASSES, TOKENS = 12, 64, 65536
+SAVED_EVERY = 20
+BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
+READERS: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda path: path,
+    "resume after half": lambda path: RunDirectory.resume(path, "", len_of(path) // 2).close(),
+    "resume after all but 50": lambda path: RunDirectory.resume(path, "", len_of(path) - 50).close(),
+    "summary": lambda path: measure(read_run(path), 1.0),
+    "report": lambda path: write_report([read_run(path)], path / "report.html"),
+}
+
+
+def len_of(path: Path) -> int:
+    """How many iterations a made-up run has."""
+    return int((path / "steps").read_text())
+
+
+def make_run(path: Path, num_steps: int) -> None:
+    """Writes a run of so many iterations, all of whose numbers are drawn."""
+    random = np.random.default_rng(0)
+    path.mkdir()
+    (path / CONFIG).touch()
+    (path / "steps").write_text(str(num_steps))
+    share_E = random.dirichlet(np.ones(CLASSES))
+    popularity = random.multinomial(TOKENS, share_E, (64, LAYERS))
+    drawn = np.stack([popularity, random.integers(1, 9, popularity.shape), popularity // 16], axis=1)
+    counts = CountsWriter.open(path / CLASS_COUNTS)
+    with (path / METRICS).open("w") as lines, (path / EVENTS).open("w") as events:
+        for step in range(1, num_steps + 1):
+            counts.write(step, drawn[step % len(drawn)])
+            lines.write(json.dumps(scalars(step)) + "\n")
+            if step % SAVED_EVERY == 0:
+                saved = [[(step // SAVED_EVERY + layer) % CLASSES] for layer in range(LAYERS)]
+                said = {"experts": "all" if step == SAVED_EVERY else saved, "experts_per_layer": 1, "save_ms": 900.0}
+                events.write(json.dumps({"time": at(step), "event": "checkpoint", "step": step, **said}) + "\n")
+    counts.close()
+
+
+def at(step: int) -> str:
+    """When an iteration was done."""
+    return (BEGUN + timedelta(seconds=step / 4)).isoformat(timespec="milliseconds")
+
+
+def scalars(step: int) -> dict[str, Any]:
+    """What a line of metrics has, as many numbers as that of a training run in pipelines."""
+    noise = (step * 2654435761 % 2**32) / 2**32
+    return {
+        "step": step,
+        "time": at(step),
+        "loss": 2 + 8 / step**0.3 + noise,
+        "aux_loss": 1 + noise,
+        "tokens": TOKENS,
+        "tokens_routed": TOKENS * LAYERS,
+        "tokens_dropped": TOKENS * LAYERS // 16,
+        "tokens_overflowed": 0,
+        "drop_share": 1 / 16,
+        "load_imbalance": 1 + noise,
+        "grad_norm": noise,
+        "learning_rate": 1e-3 * noise,
+        "step_ms": 250 + noise,
+        "tokens_per_s": TOKENS * 4.0,
+        "live_workers": 8,
+        "live_ranks": 8,
+        "bubble_share": 0.1,
+        "period_ratio": 1.0,
+        "was_discarded": False,
+    }
+
+
+def cost_of(name: str, path: Path) -> dict[str, float]:
+    """Seconds of a reader, and its peak of memory."""
+    command = [sys.executable, __file__, "--reader", name, str(path)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def read(name: str, path: Path) -> None:
+    begun = time.perf_counter()
+    READERS[name](path)
+    seconds, peak = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"seconds": round(seconds, 3), "peak_mb": round(peak / 1024, 1)}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--reader", nargs=2, metavar=("NAME", "RUN_DIR"), help="used by the benchmark itself")
+    options = parser.parse_args()
+    if options.reader:
+        read(options.reader[0], Path(options.reader[1]))
+        return 0
+    from measure import publish  # which takes memory that no reader needs
+
+    figures = {}
+    with tempfile.TemporaryDirectory() as directory:
+        whole, run = Path(directory) / "whole", Path(directory) / "run"
+        make_run(whole, options.steps)
+        sizes = {name: round((whole / name).stat().st_size / 1e6, 1) for name in (METRICS, CLASS_COUNTS, EVENTS)}
+        for name in READERS:
+            if name.startswith("resume"):
+                shutil.copytree(whole, run)
+            figures[name] = cost_of(name, run if run.exists() else whole)
+            shutil.rmtree(run, ignore_errors=True)
+    claims = {
+        "seconds to resume after all but 50 iterations": (figures["resume after all but 50"]["seconds"], 1.0),
+        "seconds to resume after half of the iterations": (figures["resume after half"]["seconds"], 5.0),
+        "seconds of the summary": (figures["summary"]["seconds"], 10.0),
+        "seconds of the report": (figures["report"]["seconds"], 60.0),
+    }
+    for name in list(figures)[1:]:
+        more_mb = figures[name]["peak_mb"] - figures["nothing"]["peak_mb"]
+        claims[f"MB of memory, {name}"] = (round(more_mb, 1), 100.0 if name.startswith("resume") else 500.0)
+    shape = {"steps": options.steps, "layers": LAYERS, "classes": CLASSES}
+    return publish("record", {"shape": shape, "file_mb": sizes, "readers": figures}, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Counts by expert class of every iteration: a binary file of rows of one size, beside ``metrics.jsonl``.
+
+The file begins with a header of 512 bytes, a JSON object that tells the layout. A row has the step (uint64), the counts
+(uint32) and a CRC-32 of both, so a row that is torn or damaged is found, and found by itself. Rows are in the order of
+their steps; a step may be missing. Nothing here reads more than a few megabytes at once.
+
+Shape suffixes: R rows, K kinds of counts, L MoE layers, E expert classes.
+"""
+
+import json
+import os
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from swift.errors import SettingError
+
+CLASS_COUNTS = "class_counts.bin"
+KINDS = ("popularity", "replicas", "dropped")
+"""What is counted, in the order of a row."""
+
+_FORMAT, _VERSION, _HEADER_BYTES, _BLOCK_BYTES = "swift class counts", 1, 512, 2**22
+_CHECK_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of a file's counts."""
+
+    num_layers: int
+    num_classes: int
+
+    @property
+    def row(self) -> np.dtype:
+        """The type of a row."""
+        shape = (len(KINDS), self.num_layers, self.num_classes)
+        return np.dtype([("step", "<u8"), ("counts", "<u4", shape), ("check", "<u4")])
+
+    @property
+    def header(self) -> bytes:
+        """The first bytes of a file."""
+        said = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "kinds": KINDS,
+            "dtype": "<u4",
+            "layers": self.num_layers,
+            "classes": self.num_classes,
+        }
+        return (json.dumps(said) + "\n").encode().ljust(_HEADER_BYTES)
+
+    @classmethod
+    def read(cls, descriptor: int, name: str) -> Self | None:
+        """The layout of an open file; None where it ends before its header does, which nobody has finished.
+
+        Raises:
+            SettingError: the header is damaged.
+        """
+        header = os.pread(descriptor, _HEADER_BYTES, 0)
+        if len(header) < _HEADER_BYTES:
+            return None
+        try:
+            said = json.loads(header)
+            layout = cls(int(said["layers"]), int(said["classes"]))
+        except (ValueError, TypeError, KeyError):
+            layout = None
+        if layout is None or layout.header != header:
+            allowed = "is damaged, or of another version; without the file, the run can be resumed and reported"
+            raise SettingError(name, "its first 512 bytes", allowed)
+        return layout
+
+
+class CountsWriter:
+    """Appends rows to a file, which begins with the first of them."""
+
+    def __init__(self, descriptor: int, name: str):
+        self._descriptor, self._name = descriptor, name
+        self._layout = Layout.read(descriptor, name)
+        size = os.fstat(descriptor).st_size
+        self._end = 0 if self._layout is None else size - (size - _HEADER_BYTES) % self._layout.row.itemsize
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """A writer after the last whole row of a file, which is made where it is missing."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            return cls(descriptor, str(path))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def write(self, step: int, counts_KLE: np.ndarray) -> None:
+        """Appends the counts of a step, later than any before.
+
+        Raises:
+            SettingError: the file has counts of another shape.
+            OSError: it cannot be written; the next row takes the place of what was.
+        """
+        layout = Layout(*counts_KLE.shape[1:])
+        if self._layout is None:
+            self._append(layout.header)
+            self._layout = layout
+        if self._layout != layout:
+            here, there = (f"{one.num_layers} layers of {one.num_classes} classes" for one in (layout, self._layout))
+            raise SettingError(self._name, there, f"must be {here}, as this run counts")
+        row = np.zeros((), layout.row)
+        row["step"], row["counts"] = step, counts_KLE
+        row["check"] = zlib.crc32(row.tobytes()[:-_CHECK_BYTES])
+        self._append(row.tobytes())
+
+    def _append(self, content: bytes) -> None:
+        """Writes at the end that is known, so that nothing is shifted by a write that has failed half-way."""
+        done = 0
+        while done < len(content):
+            done += os.pwrite(self._descriptor, content[done:], self._end + done)
+        self._end += len(content)
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class ClassCounts:
+    """The rows that a file had when it was opened.
+
+    Args:
+        descriptor: an open file, which is closed with this object.
+        name: the file, for errors.
+    """
+
+    def __init__(self, descriptor: int, name: str):
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        layout = Layout.read(descriptor, name)
+        self._row = None if layout is None else layout.row
+        self.shape = (0, 0) if layout is None else (layout.num_layers, layout.num_classes)
+        size = os.fstat(descriptor).st_size
+        self.num_rows = 0 if self._row is None else (size - _HEADER_BYTES) // self._row.itemsize
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """The rows of a file; None where it is missing. Raises SettingError where its header is damaged."""
+        try:
+            return cls(os.open(path, os.O_RDONLY), str(path))
+        except FileNotFoundError:
+            return None
+
+    def blocks(self, begin: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The sound rows from one on, some megabytes at a time.
+
+        Yields:
+            (uint64[R], their steps; uint32[R, K, L, E], their counts).
+        """
+        if self._row is None:
+            return
+        at_once = max(1, _BLOCK_BYTES // self._row.itemsize)
+        for start in range(begin, self.num_rows, at_once):
+            rows_R, is_sound_R = self._read(start, min(at_once, self.num_rows - start))
+            yield rows_R["step"][is_sound_R], rows_R["counts"][is_sound_R]
+
+    def after(self, step: int, upto: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The sound rows of an interval of steps: (the step, uint32[K, L, E])."""
+        for steps_R, counts_RKLE in self.blocks(self.num_upto(step)):
+            for row_step, counts_KLE in zip(steps_R.tolist(), counts_RKLE, strict=True):
+                if row_step > upto:
+                    return
+                yield row_step, counts_KLE
+
+    def at(self, step: int, hint: int) -> np.ndarray | None:
+        """The counts of a step, uint32[K, L, E]; None where there are none that are sound.
+
+        Args:
+            step: which.
+            hint: the row that has them where none is missing.
+        """
+        if 0 <= hint < self.num_rows and self._step(hint) == step:
+            return self._counts(hint)
+        row = self.num_upto(step) - 1
+        return self._counts(row) if row >= 0 and self._step(row) == step else None
+
+    def num_upto(self, step: int) -> int:
+        """The number of rows up to the last sound one of a step or an earlier one, by bisection."""
+        found, low, high = 0, 0, self.num_rows
+        while low < high:
+            middle = (low + high) // 2
+            row = next((row for row in range(middle, low - 1, -1) if self._step(row) is not None), None)
+            if row is None:
+                low = middle + 1
+            elif (self._step(row) or 0) <= step:
+                low, found = middle + 1, row + 1
+            else:
+                high = row
+        return found
+
+    def _step(self, row: int) -> int | None:
+        """The step of a row; None where it is not sound."""
+        rows_R, is_sound_R = self._read(row, 1)
+        return int(rows_R["step"][0]) if is_sound_R[0] else None
+
+    def _counts(self, row: int) -> np.ndarray:
+        return self._read(row, 1)[0]["counts"][0]
+
+    def _read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Some rows, and which of them are sound."""
+        assert self._row is not None
+        size = self._row.itemsize
+        content = memoryview(os.pread(self._descriptor, count * size, _HEADER_BYTES + start * size))
+        rows_R = np.frombuffer(content[: len(content) // size * size], self._row)
+        checks = [zlib.crc32(content[at : at + size - _CHECK_BYTES]) for at in range(0, len(rows_R) * size, size)]
+        return rows_R, np.array(checks, np.uint32) == rows_R["check"]
+
+
+class InlineCounts:
+    """Rows of an unnamed file, for runs that are so old that ``metrics.jsonl`` has their counts."""
+
+    def __init__(self, name: str):
+        self._name = name
+        with tempfile.TemporaryFile() as file:
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+        self._writer = CountsWriter(self._descriptor, name)
+
+    def add(self, step: int, inline: list[Any]) -> None:
+        """Adds the counts of a step, by kind; raises SettingError where they are no counts of one shape."""
+        self._writer.write(step, counts_array(self._name, step, inline))
+
+    def finish(self) -> ClassCounts:
+        """All rows; there will be no more."""
+        return ClassCounts(os.dup(self._descriptor), self._name)
+
+
+def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
+    """Counts of a step as uint32[K, L, E].
+
+    Args:
+        name: the file that they are from or for.
+        step: whose.
+        by_kind: of each of ``KINDS``, ``[layers][classes]``.
+
+    Raises:
+        SettingError: they are no counts, or not of one shape.
+    """
+    try:
+        counts_KLE = np.asarray(by_kind)
+    except ValueError:
+        counts_KLE = np.zeros(0)
+    in_range = counts_KLE.size and counts_KLE.dtype.kind in "iu" and 0 <= counts_KLE.min() <= counts_KLE.max() < 2**32
+    if counts_KLE.ndim != 3 or not in_range:
+        allowed = "must be numbers of tokens or replicas of one shape, layers by classes"
+        raise SettingError(name, f"{', '.join(KINDS)} of step {step}", allowed)
+    return counts_KLE
+
+
+def cut_rows(path: Path, step: int) -> None:
+    """Cuts a file of counts after the last sound row of a step or an earlier one; one without such a row is removed."""
+    counts = ClassCounts.open(path)
+    if counts is None:
+        return
+    num_rows = counts.num_upto(step)
+    if num_rows:
+        os.truncate(path, _HEADER_BYTES + num_rows * Layout(*counts.shape).row.itemsize)
+    else:
+        path.unlink()

@@ -1,0 +1,91 @@
+"""Files with a JSON object on each line that may be too large to be read whole."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from swift.errors import SettingError
+
+
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object; None where the text is none."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one after the other; what follows the last line feed is torn, and left out.
+
+    Args:
+        path: a file, which need not be there.
+
+    Raises:
+        SettingError: a whole line holds no object.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            record = parse_object(line)
+            if record is not None:
+                yield record
+            elif line.endswith(b"\n"):
+                raise SettingError(str(path), f"line {number}", "is damaged: not a JSON object")
+
+
+def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a file, the last one first; what follows it is being written.
+
+    Args:
+        path: a file.
+        block_bytes: how much is read at once.
+
+    Yields:
+        (where the line ends, its line feed included; the line without it).
+    """
+    with path.open("rb") as file:
+        start, rest, line_end = file.seek(0, os.SEEK_END), b"", -1
+        while start:
+            end, start = start, max(start - block_bytes, 0)
+            file.seek(start)
+            rest, *lines = (file.read(end - start) + rest).split(b"\n")
+            if lines and line_end < 0:
+                line_end = start + len(rest) + sum(len(line) + 1 for line in lines[:-1]) + 1
+                lines.pop()
+            for line in reversed(lines):
+                yield line_end, line
+                line_end -= len(line) + 1
+        if line_end >= 0:
+            yield line_end, rest
+
+
+def step_of(path: Path, line: bytes) -> int:
+    """The step of a line; raises SettingError where it has none."""
+    record = parse_object(line) or {}
+    step = record.get("step")
+    if not isinstance(step, int):
+        shown = line[:60].decode(errors="replace")
+        raise SettingError(str(path), shown, "is damaged: not a JSON object with a step")
+    return step
+
+
+def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> bytes | None:
+    """Cuts a file after its last whole line that is to be kept; only what is removed is read.
+
+    Args:
+        path: a file, which need not be there.
+        is_kept: whether a line, and so all before it, is to be kept.
+
+    Returns:
+        The last line that is left; None where there is none.
+    """
+    if not path.exists():
+        return None
+    end, last = next(((end, line) for end, line in lines_from_end(path) if is_kept(line)), (0, None))
+    os.truncate(path, end)
+    return last
