@@ -96,6 +96,10 @@ class Ledger:
         """After one more iteration, see ``Tally.count``."""
         return replace(self, tally=self.tally.count(popularity_LE, dropped_LE))
 
+    def uncounted(self, num_iterations: int, most_updates: int) -> "Ledger":
+        """After more iterations of which there is no record, see ``Tally.uncounted``."""
+        return replace(self, tally=self.tally.uncounted(num_iterations, most_updates))
+
     def choose(self, selection: str, *, full: bool) -> np.ndarray:
         """The classes ``[L, K]`` that the next checkpoint saves: all where some have no copy yet, or where asked."""
         num_layers, num_classes = self.tally.contained_LE.shape

@@ -18,17 +18,23 @@ class Tally:
     what an expert's state *contains*: the updates of all iterations that went into it and into no copy that was left
     behind. So nothing counts as lost twice, however often a run falls back, and replayed iterations are not lost.
 
+    An iteration may have no record: then every expert is taken to contain as many updates of it as there could be, and
+    nothing is taken to have been routed. What is counted as lost is then at least what was lost, and ``plt`` an upper
+    bound of the proportion.
+
     Attributes:
         contained_LE: updates that the experts' state contains, int64.
         routed_L: pairs that were routed so far, dropped or not: T_i * topk_i, int64.
         lost_L: updates lost in all faults, the sum over j of L_ij, int64.
         num_faults: how often the state was restored.
+        num_uncounted: iterations in the state that had no record when they were to be counted.
     """
 
     contained_LE: np.ndarray
     routed_L: np.ndarray
     lost_L: np.ndarray
     num_faults: int = 0
+    num_uncounted: int = 0
 
     @classmethod
     def none(cls, num_layers: int, num_classes: int) -> "Tally":
@@ -52,6 +58,16 @@ class Tally:
             routed_L=self.routed_L + popularity_LE.sum(axis=1),
         )
 
+    def uncounted(self, num_iterations: int, most_updates: int) -> "Tally":
+        """After more iterations of which there is no record.
+
+        Args:
+            num_iterations: how many.
+            most_updates: that an expert may get in an iteration.
+        """
+        contained_LE = self.contained_LE + num_iterations * most_updates
+        return replace(self, contained_LE=contained_LE, num_uncounted=self.num_uncounted + num_iterations)
+
     def restored(self, contained_LE: np.ndarray) -> "Tally":
         """After a fault.
 
@@ -68,7 +84,7 @@ class Tally:
         """
         assert (lost_LE >= 0).all(), "a copy is newer than the state"
         contained_LE, lost_L = self.contained_LE - lost_LE, self.lost_L + lost_LE.sum(axis=1)
-        return Tally(contained_LE, self.routed_L, lost_L, self.num_faults + 1)
+        return replace(self, contained_LE=contained_LE, lost_L=lost_L, num_faults=self.num_faults + 1)
 
     @property
     def num_lost(self) -> int:
@@ -85,14 +101,15 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         """Lists and numbers."""
         arrays = {name: getattr(self, f"{name}_L").tolist() for name in ("routed", "lost")}
-        return arrays | {"contained": self.contained_LE.tolist(), "num_faults": self.num_faults}
+        numbers = {"num_faults": self.num_faults, "num_uncounted": self.num_uncounted}
+        return arrays | {"contained": self.contained_LE.tolist(), **numbers}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any], num_classes: int) -> "Tally":
         """The inverse of ``to_json``."""
         contained_LE = np.asarray(said["contained"], np.int64).reshape(len(said["contained"]), num_classes)
         routed_L, lost_L = (np.asarray(said[name], np.int64) for name in ("routed", "lost"))
-        return cls(contained_LE, routed_L, lost_L, said["num_faults"])
+        return cls(contained_LE, routed_L, lost_L, said["num_faults"], said.get("num_uncounted", 0))
 
 
 def dynamic_k(k: int, plt: float, budget: float | None, num_classes: int) -> int:

@@ -30,6 +30,8 @@ def restore_lines(plan: Plan, after: Ledger) -> list[str]:
         after: with which the run goes on.
     """
     lines = [*source_lines(plan), f"proportion of lost tokens so far: {plan.tally.plt:.4f}"]
+    if plan.tally.num_uncounted:
+        lines[-1] += f" at most: iterations without a record: {plan.tally.num_uncounted}"
     before = plan.manifest.ledger.k
     return lines + [f"K is now {after.k} experts of a layer, and was {before}"] * (after.k != before)
 
@@ -46,11 +48,13 @@ def experts_text(units: Iterable[Unit]) -> str:
 def save_facts(manifest: Manifest) -> dict[str, Any]:
     """What ``events.jsonl`` says of a checkpoint; bytes are those of the numbers, all ranks together."""
     ledger = manifest.ledger
+    uncounted = ledger.tally.num_uncounted
     return {
         "bytes": manifest.num_bytes,
         "experts_per_layer": ledger.num_classes if manifest.is_full else ledger.k,
         "experts": "all" if manifest.is_full else manifest.chosen,
         "plt": ledger.tally.plt,
+        **({"iterations_uncounted": uncounted} if uncounted else {}),
     }
 
 

@@ -1,9 +1,10 @@
-"""What a run of processes has counted: the keeper reads it from the metrics, which somebody else writes."""
+"""What a run of processes has counted: the keeper reads it from the record, which somebody else writes.
+
+An iteration without a record must not cost a checkpoint: it is counted as one that is not known, see ``Tally``.
+"""
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from swift.checkpoint import Ledger, Tally, checkpoint_path, checkpoint_steps, read_manifest
-from swift.errors import RunError, SettingError
+from swift.errors import SettingError
 from swift.files import replace_file
 from swift.pipeline import Program
-from swift.record import METRICS
+from swift.record import CLASS_COUNTS, METRICS, ClassCounts, lines_from_end, parse_object
 from swift.train import Experiment
 from swift.train.saved_state import first_ledger, ledger_for, split_of
 
@@ -27,7 +28,7 @@ class Counts:
 
     Attributes:
         experiment: what is run.
-        checkpoints: the directory of the run's checkpoints; its metrics are beside it.
+        checkpoints: the directory of the run's checkpoints, in the run directory.
         losses: a file for what slices have lost that came from older copies, until a checkpoint has it.
     """
 
@@ -36,18 +37,23 @@ class Counts:
     losses: Path
 
     @property
-    def _metrics(self) -> Path:
-        return self.checkpoints.parent / METRICS
+    def _run_dir(self) -> Path:
+        return self.checkpoints.parent
+
+    @property
+    def _most_updates(self) -> int:
+        """That an expert may get in an iteration: a token goes to a class once at most."""
+        return self.experiment.tokens_per_step
 
     def at(self, program: Program, step: int, patience_s: float) -> Ledger:
         """The ledger after an iteration, for a checkpoint of a program's state; see ``counted``."""
         base, ledger = self._base(program, step)
-        return counted(ledger, self._metrics, base, step, patience_s)
+        return counted(ledger, self._run_dir, base, step, self._most_updates, patience_s)
 
     def so_far(self, program: Program, step: int) -> tuple[Ledger, int]:
         """The same, as far as it is known now; and the last iteration that it counts."""
         base, ledger = self._base(program, step)
-        return counted_so_far(ledger, self._metrics, base, step)
+        return counted_so_far(ledger, self._run_dir, base, step, self._most_updates)
 
     def contained(self, program: Program, step: int) -> np.ndarray:
         """The token updates that experts contained after an iteration."""
@@ -84,67 +90,62 @@ class Counts:
         return said["step"], Tally.from_json(said["tally"], said["classes"]), said["k"]
 
 
-def counted_so_far(ledger: Ledger, metrics: Path, after: int, step: int) -> tuple[Ledger, int]:
-    """A ledger with the iterations from ``after`` to ``step``, as far as they have a record already.
+def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, most_updates: int) -> tuple[Ledger, int]:
+    """A ledger with the iterations from ``after`` to ``step``, as far as the record goes already.
+
+    Records are written in the order of their iterations: where a later one is there, one that is missing will not come.
+
+    Args:
+        ledger: as it was after iteration ``after``.
+        run_dir: the run directory.
+        after: the last iteration that is counted already.
+        step: the last one to count.
+        most_updates: that an expert may get in an iteration.
 
     Returns:
         (the ledger, the last iteration that it counts).
     """
-    records, last = {record["step"]: record for record in _newest(metrics, after)}, after
-    while last < step and last + 1 in records:
-        last += 1
-        ledger = ledger.counted(records[last]["popularity"], records[last]["dropped"])
-    return ledger, last
+    recorded = _recorded(run_dir / METRICS, after)
+    last = max(after, min(step, max(recorded, default=after)))
+    if not ledger.tally.contained_LE.size:  # nothing is counted
+        return ledger, last
+    num_uncounted, counts = last - after, _class_counts(run_dir)
+    for row_step, (popularity_LE, _, dropped_LE) in counts.after(after, last) if counts else ():
+        if row_step in recorded:
+            ledger, num_uncounted = ledger.counted(popularity_LE, dropped_LE), num_uncounted - 1
+    return ledger.uncounted(num_uncounted, most_updates) if num_uncounted else ledger, last
 
 
-def counted(ledger: Ledger, metrics: Path, after: int, step: int, patience_s: float) -> Ledger:
-    """A ledger with the iterations from ``after`` to ``step``.
+def counted(ledger: Ledger, run_dir: Path, after: int, step: int, most_updates: int, patience_s: float) -> Ledger:
+    """The same with all iterations to ``step``, of which the last may yet have to be recorded.
 
     Args:
-        ledger: as it was after iteration ``after``.
-        metrics: ``metrics.jsonl``, to which iteration ``step`` may yet have to be written.
-        after: the last iteration that is counted already.
-        step: the last one to count.
-        patience_s: how long to wait for it.
-
-    Raises:
-        RunError: it has not come.
+        ledger, run_dir, after, step, most_updates: see ``counted_so_far``.
+        patience_s: how long to wait for records; those that have not come by then are not known.
     """
     deadline, last = time.monotonic() + patience_s, after
     while True:
-        ledger, last = counted_so_far(ledger, metrics, last, step)
+        ledger, last = counted_so_far(ledger, run_dir, last, step, most_updates)
         if last == step:
             return ledger
         if time.monotonic() > deadline:
-            raise RunError(f"{metrics} has {last - after} of the {step - after} iterations up to {step}")
+            return ledger.uncounted(step - last, most_updates)
         time.sleep(_PAUSE_S)
 
 
-def _newest(metrics: Path, after: int) -> Iterator[dict]:
-    """The whole lines after an iteration, the newest first; those before are neither read nor parsed."""
-    for line in lines_from_end(metrics) if metrics.exists() else ():
-        record = json.loads(line)
-        if record["step"] <= after:
-            return
-        yield record
+def _recorded(metrics: Path, after: int) -> set[int]:
+    """The iterations after one that have a line; those before are neither read nor parsed."""
+    found: set[int] = set()
+    for _, line in lines_from_end(metrics) if metrics.exists() else ():
+        step = (parse_object(line) or {}).get("step")
+        if isinstance(step, int):  # a line that is damaged is none
+            if step <= after:
+                break
+            found.add(step)
+    return found
 
 
-def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[bytes]:
-    """The whole lines of a file, the last one first; what follows it is being written.
-
-    Args:
-        path: of the file.
-        block_bytes: how much is read at once.
-    """
-    with path.open("rb") as file:
-        start, rest, is_torn = file.seek(0, os.SEEK_END), b"", True
-        while start:
-            end, start = start, max(start - block_bytes, 0)
-            file.seek(start)
-            rest, *lines = (file.read(end - start) + rest).split(b"\n")
-            if lines and is_torn:
-                lines.pop()
-                is_torn = False
-            yield from reversed(lines)
-        if not is_torn:
-            yield rest
+def _class_counts(run_dir: Path) -> ClassCounts | None:
+    with suppress(SettingError):  # damaged: nothing of it is known
+        return ClassCounts.open(run_dir / CLASS_COUNTS)
+    return None

@@ -8,13 +8,15 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from swift.checkpoint.digests import array_digest
+from swift.checkpoint.digests import array_digest, digest
 from swift.errors import RunError
 from swift.mesh.epochs import Process, Stamp
 
@@ -39,10 +41,18 @@ class Keep:
         found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
         return frozenset(Stamp(int(epoch), int(step)) for epoch, step in found)
 
-    def save(self, stamp: Stamp, tree: Any) -> None:
-        """Keeps a tree of arrays, which replaces one with the same stamp."""
+    def save(self, stamp: Stamp, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Keeps a tree of arrays, which replaces one with the same stamp.
+
+        Args:
+            stamp: of the state.
+            tree: the state.
+            records: of the iterations up to it that may not be written yet; JSON.
+        """
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
         head = {"arrays": [_shape(array) for array in arrays], "digest": array_digest(arrays)}
+        text = json.dumps(list(records))
+        head |= {"records": text, "records_digest": digest(text.encode())}
         path, temporary = self._path(stamp), self._temporary(stamp)
         try:
             with temporary.open("wb") as file:
@@ -86,6 +96,16 @@ class Keep:
             raise damaged
         arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """The records that were kept with the states that are here, by iteration, but for those that are damaged."""
+        found: dict[int, dict[str, Any]] = {}
+        for stamp in sorted(self.stamps()):
+            with suppress(ValueError, TypeError, KeyError, AttributeError), self._path(stamp).open("rb") as file:
+                head = json.loads(file.readline())
+                if digest(head["records"].encode()) == head["records_digest"]:
+                    found |= {record["step"]: record for record in json.loads(head["records"])}
+        return found
 
     def hand_over(self, other: "Keep") -> None:
         """Has another one have all states of this, too; on the same file system that costs nothing."""

@@ -58,7 +58,7 @@ from swift.launch.surroundings import settle_jax, take_output
 from swift.mesh.epochs import Process, Stamp, processes_of
 from swift.mesh.sharing import part_shapes
 from swift.pipeline import Program, TrainState
-from swift.record import writes_checkpoints
+from swift.record import sync_record, writes_checkpoints
 from swift.train import Experiment
 from swift.train.saved_state import extra_of, ledger_after, load_state, split_of
 
@@ -155,6 +155,7 @@ class Keeper:
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step)
         ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
+        sync_record(self.checkpoints.parent)  # what the ledger counts must not be lost while the checkpoint stays
         chosen_LK = ledger.choose(config.selection, full=stamp.step == self.experiment.num_steps)
         manifest = save_checkpoint(
             self.checkpoints,

@@ -123,7 +123,8 @@ class Crew:
         self._states: dict[Stamp, TrainState] = {}  # on the devices
         self._saving = threading.Lock()
         self._own: set[Stamp] = set()  # kept by this life of the process
-        self._records: dict[int, dict[str, Any]] = {}  # of the iterations whose states may be held
+        # Of the iterations whose states may be held; who ran them may have died before it could tell them.
+        self._records: dict[int, dict[str, Any]] = self._kept.records()
         self._limit_s: float | None = None  # for what the main thread is in, where it cannot be reached
         self._voice = Voice(part.gone)
         self._orders = Orders(commands, self._leaving, part.gone)
@@ -205,7 +206,8 @@ class Crew:
         with self._saving:
             for stamp, state in self._states.items():
                 if stamp not in self._own:
-                    self._kept.save(stamp, fetch_parts(state))
+                    records = [record for step, record in list(self._records.items()) if step <= stamp.step]
+                    self._kept.save(stamp, fetch_parts(state), records)
                     self._own.add(stamp)
             if self._states:
                 self._own &= self._states.keys()

@@ -40,6 +40,10 @@ class Reporter:
         """An iteration is done, for the first time, or again; only the first is written."""
         self._journal.record(record["step"])
         if record["step"] > self.written:
+            if record["step"] > self.written + 1:
+                missing = [self.written + 1, record["step"] - 1]
+                text = f"no record of iterations {missing[0]} to {missing[1]}: who ran them died before telling it"
+                self.note("not_recorded", self.written, text, first=missing[0], last=missing[1])
             self.written = record["step"]
             self._directory.log_step(record)
             self._display.record(record)

@@ -114,9 +114,6 @@ class Shift:
             jax.block_until_ready(outcome.state)
         self._usual_s = max(self._usual_s, time.perf_counter() - begun)
         done += count
-        for old in self.states.keys() - {before}:
-            del self.states[old]
-        self.states[Stamp(self.number, done)] = outcome.state
         step_s = (time.perf_counter() - begun) / count
         records = [
             step_record(step, metrics, step_s, steps.program.live) | self._plan_record(outcome.was_discarded)
@@ -125,9 +122,12 @@ class Shift:
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
         self.records.update({record["step"]: record for record in records})
+        for old in self.states.keys() - {before}:
+            del self.states[old]
+        self.states[Stamp(self.number, done)] = outcome.state  # after its records, with which it may be kept at once
         self._copy(records)
         self._finish(records)
-        self.after_window()  # last: who finds this state again need not tell the iteration
+        self.after_window()
         return done
 
     def _copy(self, records: list[dict[str, Any]]) -> None:

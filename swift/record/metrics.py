@@ -4,7 +4,7 @@ Shape suffixes: T steps.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, overload
@@ -36,13 +36,18 @@ class Metrics(Sequence[dict[str, Any]]):
         self.times_T = np.array(columns.times, np.float64)
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]], name: str = METRICS, counts: ClassCounts | None = None) -> Self:
+    def of(
+        cls,
+        records: Iterable[Mapping[str, Any]],
+        name: str = METRICS,
+        more: Callable[[], ClassCounts | None] | None = None,
+    ) -> Self:
         """Metrics of records in the order of their steps.
 
         Args:
             records: each with ``step`` and, in runs that are not old, ``time``; old ones have the counts, too.
             name: the file, for errors.
-            counts: where the records have none.
+            more: gives the counts of records that have none; called after the last of them.
 
         Raises:
             SettingError: a record is damaged.
@@ -50,7 +55,8 @@ class Metrics(Sequence[dict[str, Any]]):
         columns = _Columns(name)
         for record in records:
             columns.add(record)
-        return cls(columns, columns.counts or counts, name)
+        counts = columns.counts
+        return cls(columns, more() if counts is None and more else counts, name)
 
     def scalars(self, name: str) -> np.ndarray:
         """One metric over the steps.
@@ -184,8 +190,9 @@ def read_metrics(path: Path) -> Metrics:
     Raises:
         SettingError: a line is damaged, or the header of the counts is.
     """
-    counts = ClassCounts.open(path / CLASS_COUNTS)
-    return Metrics.of(read_objects(path / METRICS), str(path / METRICS), counts)
+    # Of a run that is under way a line comes after its counts.
+    records = read_objects(path / METRICS)
+    return Metrics.of(records, str(path / METRICS), lambda: ClassCounts.open(path / CLASS_COUNTS))
 
 
 def ranges_text(steps: Sequence[int], most: int = 10) -> str:

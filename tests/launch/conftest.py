@@ -16,7 +16,7 @@ from swift.launch.keeper import Keeper
 from swift.mesh.epochs import Process
 from swift.mesh.sharing import part_shapes
 from swift.models import ModelConfig
-from swift.record import METRICS
+from swift.record import CLASS_COUNTS, METRICS
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
@@ -71,7 +71,8 @@ def keeper(two_ranks, trained, tmp_path):
 def elsewhere(keeper, tmp_path):
     """A keeper that writes to another run directory."""
     (tmp_path / "elsewhere").mkdir()
-    shutil.copy(tmp_path / "run" / METRICS, tmp_path / "elsewhere")
+    for name in (METRICS, CLASS_COUNTS):
+        shutil.copy(tmp_path / "run" / name, tmp_path / "elsewhere")
     return replace(keeper, checkpoints=tmp_path / "elsewhere" / "checkpoints")
 
 

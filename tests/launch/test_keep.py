@@ -55,3 +55,25 @@ def test_a_state_of_another_model_is_not_taken(tmp_path):
     keep.save(Stamp(1, 4), STATE)
     with pytest.raises(RunError, match="another model"):
         keep.load(Stamp(1, 4), shapes(STATE | {"none": np.zeros((4, 0))}))
+
+
+def test_records_are_kept_with_a_state_and_outlive_the_process(tmp_path):
+    Keep(tmp_path, WHO).save(Stamp(2, 7), STATE, [{"step": 6, "loss": 1.5}, {"step": 7, "loss": float("nan")}])
+    Keep(tmp_path, WHO).save(Stamp(3, 8), STATE, [{"step": 7, "loss": 0.5}, {"step": 8, "loss": 0.25}])
+    Keep(tmp_path, WHO).save(Stamp(3, 9), STATE)
+    keep = Keep(tmp_path, WHO)  # of the next life
+    losses = {6: 1.5, 7: 0.5, 8: 0.25}
+    assert keep.records() == {step: {"step": step, "loss": loss} for step, loss in losses.items()}
+    other = Keep(tmp_path, Process((0, 0)))
+    keep.hand_over(other)
+    assert other.records() == keep.records()
+    keep.load(Stamp(3, 8), shapes(STATE))
+
+
+@pytest.mark.parametrize("damage", [(b"0.25", b"0.75"), (b"records", b"recorda"), (b"{", b"[")])
+def test_records_that_are_damaged_are_not_told(tmp_path, damage):
+    keep = Keep(tmp_path, WHO)
+    keep.save(Stamp(3, 8), STATE, [{"step": 8, "loss": 0.25}])
+    (file,) = tmp_path.glob("*/state-3-8")
+    file.write_bytes(file.read_bytes().replace(*damage, 1))
+    assert keep.records() == {}

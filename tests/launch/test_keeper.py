@@ -1,6 +1,5 @@
 """Checkpoints of a run of processes are those of `swift train`, bit for bit."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -27,7 +26,8 @@ from swift.launch.keeper_wire import (
 )
 from swift.mesh.epochs import Cut, Process, Stamp, processes_of
 from swift.mesh.sharing import fetch_parts
-from swift.record import read_run
+from swift.record import RunDirectory, read_run
+from swift.record.class_counts import KINDS
 from swift.topology import Topology
 from swift.train import TrainOptions, train
 from swift.train.saved_state import extra_of, first_ledger
@@ -126,10 +126,10 @@ def drawn(keeper, step):
 
 def write_metrics(keeper, steps):
     """Of a run in which no token was routed."""
-    nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int).tolist()
-    lines = [json.dumps({"step": step, "popularity": nothing, "dropped": nothing}) for step in range(1, steps + 1)]
-    keeper.checkpoints.parent.mkdir(exist_ok=True)
-    (keeper.checkpoints.parent / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int)
+    with RunDirectory.create(keeper.checkpoints.parent, "") as directory:
+        for step in range(1, steps + 1):
+            directory.log_step({"step": step} | dict.fromkeys(KINDS, nothing))
 
 
 @pytest.mark.usefixtures("x64")

@@ -49,6 +49,29 @@ if "member" in sys.orig_argv:
 """
 """Iterations that end in time only when they are called off, like a collective one of whose messages was lost."""
 
+DYING = """
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+if "member" in sys.orig_argv and sys.orig_argv[-3] == "0":
+    from swift.launch.shift import Shift
+
+    finish, mark = Shift._finish, Path({mark!r} + sys.orig_argv[-2])
+
+    def dying(shift, records):
+        if [record["step"] for record in records] == [7] and not mark.exists():
+            mark.touch()
+            time.sleep(2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(shift, records)
+
+    Shift._finish = dying
+"""
+"""Those who record die after an iteration that their peers have kept, and before they tell it."""
+
 
 def kill(config, *names):
     there = members(config)
@@ -113,11 +136,27 @@ def test_where_all_hang_and_cannot_be_called_off_all_go_back_to_the_newest_check
     assert killed == {"0:0", "1:0"}
 
 
+def patched(directory, monkeypatch, program):
+    """Has all Python processes from now on run a program first."""
+    (directory / "sitecustomize.py").write_text(program)
+    paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def test_an_iteration_whose_recorders_died_before_they_told_it_is_told_by_who_has_kept_it(tmp_path, monkeypatch):
+    patched(tmp_path, monkeypatch, DYING.format(mark=str(tmp_path / "died-")))
+    config = write_config(tmp_path, (2, 2, 1), 24, **EVERY)
+    code, said = tell(config, "--processes", 4, "--recovery", "restart", "--run-dir", tmp_path / "run")
+    assert code == 0, said
+    assert sorted(path.name for path in tmp_path.glob("died-*")) == ["died-0", "died-1"]
+    assert newest_checkpoint(config) == 24
+    assert "restore" not in {event["event"] for event in read_run(tmp_path / "run").events}
+    np.testing.assert_allclose(losses(tmp_path / "run"), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
+
+
 def test_where_a_new_epoch_does_not_help_all_are_started_again_and_find_what_they_kept(tmp_path, monkeypatch):
     mark = tmp_path / "hang"
-    (tmp_path / "sitecustomize.py").write_text(HANGING.format(mark=str(mark)))
-    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    patched(tmp_path, monkeypatch, HANGING.format(mark=str(mark)))
     config = write_config(tmp_path, (2, 1, 1), 10**6)
     with launched(config, "--deadline", "progress=30") as process:
         wait_for(process, "running with 2 processes")
