@@ -56,9 +56,11 @@ def class_series(run: Run) -> ClassSeries | None:
             of_bin_R = bin_T[at_R] == index
             sums_KBLE[0, index] += popularity_RLE[of_bin_R].sum(0)
             sums_KBLE[1, index] += replicas_RLE[of_bin_R].sum(0)
-    popularity_LE, replicas_LE = sums_KBLE.sum(1)
+    (popularity_BLE, replicas_BLE), (popularity_LE, replicas_LE) = sums_KBLE, sums_KBLE.sum(1)
     unknown = steps_T[~is_known_T].tolist()
-    return ClassSeries(routed_TL, dropped_TL, misplaced_TL, *sums_KBLE, popularity_LE, replicas_LE, unknown)
+    return ClassSeries(
+        routed_TL, dropped_TL, misplaced_TL, popularity_BLE, replicas_BLE, popularity_LE, replicas_LE, unknown
+    )
 
 
 def shares(counts: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.checkpoint import Ledger, Tally
@@ -105,6 +105,7 @@ def test_where_nothing_is_counted_only_the_record_is_waited_for(run_dir):
     assert counted_so_far(dense, run_dir, 2, 9, MOST) == (dense, 7)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_lost_tokens_are_never_told_fewer_than_they_are(data):
     """Of any iterations that are counted or not, experts that are saved or not, and a fault at any time."""

@@ -1,21 +1,24 @@
 """What goes wrong with a checkpoint is told in a line, costs no other checkpoint, and does not end the keeper."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps
+from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
 from swift.cli.configuration import config_text
 from swift.launch.keep import Keep
 from swift.launch.keeper_wire import Failed, Load, Loaded, Save, Saved, command_line, read_answer
 from swift.mesh.epochs import Process, Stamp
+from swift.record import CLASS_COUNTS, METRICS
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
 
@@ -228,3 +231,34 @@ def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_pa
 def files(keeper):
     directory = keeper.checkpoints
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
+    """It is counted so that what is lost is never told less."""
+    whole = served(elsewhere, Save(Stamp(3, 4), RANKS))[0]
+    metrics = elsewhere.checkpoints.parent / METRICS
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:1] + lines[2:]))
+    shutil.rmtree(elsewhere.checkpoints)
+    (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
+    assert answer.facts == whole.facts | {"iterations_uncounted": 1}
+    tally = read_manifest(checkpoint_path(elsewhere.checkpoints, 4), "checkpoint").ledger.tally
+    assert tally.num_uncounted == 1
+    plan = elsewhere.load(epoch=7, processes=RANKS)
+    assert restore_lines(plan, plan.manifest.ledger)[2].endswith(
+        "so far: 0.0000 at most: iterations without a record: 1"
+    )
+
+
+def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(elsewhere, monkeypatch):
+    synced, before = [], []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
+
+    def save(*_, **__):
+        before.extend(synced)
+        raise OSError("is not written")
+
+    monkeypatch.setattr("swift.launch.keeper.save_checkpoint", save)
+    served(elsewhere, Save(Stamp(3, 4), RANKS))
+    run_dir = elsewhere.checkpoints.parent
+    assert {run_dir, run_dir / METRICS, run_dir / CLASS_COUNTS} <= {*before}

@@ -3,13 +3,14 @@
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.record.lines import cut_after, lines_from_end, read_objects, step_of
 
 
+@settings(deadline=None)
 @given(lines=st.lists(st.binary(max_size=9).map(lambda text: text.replace(b"\n", b"")), max_size=9), torn=st.booleans())
 def test_lines_from_the_end_are_the_whole_lines_whatever_is_read_at_once(tmp_path_factory, lines, torn):
     path = tmp_path_factory.mktemp("lines") / "file"

@@ -1,7 +1,9 @@
 """A run that saves some experts at a time: what is lost, what is not, and what its record says of it."""
 
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,7 +18,7 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE
 from swift.models import ModelConfig
-from swift.record import read_run
+from swift.record import CLASS_COUNTS, METRICS, read_run
 from swift.report.coverage import coverage_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
@@ -291,3 +293,18 @@ def test_partial_checkpoints_are_refused_where_no_expert_has_a_state_of_its_own(
 def test_bad_settings_are_told_in_a_line(settings, line):
     with pytest.raises(SettingError, match=line.replace("(", "\\(")):
         CheckpointConfig(**settings)
+
+
+def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, tmp_path, monkeypatch):
+    synced, before = [], []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
+
+    def save(*_, **__):
+        before.extend(synced)
+        raise OSError("is not written")
+
+    monkeypatch.setattr("swift.train.saver.save_checkpoint", save)
+    run_dir = tmp_path / "run"
+    with pytest.raises(RunError, match="is not written"):
+        train(experiment, TrainOptions(run_dir, "", stop_at=1))
+    assert {run_dir, run_dir / METRICS, run_dir / CLASS_COUNTS} <= {*before}
