@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.record import Metrics, Run
+from swift.record import CLASS_COUNTS, METRICS, Metrics, Run, RunDirectory, measure, read_run
 from swift.report import save_figures, sections_of, sections_of_all, write_report
 from swift.report.draw import draw_layer
 from swift.report.figures import run_color
@@ -104,6 +105,25 @@ def test_odd_names_are_text_everywhere(make_run, tmp_path):
         assert expected in page.text
     for path in save_figures(runs, tmp_path / "figures"):
         assert re.fullmatch(r"[A-Za-z0-9._-]+\.png", path.name)
+
+
+def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tmp_path):
+    at = "2026-01-01T00:00:{:02}.000+00:00"
+    records = [record | {"time": at.format(record["step"])} for record in make_run(num_steps=30).metrics]
+    paths = [tmp_path / name / "run" for name in ("new", "old")]
+    for path in paths:
+        with RunDirectory.create(path, "") as directory:
+            for record in records:
+                directory.log_step(record)
+    (paths[1] / CLASS_COUNTS).unlink()
+    (paths[1] / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    new, old = runs = [dataclasses.replace(read_run(path), path=Path("run")) for path in paths]
+    assert measure(new, 3.0) == measure(old, 3.0)
+    for path, run in zip(paths, runs, strict=True):
+        write_report([run], path / "report.html")
+    pages = [(path / "report.html").read_text() for path in paths]
+    assert "MoE layer 1" in pages[0]
+    assert pages[0] == pages[1]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 11])
