@@ -26,7 +26,7 @@ from swift.launch.keeper_wire import (
 )
 from swift.mesh.epochs import Cut, Process, Stamp, processes_of
 from swift.mesh.sharing import fetch_parts
-from swift.record import RunDirectory, read_run
+from swift.record import CLASS_COUNTS, METRICS, RunDirectory, read_run
 from swift.record.class_counts import KINDS
 from swift.topology import Topology
 from swift.train import TrainOptions, train
@@ -127,7 +127,10 @@ def drawn(keeper, step):
 def write_metrics(keeper, steps):
     """Of a run in which no token was routed."""
     nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int)
-    with RunDirectory.create(keeper.checkpoints.parent, "") as directory:
+    keeper.checkpoints.parent.mkdir(exist_ok=True)
+    for name in (METRICS, CLASS_COUNTS):
+        (keeper.checkpoints.parent / name).unlink(missing_ok=True)
+    with RunDirectory(keeper.checkpoints.parent, last_step=0) as directory:
         for step in range(1, steps + 1):
             directory.log_step({"step": step} | dict.fromkeys(KINDS, nothing))
 
