@@ -6,7 +6,7 @@ the peak of what is resident, over that of a process that reads nothing.
 
 import argparse
 import json
-import resource
+import re
 import shutil
 import subprocess
 import sys
@@ -103,7 +103,9 @@ def read(name: str, path: Path) -> None:
     begun, cpu_begun = time.perf_counter(), time.process_time()
     READERS[name](path)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not ru_maxrss, which has the memory of the process before it became this one.
+    (peak_kb,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    peak_mb = int(peak_kb) / 1024
     print(
         json.dumps({"cpu_seconds": round(cpu_seconds, 3), "seconds": round(seconds, 3), "peak_mb": round(peak_mb, 1)})
     )
