@@ -9,7 +9,6 @@ Shape suffixes: R rows, K kinds of counts, L MoE layers, E expert classes.
 
 import json
 import os
-import tempfile
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -216,25 +215,6 @@ class ClassCounts:
         rows_R = np.frombuffer(content[: len(content) // size * size], self._row)
         checks = [zlib.crc32(content[at : at + size - _CHECK_BYTES]) for at in range(0, len(rows_R) * size, size)]
         return rows_R, np.array(checks, np.uint32) == rows_R["check"]
-
-
-class InlineCounts:
-    """Rows of an unnamed file, for runs that are so old that ``metrics.jsonl`` has their counts."""
-
-    def __init__(self, name: str):
-        self._name = name
-        with tempfile.TemporaryFile() as file:
-            self._descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._descriptor)
-        self._writer = CountsWriter(self._descriptor, name)
-
-    def add(self, step: int, inline: list[Any]) -> None:
-        """Adds the counts of a step, by kind; raises SettingError where they are no counts of one shape."""
-        self._writer.write(step, counts_array(self._name, step, inline))
-
-    def finish(self) -> ClassCounts:
-        """All rows; there will be no more."""
-        return ClassCounts(os.dup(self._descriptor), self._name)
 
 
 def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:

@@ -12,7 +12,8 @@ from typing import Any, Self, overload
 import numpy as np
 
 from swift.errors import SettingError
-from swift.record.class_counts import CLASS_COUNTS, KINDS, ClassCounts, InlineCounts
+from swift.record.class_counts import CLASS_COUNTS, KINDS, ClassCounts
+from swift.record.inline_counts import InlineCounts
 from swift.record.lines import read_objects
 
 METRICS = "metrics.jsonl"
