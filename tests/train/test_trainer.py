@@ -1,7 +1,6 @@
 """The loop: resuming bit for bit, no recompilation, the record, and a loss that is no longer finite."""
 
 import itertools
-import json
 from dataclasses import replace
 
 import chex
@@ -145,8 +144,7 @@ def test_parameters_that_give_no_finite_loss_are_not_saved(wild, tmp_path):
 
 def test_record_of_a_step(experiment, tmp_path):
     run(replace(experiment, checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
-    text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    for record in map(json.loads, text.splitlines()):
+    for record in read_run(tmp_path / "run").metrics:
         assert record["tokens"] == 8 * 16
         assert record["tokens_routed"] == np.sum(record["popularity"]) == record["tokens"]
         assert record["tokens_dropped"] == np.sum(record["dropped"])
