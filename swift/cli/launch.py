@@ -22,6 +22,7 @@ from swift.launch.children import MEMORY, Children
 from swift.launch.display import Display, goodput_table
 from swift.launch.journal import Journal
 from swift.launch.node import serve
+from swift.launch.preparing import PREPARER, Preparing
 from swift.launch.ranks import is_elastic
 from swift.launch.reporter import Reporter
 from swift.launch.saving import KEEPER, Saving
@@ -167,9 +168,11 @@ def _supervise(
         terms.logs.mkdir(exist_ok=True)
         reporter = Reporter(Journal(begun), display, directory, done)
         log, deadline_s = terms.log(KEEPER), terms.deadlines.saving
+        limits = terms.deadlines
+        preparing = Preparing(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
         saving = Saving(children, keeper, log, directory.checkpoints_path, terms.processes, deadline_s)
         try:
-            with Supervisor(terms, children, saving, preparer, reporter) as supervisor:
+            with Supervisor(terms, children, saving, preparing, reporter) as supervisor:
                 supervisor.run(lambda: interrupt.requested)
         except RunError:
             reporter.note("stop", reporter.written, None, goodput=reporter.goodput())

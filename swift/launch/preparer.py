@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from swift.errors import RunError
 from swift.launch.buddy import compiled_neighbour, neighbour_key
-from swift.launch.preparer_wire import Prepared, Trouble, Wish, read_wish, said_line
+from swift.launch.preparer_wire import Alive, Prepared, Said, Trouble, Wish, read_wish, said_line
 from swift.launch.ranks import Programs
 from swift.launch.surroundings import settle_jax, take_output
 from swift.mesh import AXES, LiveMesh
@@ -35,6 +35,7 @@ from swift.train import Experiment
 from swift.train.saved_state import split_of
 
 Failed = frozenset[Worker]
+_BEAT_S = 0.5
 
 
 class Job(NamedTuple):
@@ -157,7 +158,7 @@ def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> N
         num_local_devices: of each process of the run: all expert ranks of a worker, or one.
     """
     settle_jax(experiment, num_local_devices)
-    output = take_output()
+    voice = _Voice()
     wishes = SimpleQueue[Wish]()
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
     listener.start()
@@ -168,9 +169,9 @@ def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> N
             for job in jobs_for(experiment, wish):
                 if not wishes.empty():
                     break
-                _say(output, _outcome(preparer, job))
+                voice.say(_outcome(preparer, job))
     except RunError as error:  # which every other job would meet, too
-        _say(output, Trouble(str(error)))
+        voice.say(Trouble(str(error)))
     while True:
         listener.join()  # which ends the process
 
@@ -206,9 +207,23 @@ def _outcome(preparer: Preparer, job: Job) -> Prepared | Trouble:
     return Prepared(job.failed, job.num_ranks, job.kinds, compiled, round(time.perf_counter() - begun, 3))
 
 
-def _say(output: TextIO, said: Prepared | Trouble) -> None:
-    try:
-        output.write(said_line(said))
-        output.flush()
-    except BrokenPipeError:
-        os._exit(0)
+class _Voice:
+    """Says what there is to say, from any thread, and that the process is alive."""
+
+    def __init__(self) -> None:
+        self._output, self._lock = take_output(), threading.Lock()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    def say(self, said: Said) -> None:
+        """Ends the process where nobody listens."""
+        try:
+            with self._lock:
+                self._output.write(said_line(said))
+                self._output.flush()
+        except BrokenPipeError:
+            os._exit(0)
+
+    def _beat(self) -> None:
+        while True:
+            self.say(Alive())
+            time.sleep(_BEAT_S)

@@ -36,6 +36,10 @@ class Prepared(NamedTuple):
     seconds: float
 
 
+class Alive(NamedTuple):
+    """A sign of life: said again and again, also while something is compiled."""
+
+
 class Trouble(NamedTuple):
     """A configuration could not be made ready; those who need it compile for themselves, and may fail."""
 
@@ -57,16 +61,23 @@ def read_wish(line: str) -> Wish:
     return Wish(_workers(said["failed"]), said["num_ranks"])
 
 
-def said_line(said: Prepared | Trouble) -> str:
+Said = Prepared | Trouble | Alive
+
+
+def said_line(said: Said) -> str:
     """What the process says."""
+    if isinstance(said, Alive):
+        return json.dumps({"alive": True}) + "\n"
     if isinstance(said, Trouble):
         return json.dumps({"trouble": said.why}) + "\n"
     return json.dumps({"prepared": said._asdict() | {"failed": sorted(said.failed)}}) + "\n"
 
 
-def read_said(line: str) -> Prepared | Trouble:
+def read_said(line: str) -> Said:
     """What the process has said."""
     said = json.loads(line)
+    if "alive" in said:
+        return Alive()
     if "trouble" in said:
         return Trouble(said["trouble"])
     prepared = said["prepared"]

@@ -16,7 +16,8 @@ from swift.errors import RunError
 from swift.launch.children import Children, Death
 from swift.launch.fleet import NODES
 from swift.launch.keeper_wire import Anew, Failed, Loaded, Saved
-from swift.launch.preparer_wire import Trouble, Wish, read_said, wish_line
+from swift.launch.preparer_wire import Trouble, Wish
+from swift.launch.preparing import PREPARER, Preparing
 from swift.launch.reporter import Reporter
 from swift.launch.roster import Roster
 from swift.launch.saving import KEEPER, Saving
@@ -56,7 +57,6 @@ from swift.mesh.epochs import (
 )
 from swift.mesh.membership import Membership
 
-_PREPARER = "preparer"
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
 _MARGIN = 2
 """Iterations that members may begin before they hear that they are to stop."""
@@ -71,7 +71,7 @@ class Supervisor:
         terms: how the run goes.
         children: where processes are started.
         saving: its checkpoints.
-        prepare: the command of the preparer, or None where nothing is prepared.
+        preparing: what it has prepared.
         reporter: of what happens.
     """
 
@@ -80,18 +80,17 @@ class Supervisor:
         terms: Terms,
         children: Children,
         saving: Saving,
-        prepare: Sequence[str] | None,
+        preparing: Preparing,
         reporter: Reporter,
     ):
         self._terms, self._children, self._saving, self._reporter = terms, children, saving, reporter
-        self._prepare = prepare
+        self._preparing = preparing
         now = time.monotonic()
         self._membership = Membership.of(terms.processes, terms.deadlines, now, is_elastic=terms.is_elastic)
         self._services: list[Service] = []
         self._done: set[Member] = set()
         self._restoring: Go | None = None
         self._roster = Roster(terms, children)
-        self._wish: Wish | None = None  # where the preparer has not been told
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
 
@@ -143,7 +142,7 @@ class Supervisor:
             elif who == NODES:
                 self._hear_of_node(**json.loads(line))
             else:
-                self._hear_preparer(line)
+                self._hear_preparer(line, when)
         for death in deaths:
             self._mourn(death)
         self._decide(time.monotonic())
@@ -164,6 +163,9 @@ class Supervisor:
         if self._saving.end_if_late():
             why = f"did not answer for {self._terms.deadlines.saving:g} s"
             self._reporter.note("kill", self._reporter.written, f"the {KEEPER} {why}: killed", process=KEEPER, why=why)
+        if self._preparing.end_if_silent():
+            why = "was not heard in time"
+            self._reporter.note("kill", self._reporter.written, None, process=PREPARER, why=why)
 
     def _is_done(self) -> bool:
         epoch = self._membership.epoch
@@ -203,8 +205,10 @@ class Supervisor:
                     which = "there is no checkpoint" if step is None else f"that of iteration {step} cannot be read"
                     raise RunError(f"the state is lost, and {which}: stopped; {why}")
 
-    def _hear_preparer(self, line: str) -> None:
-        said = read_said(line)
+    def _hear_preparer(self, line: str, when: float) -> None:
+        said = self._preparing.hear(line, when)
+        if said is None:
+            return
         if isinstance(said, Trouble):
             self._reporter.note("prepare_failed", self._reporter.written, said.why, error=said.why)
         else:
@@ -300,16 +304,12 @@ class Supervisor:
         self._saving.start()
         there = {process.worker for process in processes}
         failed = frozenset(process.worker for process in self._terms.processes if process.worker not in there)
-        self._wish = Wish(failed, len(processes) if self._terms.is_elastic else None)
+        self._preparing.ask(Wish(failed, len(processes) if self._terms.is_elastic else None))
 
     def _look_ahead(self) -> None:
         """Has what may be needed next prepared, once the members have what they need now: their cores come first."""
-        if self._prepare is None or self._wish is None or self._membership.epoch is None or self._is_recovering():
-            return
-        if _PREPARER not in self._children:
-            self._children.start(_PREPARER, self._prepare, self._terms.log(_PREPARER))
-        self._children.say(_PREPARER, wish_line(self._wish))
-        self._wish = None
+        if self._membership.epoch is not None and not self._is_recovering():
+            self._preparing.follow()
 
     def _start(self, process: Process) -> None:
         member = Member(process, self._membership.seats[process].member.incarnation + 1)
@@ -320,6 +320,10 @@ class Supervisor:
         if death.who == KEEPER:
             if not self._saving.died():
                 raise RunError(f"the {KEEPER} dies again and again, see its log: stopped; {self._remedy()}")
+        elif death.who == PREPARER:
+            if not self._preparing.died():
+                why = f"the {PREPARER} dies again and again, see its log: nothing is prepared any more"
+                self._reporter.note("prepare_failed", self._reporter.written, why, error=why)
         elif isinstance(death.who, Member):
             process = death.who.process
             is_spared = self._membership.seats[process].spared

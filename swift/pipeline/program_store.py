@@ -3,6 +3,9 @@
 A program is bound to the ids of its devices, not to the process that compiled it. In epochs of equally many processes
 the ids are the same (see ``swift.mesh.distributed``), so a file is good for all processes and for later epochs.
 
+Reading waits for nobody: files come by renaming, so each is whole or not there. A lock keeps two processes from
+compiling the same; its owner may be frozen, so others wait for it only so long.
+
 It stands in for JAX's persistent compilation cache, which has other keys in every process and, on CPU, gives programs
 that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
 """
@@ -10,10 +13,11 @@ that cannot be serialized again: they lack their functions ("NOT_FOUND: Function
 import fcntl
 import hashlib
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 from jax.experimental import serialize_executable
@@ -21,6 +25,8 @@ from jax.stages import Compiled
 
 from swift.files import replace_file
 from swift.pipeline.trimming import trimmed
+
+_PATIENCE_S, _PAUSE_S = 30.0, 0.05
 
 
 class ProgramStore:
@@ -32,11 +38,13 @@ class ProgramStore:
         directory: is made.
         trims: make programs smaller that are put there, where that is possible, see ``swift.pipeline.trimming``. In the
             worst case the process ends that does so, and nothing was put there: it has to be one that may.
+        patience_s: how long to wait for another process that compiles what is asked for, before this one compiles it
+            itself; with the time that takes it has to be below ``Deadlines.progress``.
     """
 
-    def __init__(self, directory: Path, *, trims: bool = False):
+    def __init__(self, directory: Path, *, trims: bool = False, patience_s: float = _PATIENCE_S):
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._trims = directory, trims
+        self._directory, self._trims, self._patience_s = directory, trims, patience_s
 
     def __contains__(self, key: object) -> bool:
         """Whether a program is there; it may be damaged."""
@@ -51,16 +59,19 @@ class ProgramStore:
             devices: of the program's mesh.
         """
         path = self._path(key)
-        with _alone(path.with_suffix(".lock")):
-            content = _read(path)
-            if content is None:
-                assert not _has_cache(), "what comes from JAX's own cache cannot be kept again"
-                content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
-                # All processes run what was loaded, also who compiled it; and what cannot be loaded is not kept.
-                program = _loaded(content, devices)
-                replace_file(path, hashlib.sha256(content).digest() + content)
-                return program
-        return _loaded(content, devices)
+        content = _read(path)
+        if content is not None:
+            return _loaded(content, devices)
+        with _turn(path, self._patience_s):
+            content = _read(path)  # another may have put it there meanwhile
+            if content is not None:
+                return _loaded(content, devices)
+            assert not _has_cache(), "what comes from JAX's own cache cannot be kept again"
+            content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
+            # All processes run what was loaded, also who compiled it; and what cannot be loaded is not kept.
+            program = _loaded(content, devices)
+            replace_file(path, hashlib.sha256(content).digest() + content)
+            return program
 
     def _path(self, key: object) -> Path:
         return self._directory / hashlib.sha256(repr((jax.__version__, key)).encode()).hexdigest()[:32]
@@ -96,8 +107,29 @@ def _read(path: Path) -> bytes | None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process or thread at a time; the lock of one that is killed is free."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _turn(path: Path, patience_s: float) -> Iterator[None]:
+    """The turn to compile a program: once nobody else does, or it is there, or patience has come to its end.
+
+    The lock of a process that is killed is free. That of one that is frozen, or on a machine that is gone, is not.
+    """
+    with path.with_suffix(".lock").open("wb") as lock:
+        deadline, before = time.monotonic() + patience_s, _made(path)
+        while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
+            time.sleep(_PAUSE_S)
         yield
+
+
+def _is_taken(lock: BinaryIO) -> bool:
+    """Whether the lock is this process's now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _made(path: Path) -> int | None:
+    """Which file has the name now; None: none."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_ino
+    return None

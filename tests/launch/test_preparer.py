@@ -16,7 +16,7 @@ from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import load_experiment
 from swift.errors import RunError
 from swift.launch.preparer import Job, _outcome, jobs_for
-from swift.launch.preparer_wire import Prepared, Trouble, Wish, read_said, read_wish, said_line, wish_line
+from swift.launch.preparer_wire import Alive, Prepared, Trouble, Wish, read_said, read_wish, said_line, wish_line
 from swift.mesh import storage_mesh
 from swift.mesh.distributed import Service
 from swift.pipeline import Configurator
@@ -82,7 +82,8 @@ def preparer(config, programs, num_local):
     def listen():
         with process.stdout:
             for line in process.stdout:
-                heard.put(read_said(line))
+                if not isinstance(said := read_said(line), Alive):
+                    heard.put(said)
         heard.put(None)
 
     threading.Thread(target=listen, daemon=True).start()

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.launch.runs import (
     losses,
     members,
     newest_checkpoint,
+    stop,
     tell,
     wait_for,
     whole,
@@ -159,3 +161,26 @@ def test_who_dies_at_once_again_and_again_is_given_up_with_the_end_of_its_log(tm
     assert code == 3
     assert "xla_no_such_flag" in said
     assert "3 times in a row" in said.splitlines()[-1]
+
+
+def test_a_preparer_that_is_frozen_while_it_compiles_costs_no_member(tmp_path):
+    config = write_config(tmp_path, (2, 1, 1), 10**6)
+    with launched(config) as process:
+        wait_for(process, "running with 2 processes")
+        while not (
+            locking := holders_of_locks() & {pid for pid, kind in left_behind(config).items() if kind == "preparer"}
+        ):
+            time.sleep(0.01)
+        os.kill(locking.pop(), signal.SIGSTOP)
+        os.kill(members(config)["1:0"], signal.SIGKILL)
+        wait_for(process, "with 1 process")
+        wait_for(process, "with 2 processes")
+        stop(process, config)
+    events = read_run(tmp_path / "run").events
+    assert [event["process"] for event in events if event["event"] == "kill"] == ["preparer"]
+    assert [event["event"] for event in events].count("death") == 1
+
+
+def holders_of_locks():
+    """The process ids of all who have locked a file."""
+    return {int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}

@@ -1,10 +1,13 @@
 """Compiled programs as files: made once, loaded by whoever runs the same, never trusted when damaged."""
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -97,6 +100,52 @@ def test_a_process_that_is_killed_while_it_compiles_holds_nobody_up(counted, tmp
         assert process.stdout.readline() == "compiling\n"
         os.kill(process.pid, signal.SIGKILL)
     counted.check(ProgramStore(tmp_path).get("sum", counted, counted.devices))
+    assert counted.times == 1
+
+
+@contextmanager
+def frozen_writer(directory):
+    """Has every lock there is, as a process that is stopped in the midst of compiling."""
+    with os.scandir(directory) as there:
+        locks = [open(one.path, "r+") for one in there if one.name.endswith(".lock")]  # noqa: SIM115
+    assert locks
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    for lock in locks:
+        lock.close()
+
+
+def test_what_is_there_is_read_whoever_has_the_lock(counted, tmp_path):
+    store = ProgramStore(tmp_path, patience_s=1000)
+    store.get("sum", counted, counted.devices)
+    with frozen_writer(tmp_path):
+        counted.check(store.get("sum", counted, counted.devices))
+    assert counted.times == 1
+
+
+def test_who_has_waited_long_enough_for_a_frozen_process_compiles_itself(counted, tmp_path):
+    store = ProgramStore(tmp_path, patience_s=0.2)
+    store.get("sum", counted, counted.devices)
+    next(path for path in tmp_path.iterdir() if path.suffix != ".lock").unlink()
+    with frozen_writer(tmp_path):
+        counted.check(store.get("sum", counted, counted.devices))
+        counted.check(store.get("sum", counted, counted.devices))
+    assert counted.times == 2
+
+
+def test_who_waits_has_the_program_as_soon_as_it_is_there(counted, tmp_path):
+    store = ProgramStore(tmp_path / "programs", patience_s=1000)
+    store.get("sum", counted, counted.devices)
+    (made,) = (path for path in (tmp_path / "programs").iterdir() if path.suffix != ".lock")
+    shutil.move(made, tmp_path / "made")
+    got = []
+    with frozen_writer(tmp_path / "programs"):
+        waiting = threading.Thread(target=lambda: got.append(store.get("sum", counted, counted.devices)))
+        waiting.start()
+        (tmp_path / "made").rename(made)
+        waiting.join(30)
+    counted.check(*got)
     assert counted.times == 1
 
 
