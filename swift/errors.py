@@ -1,5 +1,8 @@
 """The errors that a person, rather than the program, has caused; the command line prints them as one line."""
 
+INTERRUPTED = 130
+"""Exit code of a run that Ctrl-C or SIGTERM has stopped, as a shell has it for Ctrl-C."""
+
 
 class SettingError(ValueError):
     """A setting has a value that cannot work. Exit code 2.

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import config_text, load_experiment
+from swift.cli.deadlines import OF_ONE, deadlines_of
 from swift.cli.kinds import Written
 from swift.errors import SettingError
 from swift.files import replace_file
@@ -44,6 +45,7 @@ def train(options: argparse.Namespace) -> None:
             options.stop_at,
             _profile_window(options.profile),
             options.prepare,
+            deadlines_of(options.deadline, OF_ONE).stopping,
         ),
     )
     show_run(read_run(run_dir), summary, options.format)
@@ -66,6 +68,7 @@ def compare(options: argparse.Namespace) -> None:
     if len(set(names)) < len(names):
         raise SettingError("CONFIG", names, "the files need different names, which their runs will bear")
     experiments = [load_experiment(path, options.set) for path in options.configs]
+    stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     _prepare(experiments)
     for experiment in experiments:
         experiment.program()  # so that a mistake in the last is told before the first has run
@@ -75,7 +78,7 @@ def compare(options: argparse.Namespace) -> None:
         if run_dir.exists():
             raise SettingError("--run-dir", str(top), f"holds {run_dir.name} already; choose another directory")
     for experiment, run_dir in zip(experiments, run_dirs, strict=True):
-        run_training(experiment, TrainOptions(run_dir, config_text(experiment)))
+        run_training(experiment, TrainOptions(run_dir, config_text(experiment), stopping_s=stopping_s))
     runs = [read_run(run_dir) for run_dir in run_dirs]
     page = top / "report.html"
     write_report(runs, page)

@@ -2,12 +2,11 @@
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from swift.cli.commands import distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
+from swift.cli.deadlines import OF_PROCESSES, deadlines_of
 from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.errors import RunError, SettingError, check_count
 from swift.launch.chaos import Chaos, parse_chaos
@@ -48,14 +48,20 @@ def launch(options: argparse.Namespace) -> None:
     _check(experiment)
     _check_snapshots(experiment, by_rank)
     check_count("--restarts", options.restarts, least=0)
-    deadlines, nodes = _deadlines(options.deadline), nodes_of(options, os.environ)
+    deadlines, nodes = deadlines_of(options.deadline, OF_PROCESSES), nodes_of(options, os.environ)
     chaos = parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps)
     against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
     if nodes.own > 0:
-        with Interrupt(signal.SIGTERM) as interrupt:
-            is_trusted, patience_s = options.insecure_network, deadlines.start
-            serve(options.run_dir, nodes.own, patience_s, os.environ, lambda: interrupt.requested, is_trusted)
+        with Interrupt().hold() as interrupt:
+            serve(
+                options.run_dir,
+                nodes.own,
+                deadlines,
+                os.environ,
+                lambda: interrupt.requested,
+                is_trusted=options.insecure_network,
+            )
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
     with own_run(run) as lease:
@@ -85,6 +91,7 @@ def _launch(
     data = experiment.loader("train").state()  # so that a mistake in the data is told once, and here
     shared = run.run_dir if nodes.count > 1 else None
     with (
+        Interrupt().hold() as interrupt,
         Entrance.of(nodes) as entrance,
         open_run(run, done, lease) as directory,
         Scratch.of(run.config_text, data, shared) as scratch,
@@ -106,7 +113,7 @@ def _launch(
         preparer = commands.preparer() if options.prepare == "next" else None
         keeper = commands.keeper(directory.path)
         children = entrance.children(directory.path, scratch, commands.node, deadlines)
-        return _supervise(experiment, directory, done, terms, children, keeper, preparer)
+        return _supervise(experiment, directory, done, terms, children, keeper, preparer, interrupt)
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,7 @@ def _supervise(
     family: AbstractContextManager[Children],
     keeper: Sequence[str],
     preparer: Sequence[str] | None,
+    interrupt: Interrupt,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary."""
     begun, topology = time.monotonic(), experiment.topology
@@ -161,7 +169,6 @@ def _supervise(
         processes=[str(process) for process in terms.processes],
     )
     with (
-        Interrupt(signal.SIGTERM) as interrupt,
         Display(directory.path.name, experiment.num_steps, begun) as display,
         family as children,
     ):
@@ -187,21 +194,6 @@ def _supervise(
         summary = summarize(experiment, directory, "cpu", goodput=goodput)
     Console(stderr=True).print(goodput_table(goodput))
     return summary
-
-
-def _deadlines(texts: Sequence[str]) -> Deadlines:
-    """The deadlines of the command line, such as ``heartbeat=3``."""
-    limits: dict[str, Any] = {}
-    names = ("start", "forming", "heartbeat", "progress", "saving")
-    for text in texts:
-        name, _, seconds = text.partition("=")
-        try:
-            limits[name] = float(seconds)
-        except ValueError:
-            name = ""
-        if name not in names:
-            raise SettingError("--deadline", text, f"must be NAME=SECONDS, with one of {', '.join(names)}")
-    return replace(Deadlines(), **limits)
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from swift.cli.deadlines import add_deadlines
 from swift.cli.planning_options import add_compile, add_plan, add_simulate
-from swift.errors import RunError, SettingError
+from swift.errors import INTERRUPTED, RunError, SettingError
 
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 2 for a user's mistake, told in one line; 3 for a run that cannot go on; as a shell has it,
-        130 for Ctrl-C and 141 for a closed pipe.
+        130 for Ctrl-C, or for SIGTERM where a run has kept a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(arguments)
     # Ctrl-C ends the process at once, since an exception in the midst of JAX crashes or gets lost; see train.interrupt.
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         return _tell(error, 3)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -74,11 +75,13 @@ def command_line() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
     _add_prepare(train)
+    _add_stopping(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
     compare.add_argument("configs", type=Path, nargs="+", metavar="CONFIG.gin")
     _add_settings(compare)
+    _add_stopping(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=Path, metavar="CONFIG.gin")
@@ -118,14 +121,10 @@ def command_line() -> argparse.ArgumentParser:
         default=10,
         help="how often a process is started again before the run goes on without it (default: %(default)s)",
     )
-    launch.add_argument(
-        "--deadline",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=SECONDS",
-        help="how long to wait for a process: start, forming (of an epoch), heartbeat, progress (of an iteration), "
-        "saving (of a checkpoint)",
+    add_deadlines(
+        launch,
+        "start, forming (of an epoch), heartbeat, progress (of an iteration), saving (of a checkpoint), stopping (from "
+        "Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(
         "--against", type=Path, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
@@ -186,6 +185,10 @@ def command_line() -> argparse.ArgumentParser:
     add_plan(commands)
     add_simulate(commands)
     return parser
+
+
+def _add_stopping(parser: argparse.ArgumentParser) -> None:
+    add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:

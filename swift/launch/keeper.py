@@ -119,8 +119,8 @@ class Keeper:
         begun = time.perf_counter()
         try:
             match command:
-                case Save(stamp, holders):
-                    facts = save_facts(self.save(stamp, holders))
+                case Save(stamp, holders, is_full):
+                    facts = save_facts(self.save(stamp, holders, is_full=is_full))
                     path = checkpoint_path(self.checkpoints, stamp.step)
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
                 case Load(step, epoch, processes):
@@ -134,12 +134,13 @@ class Keeper:
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 
-    def save(self, stamp: Stamp, holders: Sequence[Process]) -> Manifest:
+    def save(self, stamp: Stamp, holders: Sequence[Process], *, is_full: bool = False) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
         Args:
             stamp: of the state.
             holders: whose parts: one process for every stage, or for every stage and rank.
+            is_full: save all experts, whatever K is; that of the last iteration always is.
 
         Returns:
             The checkpoint's manifest.
@@ -156,7 +157,7 @@ class Keeper:
         _check_state(state, stamp.step)
         ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
         sync_record(self.checkpoints.parent)  # what the ledger counts must not be lost while the checkpoint stays
-        chosen_LK = ledger.choose(config.selection, full=stamp.step == self.experiment.num_steps)
+        chosen_LK = ledger.choose(config.selection, full=is_full or stamp.step == self.experiment.num_steps)
         manifest = save_checkpoint(
             self.checkpoints,
             stamp.step,

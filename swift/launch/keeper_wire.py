@@ -13,10 +13,12 @@ class Save(NamedTuple):
     Attributes:
         stamp: of the state.
         holders: whose parts, one process for every stage and rank.
+        is_full: save all experts, whatever K is.
     """
 
     stamp: Stamp
     holders: tuple[Process, ...]
+    is_full: bool = False
 
 
 class Load(NamedTuple):
@@ -116,8 +118,9 @@ Answer = Saved | Loaded | Anew | Failed
 def command_line(command: Command) -> str:
     """A command as a line."""
     match command:
-        case Save(stamp, holders):
+        case Save(stamp, holders, is_full):
             said: dict[str, Any] = {"save": stamp.step, "epoch": stamp.epoch, "holders": _lists(holders)}
+            said["is_full"] = is_full
         case Load(step, epoch, processes):
             said = {"load": step, "epoch": epoch, "processes": _lists(processes)}
         case Recut(stamp, cut, epoch, processes):
@@ -135,7 +138,7 @@ def read_command(line: str) -> Command:
         processes, epochs = said["cut"]
         cut = Cut(_processes(processes), tuple(epochs))
         return Recut(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
-    return Save(Stamp(said["epoch"], said["save"]), _processes(said["holders"]))
+    return Save(Stamp(said["epoch"], said["save"]), _processes(said["holders"]), said["is_full"])
 
 
 def answer_line(answer: Answer) -> str:

@@ -19,21 +19,24 @@ from swift.launch.children import Heard, OwnChildren
 from swift.launch.meeting import Meeting, Wire, check_network
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
 from swift.launch.scratch import own_memory
+from swift.mesh.epochs import Deadlines
 from swift.record import SUMMARY
 
 _FIRST = "first node"
 _PULSE_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
 _ASLEEP_S = 1.0
 _LINGER_S = 10.0
-"""How long a node that is told to end waits for the first to end the run in order: it may have been told the same."""
+"""How much longer than that takes a node that is told to end waits for the first to end the run in order: it may have
+been told the same."""
 
 
 def serve(
     run_dir: Path,
     number: int,
-    patience_s: float,
+    deadlines: Deadlines,
     environment: Mapping[str, str],
     told: Callable[[], bool],
+    *,
     is_trusted: bool = False,
 ) -> None:
     """Serves the first node until the run is over.
@@ -41,7 +44,7 @@ def serve(
     Args:
         run_dir: the run directory.
         number: of this node, from 1.
-        patience_s: how long to wait for a first node.
+        deadlines: of the run; how long to wait for a first node, and for the end of a run that stops.
         environment: of the children.
         told: whether this node was told to end.
         is_trusted: whether a network may be used.
@@ -53,7 +56,7 @@ def serve(
     """
     _tell(f"node {number}: waits for the first node")
     while True:
-        met = _meet(run_dir, number, patience_s, told, is_trusted)
+        met = _meet(run_dir, number, deadlines.start, told, is_trusted)
         if met is None:
             _tell(f"node {number}: the run is finished")
             return
@@ -61,7 +64,7 @@ def serve(
         _tell(f"node {number}: found the first node at {meeting.host}:{meeting.port}")
         heard = SimpleQueue[Heard]()
         with own_memory() as memory, OwnChildren(environment, memory, heard) as children:
-            end = _Relay(wire, children, heard, meeting.silence_s).run(told)
+            end = _Relay(wire, children, heard, meeting.silence_s, deadlines.stopping + _LINGER_S).run(told)
         wire.end()
         if end is not None and end.is_finished:
             return
@@ -103,9 +106,9 @@ def _meet(
 class _Relay:
     """Between the first node and the children that this one has for it."""
 
-    def __init__(self, wire: Wire, children: OwnChildren, heard: SimpleQueue[Heard], silence_s: float):
-        self._wire, self._children, self._silence_s = wire, children, silence_s
-        self._heard = heard
+    def __init__(self, wire: Wire, children: OwnChildren, heard: SimpleQueue[Heard], silence_s: float, linger_s: float):
+        self._wire, self._children, self._heard = wire, children, heard
+        self._silence_s, self._linger_s = silence_s, linger_s
 
     def run(self, told: Callable[[], bool]) -> End | None:
         """Until it is not needed any more; None: until the first node is gone, or this one has lingered long enough."""
@@ -133,7 +136,7 @@ class _Relay:
                 pulsed = now
                 self._say(Pulse())
             told_at = now if told_at is None and told() else told_at
-            if now - seen > self._silence_s or (told_at is not None and now - told_at > _LINGER_S):
+            if now - seen > self._silence_s or (told_at is not None and now - told_at > self._linger_s):
                 return None
 
     def _listen(self) -> None:

@@ -79,13 +79,13 @@ class Saving:
             self._children.start(KEEPER, self._command, self._log)
             self._say_next()
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: Snapshot, *, is_full: bool = False) -> None:
         """Notes that a member has its part of a state; once every stage has one, the state is saved."""
         (_, stage), rank = process = snapshot.member.process
         parts = self._parts.setdefault(snapshot.stamp, {})
         parts[stage, rank] = process
         if len(parts) == self._num_parts:
-            self._ask(Save(snapshot.stamp, tuple(sorted(parts.values()))))
+            self._ask(Save(snapshot.stamp, tuple(sorted(parts.values())), is_full))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, epoch: int, processes: Sequence[Process]) -> None:

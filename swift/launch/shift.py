@@ -12,7 +12,7 @@ from swift.data import Batch, Loader
 from swift.launch.buddy import Buddy
 from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
-from swift.launch.wire import Done, Leave, Order, Planned, Record, Snapshot
+from swift.launch.wire import Done, Halt, Leave, Order, Planned, Record, Snapshot
 from swift.mesh.epochs import Process, Stamp, Took
 from swift.mesh.sharing import fetch_parts
 from swift.pipeline import Steps, Sums, TrainState
@@ -68,6 +68,11 @@ class Shift:
         """Of the epoch."""
         return self.order.form.number
 
+    @property
+    def _halt(self) -> Halt | None:
+        halt = self.orders.halt
+        return halt if halt is not None and halt.number == self.number else None
+
     def run(self, leave: Leave) -> None:
         """Runs until an order comes, or to the end."""
         (stamp,) = self.states
@@ -98,7 +103,7 @@ class Shift:
             self.voice.tell_progress()
             if leave.is_restored and stamp not in self.states and self._saved != stamp.step:
                 self.snapshots.forget(but=self.snapshots.stamps() - {stamp})  # until now it may have been needed again
-        halt = self.orders.halt
+        halt = self._halt
         if halt is not None and self._saved < done:
             self._snapshot()
         if halt is not None or done == experiment.num_steps:
@@ -166,7 +171,8 @@ class Shift:
     def _snapshot(self) -> None:
         """Keeps the state to be saved; one worker of each stage does."""
         newest = max(self.states)
-        loss = self._evaluate(1)  # what is recorded is of the parameters before the update
+        # What is recorded is of the parameters before the update. A run that is to stop has no time to compile for it.
+        loss = self._evaluate(1) if self._halt is None else None
         live, stamp = self.steps.program.live, Stamp(self.number, newest.step)
         if self.process.worker in [live.workers[row] for row in live.first_rows]:
             self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
@@ -188,7 +194,7 @@ class Shift:
         return is_due(done, every, self.experiment.num_steps)
 
     def _is_over(self, done: int) -> bool:
-        newest, halt = self.orders.newest, self.orders.halt
+        newest, halt = self.orders.newest, self._halt
         assert newest is not None
         if done >= self.experiment.num_steps or (halt is not None and done >= halt.after):
             return True

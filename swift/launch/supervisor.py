@@ -58,9 +58,8 @@ from swift.mesh.epochs import (
 from swift.mesh.membership import Membership
 
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
-_MARGIN = 2
-"""Iterations that members may begin before they hear that they are to stop."""
-_HALT_S = 8.0
+_HEARING_S = 1.0
+"""How long it may take until all members have heard something."""
 _SHOWN_LINES = 20
 
 
@@ -93,6 +92,9 @@ class Supervisor:
         self._roster = Roster(terms, children)
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
+        self._step_s = _HEARING_S  # of the newest iteration
+        self._is_stopping, self._is_loading = False, False
+        self._halted = self._last = self._saved = 0  # the newest epoch told to halt; its last iteration; the last saved
 
     def __enter__(self) -> Self:
         return self
@@ -121,10 +123,7 @@ class Supervisor:
         while self._saving.is_busy and not is_called_off():
             self._turn()
         if is_called_off():
-            deadline = time.monotonic() + _HALT_S
-            self._halt(deadline)
-            while self._saving.is_busy and time.monotonic() < deadline:
-                self._turn()
+            self._stop_in_order()
 
     def _turn(self) -> None:
         """Hears what has happened, decides, and does it."""
@@ -175,12 +174,14 @@ class Supervisor:
         match news:
             case Record(record):
                 self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
+                self._step_s = record["step_ms"] / 1000
                 self._reporter.record(record)
             case Planned(number, facts):
                 self._reporter.plan(number, facts)
             case Snapshot(_, stamp, loss):
-                self._check_finite(stamp.step, loss_after=loss)
-                self._saving.add(news)
+                if loss is not None:
+                    self._check_finite(stamp.step, loss_after=loss)
+                self._saving.add(news, is_full=self._is_stopping)
             case Done(member, number):
                 if number == self._membership.went:
                     self._done.add(member)
@@ -191,6 +192,7 @@ class Supervisor:
         answer = self._saving.hear(line)
         match answer:
             case Saved(step, seconds, path, facts):
+                self._saved = step
                 self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds, **facts)
             case Loaded() | Anew():
                 self._restored(answer)
@@ -233,7 +235,7 @@ class Supervisor:
         match command:
             case Form(_, members, _):
                 self._services.append(Service(len(members), self._terms.host))
-                self._done, self._restoring = set(), None
+                self._done, self._restoring, self._is_loading = set(), None, False
                 self._say(members, Order(command, self._services[-1].address))
             case Enter(_, members):
                 self._say(members, command)
@@ -263,7 +265,7 @@ class Supervisor:
         assert epoch is not None
         processes = [member.process for member in epoch.form.members]
         if is_lost or (go.stamp is not None and self._is_behind(go, go.stamp, saved)):
-            self._restoring = go
+            self._restoring, self._is_loading = go, True
             self._saving.load(go.number, processes)
         elif go.stamp is not None and go.cut is not None:
             self._restoring = go
@@ -297,7 +299,7 @@ class Supervisor:
     def _let_run(self, leave: Leave) -> None:
         epoch = self._membership.epoch
         assert epoch is not None
-        self._restoring = None
+        self._restoring, self._is_loading = None, False
         self._say(epoch.form.members, leave)
         processes = [member.process for member in epoch.form.members]
         self._saving.go_on(processes)
@@ -348,6 +350,8 @@ class Supervisor:
                 self._harm(trouble.kind, member)
         if not self._roster.dead(self._membership) or self._is_recovering():
             return  # the cores are for those who go on; to start a process takes seconds of them
+        if self._is_stopping and self._terms.recovery == "live":
+            return  # who comes back would only hold up the others
         lost = self._roster.given_up(self._membership)
         if lost:
             stages = ", ".join(map(str, lost))
@@ -374,17 +378,43 @@ class Supervisor:
         else:
             self._children.signal(member, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
-    def _halt(self, deadline: float) -> None:
-        """Lets all members end the same iteration and keep their state for a checkpoint; waits until they run."""
-        while self._is_recovering() and time.monotonic() < deadline:
+    def _stop_in_order(self) -> None:
+        """Has the last iteration kept as a checkpoint, as far as there is time for that."""
+        limit_s, told = self._terms.deadlines.stopping, ""
+        deadline, self._is_stopping, self._saved = time.monotonic() + limit_s, True, self._saving.newest or 0
+        self._halt()
+        while awaited := self._awaited():
+            if time.monotonic() > deadline:
+                self._reporter.tell(f"stopping: has waited {limit_s:g} s, now for {awaited}, and waits no longer")
+                return
+            if awaited != told:
+                self._reporter.tell(f"stopping: waits for {awaited}")
+                told = awaited
             self._turn()
+            self._halt()
+
+    def _awaited(self) -> str:
+        """What a run that stops still waits for; nothing where all that there is to keep is kept."""
+        newest, is_saving = self._reporter.written, self._saving.is_busy and not self._is_loading
+        if self._is_done() or (self._halted and is_saving):
+            return "the checkpoint" if is_saving else ""
+        is_lost = self._membership.epoch is None and self._terms.recovery == "live"
+        if newest <= self._saved or is_lost or self._is_loading:
+            return ""
+        if self._halted == self._membership.went and self._halted == self._membership.number:
+            return f"iteration {self._last}, which is to be the last"
+        return f"all to be at work after a failure; iteration {newest} is not saved yet"
+
+    def _halt(self) -> None:
+        """Tells the members of an epoch that runs, once, which iteration is to be their last."""
         epoch = self._membership.epoch
-        if epoch is None or self._is_recovering() or self._restoring is not None:
+        if epoch is None or self._restoring or self._is_recovering() or self._halted == epoch.form.number:
             return
-        after = max(self._membership.seats[process].entered for process, _ in epoch.form.members) + _MARGIN
-        self._say(epoch.form.members, Halt(after))
-        while not self._is_done() and time.monotonic() < deadline:
-            self._turn()
+        entered = max(self._membership.seats[process].entered for process, _ in epoch.form.members)
+        # So far that nobody is beyond it before it hears of it: all have to end the same iteration.
+        self._last = entered + max(1, math.ceil(_HEARING_S / max(self._step_s, 1e-3)))
+        self._halted = epoch.form.number
+        self._say(epoch.form.members, Halt(self._halted, self._last))
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(math.isfinite, measured.values())):

@@ -38,8 +38,9 @@ class Leave(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """To all members: run on until this iteration is done, keep a snapshot, and wait."""
+    """To all members of an epoch: run on until this iteration is done, keep a snapshot, and wait."""
 
+    number: int
     after: int
 
 
@@ -70,12 +71,12 @@ class Snapshot(NamedTuple):
     Attributes:
         member: whose.
         stamp: of the state.
-        loss: of a batch that is not trained on, by this state; nats per token.
+        loss: of a batch that is not trained on, by this state; nats per token. None where there was no time for it.
     """
 
     member: Member
     stamp: Stamp
-    loss: float
+    loss: float | None
 
 
 class Done(NamedTuple):
@@ -113,7 +114,7 @@ def read_order(line: str) -> Command:
         case "enter":
             return Enter(said["number"], _members(said["members"]))
         case "halt":
-            return Halt(said["after"])
+            return Halt(said["number"], said["after"])
         case "hang":
             return Hang()
         case "stop":

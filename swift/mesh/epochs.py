@@ -54,6 +54,7 @@ class Deadlines:
         heartbeat: between two signs of life.
         progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
         saving: from asking the keeper to save or load a checkpoint until it answers; has to leave time for a large one.
+        stopping: from Ctrl-C or SIGTERM until the last iteration is saved; what is not by then is lost.
         max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
     """
 
@@ -62,10 +63,11 @@ class Deadlines:
     heartbeat: float = 3.0
     progress: float = 120.0
     saving: float = 120.0
+    stopping: float = 110.0
     max_quick_deaths: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("start", "forming", "heartbeat", "progress", "saving"):
+        for name in ("start", "forming", "heartbeat", "progress", "saving", "stopping"):
             check_number(f"Deadlines.{name}", getattr(self, name), above=0)
         check_count("Deadlines.max_quick_deaths", self.max_quick_deaths, least=1)
 

@@ -89,9 +89,13 @@ class Engine:
         self._prepare_next()
         return self
 
-    def close(self) -> None:
-        """Prepares nothing more. XLA cannot be interrupted: a compilation that is under way is waited for."""
-        self._background.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Prepares nothing more.
+
+        Args:
+            wait: for a compilation that is under way: XLA cannot be interrupted.
+        """
+        self._background.shutdown(wait=wait, cancel_futures=True)
 
     @property
     def program(self) -> Program:

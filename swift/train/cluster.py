@@ -93,7 +93,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for engine in self._engines.values():
-            engine.close()
+            engine.close(wait=kind is not KeyboardInterrupt)
 
     @property
     def engine(self) -> Engine:

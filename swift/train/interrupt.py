@@ -1,25 +1,34 @@
-"""Ctrl-C between iterations: the exception that Python raises at any point crashes XLA, or gets lost in a callback."""
+"""Ctrl-C and SIGTERM between iterations: the exception that Python raises at any point crashes XLA, or gets lost."""
 
+import os
+import select
 import signal
+import sys
 import threading
+import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
+
+from swift.errors import INTERRUPTED
+
+_SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Interrupt:
-    """While it is entered, Ctrl-C is only noted, for the loop to stop where it is safe; a second one kills.
+    """Ctrl-C and SIGTERM, once ``hold`` was called: the first is only noted, for the loop to stop where it is safe.
+
+    A second one ends the process at once, as the end of the time that there is does. A thread sees to that: while the
+    main thread is in XLA Python calls no handler. A context manager, which gives the signals back.
 
     Args:
-        *also: signals that are taken like it.
+        limit_s: from the first signal to the end of the process; None: as long as it takes.
     """
 
-    def __init__(self, *also: signal.Signals) -> None:
+    def __init__(self, limit_s: float | None = None) -> None:
         self.requested = False
-        self._signals, self._previous = (signal.SIGINT, *also), dict[signal.Signals, Any]()
+        self._limit_s, self._previous, self._is_held = limit_s, dict[signal.Signals, Any](), False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows no other to set handlers
-            self._previous = {number: signal.signal(number, self._note) for number in self._signals}
         return self
 
     def __exit__(
@@ -27,7 +36,51 @@ class Interrupt:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._previous:
+            signal.set_wakeup_fd(self._woken_before)
+            os.close(self._writer)
+            self._thread.join()
+            os.close(self._reader)
+        self._previous = {}
 
-    def _note(self, number: int, _: Any) -> None:
+    def hold(self) -> Self:
+        """From now on there is something to keep: until then the first signal does what it did before."""
+        if self._is_held or threading.current_thread() is not threading.main_thread():
+            return self  # Python allows no other thread to set handlers
+        self._is_held = True
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._woken_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
+        self._thread.start()
+        return self
+
+    def _note(self, *_: Any) -> None:
         self.requested = True
-        signal.signal(number, signal.SIG_DFL)
+
+    def _watch(self) -> None:
+        """Reads the numbers of signals as they come, until the pipe is closed."""
+        is_first, deadline = True, float("inf")
+        while True:
+            wait_s = max(0.0, deadline - time.monotonic())
+            if not select.select([self._reader], [], [], None if wait_s == float("inf") else wait_s)[0]:
+                _end(f"swift: has not stopped within {self._limit_s:g} s: ended")
+            number = os.read(self._reader, 1)
+            if not number:
+                return
+            if number[0] not in self._previous:  # of others, such as a terminal's that has another size
+                continue
+            if not is_first:
+                _end("swift: ended at once")
+            is_first, self.requested = False, True
+            if self._limit_s is not None:
+                deadline = time.monotonic() + self._limit_s
+
+
+def _end(why: str) -> NoReturn:
+    """Ends the process from any thread. What is written under a temporary name is removed by the next run."""
+    if sys.stderr.isatty():
+        why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
+    os.write(2, f"{why}\n".encode())
+    os._exit(INTERRUPTED)

@@ -8,6 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from swift.checkpoint import (
     BuddyCopies,
     Ledger,
@@ -108,9 +110,11 @@ class Saver:
         self._saving = self._thread.submit(self._write, take, save)
 
     def _write(self, take: Callable[[], Snapshot], save: Callable[..., Manifest]) -> Manifest:
-        self._room = take()
+        self._room = snapshot = take()
+        if not all(np.isfinite(array).all() for array in (*snapshot.dense.values(), *snapshot.blocks.values())):
+            raise RunError("its numbers are not finite")
         sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
-        return save(snapshot=self._room)
+        return save(snapshot=snapshot)
 
     def follow(self, *, wait: bool) -> str | None:
         """Notes the end of the checkpoint that is under way.

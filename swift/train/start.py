@@ -10,6 +10,7 @@ import jax
 
 from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
 from swift.errors import SettingError
+from swift.mesh.epochs import Deadlines
 from swift.pipeline import Prepare, Program, TrainState
 from swift.record import Lease, RunDirectory, check_is_run, check_new_run, check_same_run, take, writes_checkpoints
 from swift.train.experiment import Experiment
@@ -41,6 +42,7 @@ class TrainOptions:
         stop_at: stop, with a checkpoint, after this iteration, though the run goes further.
         profile: (first, last) iteration to trace with the profiler, or None.
         prepare: ``next`` plans and compiles ahead what a failure or a return of one worker would need.
+        stopping_s: from Ctrl-C or SIGTERM to the end of the process, which keeps a checkpoint in that time.
     """
 
     run_dir: Path
@@ -49,6 +51,7 @@ class TrainOptions:
     stop_at: int | None = None
     profile: tuple[int, int] | None = None
     prepare: Prepare = "next"
+    stopping_s: float = Deadlines.stopping
 
 
 @contextmanager

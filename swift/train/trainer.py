@@ -46,7 +46,7 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
         RunError: the loss was no longer finite, a stage has lost its last worker, or another has taken the directory.
-        KeyboardInterrupt: Ctrl-C, after the iteration in which it came.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint is kept of the iteration in which it came.
     """
     with own_run(options) as lease:
         return _train(experiment, options, failures, lease)
@@ -65,7 +65,7 @@ def _train(
     loader, validation = experiment.loader("train"), experiment.loader("validation")
     with (
         Cluster(experiment, options.prepare, failures, done + 1, first) as cluster,
-        Interrupt() as interrupt,
+        Interrupt(options.stopping_s) as interrupt,
     ):
         cluster.check(listed)
         program = cluster.engine.program
@@ -177,8 +177,9 @@ class _Run:
                 self.directory.log_event("prepare_failed", done, error=why)
                 self.progress.note(f"could not be prepared {why}")
             self._follow_save(wait=False)
+            self.interrupt.hold()
             if self.interrupt.requested:
-                self._interrupted(done)
+                self._interrupted(state, position, done)
                 raise KeyboardInterrupt
             started = time.perf_counter()
         self._follow_save(wait=True)
@@ -293,14 +294,15 @@ class _Run:
         how = f"go on with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
         return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
-    def _interrupted(self, done: int) -> None:
+    def _interrupted(self, state: TrainState, position: dict[str, Any], done: int) -> None:
+        """Keeps the last iteration, also where a run has no checkpoints otherwise: ``--resume`` needs one."""
+        self.progress.note(f"stopping: saves iteration {done}; a second Ctrl-C or SIGTERM ends at once")
         self._follow_save(wait=True)
+        if done not in checkpoint_steps(self.directory.checkpoints_path):
+            self.saver.save(self.engine.program, state, position, done, full=True)
+            self._follow_save(wait=True)
         self.directory.log_event("interrupt", done)
-        steps = checkpoint_steps(self.directory.checkpoints_path)
-        self.progress.note(
-            f"interrupted after iteration {done}; "
-            + (f"--resume goes on from iteration {steps[-1]}" if steps else "no checkpoint was saved yet")
-        )
+        self.progress.note(f"interrupted after iteration {done}, which is saved; --resume goes on from it")
 
     @contextmanager
     def _profiled(self, first: int, end: int) -> Iterator[None]:

@@ -139,4 +139,4 @@ def test_ctrl_c_ends_the_process_though_programs_are_compiled_ahead(here):
     assert last["event"] == "interrupt"
     assert [record["step"] for record in run.metrics] == [*range(1, last["step"] + 1)]
     assert last["step"] % 3 == 0
-    assert checkpoint_steps(here / "new/checkpoints") == []
+    assert checkpoint_steps(here / "new/checkpoints") == [last["step"]]

@@ -182,6 +182,7 @@ def test_answers_come_as_they_were_said(answer):
     "command",
     [
         Save(Stamp(2, 4), SOME),
+        Save(Stamp(2, 4), SOME, is_full=True),
         Load(4, 2, SOME),
         Load(None, 2, SOME[:1]),
         Recut(Stamp(2, 4), Cut(SOME, (2, 3)), 4, SOME[:1]),

@@ -20,6 +20,7 @@ from swift.launch.meeting import Meeting, Wire
 from swift.launch.node import serve
 from swift.launch.node_wire import Pulse, Said, Start, message_line, read_message
 from swift.launch.scratch import own_memory
+from swift.mesh.epochs import Deadlines
 
 NODE = """
 import os, sys
@@ -28,8 +29,9 @@ from swift.errors import RunError
 from swift.launch.node import serve
 from swift.launch.node_wire import Pulse, Said, Start, message_line, read_message
 from swift.launch.scratch import own_memory
+from swift.mesh.epochs import Deadlines
 try:
-    serve(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), os.environ, lambda: False)
+    serve(Path(sys.argv[1]), int(sys.argv[2]), Deadlines(start=float(sys.argv[3])), os.environ, lambda: False)
 except RunError as error:
     sys.exit(str(error))
 """
@@ -139,7 +141,7 @@ def test_a_node_ends_as_the_run_does(fleet, tmp_path, error, code, said):
 
 def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
-    serve(tmp_path, 1, 60.0, os.environ, lambda: False)
+    serve(tmp_path, 1, Deadlines(start=60.0), os.environ, lambda: False)
 
 
 def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
@@ -259,6 +261,6 @@ def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
     with pytest.raises(
         RunError, match=r"node 1: no first node was found in 0.1 s: stopped; has it the same --run-dir\?"
     ):
-        serve(tmp_path, 1, 0.1, os.environ, lambda: False)
+        serve(tmp_path, 1, Deadlines(start=0.1), os.environ, lambda: False)
     with pytest.raises(KeyboardInterrupt):
-        serve(tmp_path, 1, 60.0, os.environ, lambda: True)
+        serve(tmp_path, 1, Deadlines(start=60.0), os.environ, lambda: True)

@@ -34,7 +34,7 @@ OTHER = Member(Process((0, 0), rank=1), 0)
         Enter(4, (MEMBER, OTHER)),
         Leave(Go(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
         Leave(Go(1, None, ())),
-        Halt(9),
+        Halt(2, 9),
         Hang(),
         Stop(),
     ],
@@ -56,6 +56,7 @@ def test_a_command_comes_through(order):
         Record({"step": 4, "loss": 2.5}),
         Planned(4, {"failed": ["0:1"], "plan": {"version": 1}}),
         Snapshot(MEMBER, Stamp(4, 9), 2.5),
+        Snapshot(MEMBER, Stamp(4, 9), None),
         Done(MEMBER, 4),
     ],
 )

@@ -1,30 +1,79 @@
-"""Ctrl-C is noted and nothing is raised, until the loop asks; afterwards the process has its own handler again."""
+"""Ctrl-C and SIGTERM are noted and nothing is raised, until the loop asks; a second one ends the process at once."""
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
+import pytest
+
+from swift.errors import INTERRUPTED
 from swift.train.interrupt import Interrupt
 
+BUSY = """
+import hashlib, sys
+from swift.train.interrupt import Interrupt
+with Interrupt(float(sys.argv[1])).hold():
+    print("busy", flush=True)
+    while True:  # in C, without Python's lock: its handlers wait
+        hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 10**9)
+"""
+PATIENCE_S = 60.0
 
-def test_ctrl_c_is_noted_and_a_second_one_kills():
-    before = signal.getsignal(signal.SIGINT)
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_from_when_there_is_something_to_keep(number):
+    before, asked = signal.getsignal(number), []
     with Interrupt() as interrupt:
-        assert not interrupt.requested
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.requested
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) == before
+        assert signal.getsignal(number) == before
+        interrupt.hold()
+        interrupt.hold()
+        asked.append(interrupt.requested)
+        os.kill(os.getpid(), number)
+        asked.append(interrupt.requested)
+    assert asked == [False, True]
+    assert signal.getsignal(number) == before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_run_in_another_thread_leaves_signals_alone():
-    seen = []
+    seen, before = [], signal.getsignal(signal.SIGINT)
 
     def run():
-        with Interrupt() as interrupt:
-            seen.append(interrupt.requested)
+        with Interrupt().hold() as interrupt:
+            seen.append((interrupt.requested, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert seen == [False]
+    assert seen == [(False, before)]
+
+
+def busy(limit_s):
+    """A process whose main thread runs no Python."""
+    command = [sys.executable, "-c", BUSY, str(limit_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "busy\n"
+    return process
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_process_that_runs_no_python(second):
+    with busy(limit_s=1000) as process:
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(second)
+        assert process.wait(PATIENCE_S) == INTERRUPTED
+        assert process.stderr.read() == "swift: ended at once\n"
+
+
+def test_a_process_that_does_not_stop_in_time_ends():
+    begun = time.monotonic()
+    with busy(limit_s=0.5) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == INTERRUPTED
+        assert process.stderr.read() == "swift: has not stopped within 0.5 s: ended\n"
+    assert time.monotonic() - begun > 0.5

@@ -1,6 +1,8 @@
 """The loop: resuming bit for bit, no recompilation, the record, and a loss that is no longer finite."""
 
 import itertools
+import os
+import signal
 from dataclasses import replace
 
 import chex
@@ -18,7 +20,8 @@ from swift.models import ModelConfig
 from swift.pipeline import lone_step, put_batch
 from swift.record import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train import Experiment, TrainOptions, train, trainer
+from swift.train.interrupt import Interrupt
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -122,6 +125,52 @@ def test_bfloat16_learns_too(experiment, tmp_path):
     state = slots.init(jax.random.key(0))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.slots)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.master)} == {"float32"}
+
+
+class Signalled:
+    """Nobody fails; a signal comes while an iteration is run."""
+
+    def __init__(self, step, number):
+        self._step, self._number = step, number
+
+    def failed(self, first_step, _):
+        if first_step == self._step:
+            os.kill(os.getpid(), self._number)
+        return frozenset()
+
+    def lost_ranks(self, *_):
+        return frozenset()
+
+
+@pytest.mark.parametrize(("number", "every"), [(signal.SIGINT, 5), (signal.SIGTERM, 0)])
+def test_a_signal_keeps_the_last_iteration_which_the_run_goes_on_from(experiment, tmp_path, number, every):
+    setup = replace(experiment, checkpoint=CheckpointConfig(every=every), eval_every=0)
+    options = TrainOptions(tmp_path / "run", "Experiment.num_steps = 40\n")
+    with pytest.raises(KeyboardInterrupt):
+        train(setup, options, Signalled(8, number))
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints")[-1] == 8
+    record = read_run(tmp_path / "run")
+    assert (record.events[-1]["event"], record.events[-1]["step"]) == ("interrupt", 8)
+    assert [event["experts"] for event in record.events if event["event"] == "checkpoint"][-1] == "all"
+    run(setup, tmp_path / "run", resume=True, stop_at=12)
+    run(setup, tmp_path / "whole", stop_at=12)
+    records = [[measured(one) for one in read_run(tmp_path / name).metrics] for name in ("run", "whole")]
+    assert records[0] == records[1]
+
+
+class Requested(Interrupt):
+    """A signal has come in the first iteration."""
+
+    def hold(self):
+        self.requested = True
+        return self
+
+
+def test_a_signal_after_an_update_that_spoils_the_parameters_saves_nothing(wild, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "Interrupt", Requested)
+    with pytest.raises(RunError, match="the checkpoint of iteration 1 was not saved: its numbers are not finite"):
+        run(replace(wild, checkpoint=CheckpointConfig(every=0), eval_every=0), tmp_path / "run")
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experiment, wild, tmp_path):

@@ -1,0 +1,48 @@
+"""Deadlines of the command line, such as ``--deadline stopping=300``."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swift.errors import SettingError
+from swift.mesh.epochs import Deadlines
+
+OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "stopping")
+"""Those of a run of real processes."""
+OF_ONE = ("stopping",)
+"""Those of a run in one process."""
+
+
+def add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Adds ``--deadline``.
+
+    Args:
+        parser: of a command.
+        meaning: the names and what each is, for ``--help``.
+    """
+    parser.add_argument(
+        "--deadline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=SECONDS",
+        help=f"how long to wait: {meaning}",
+    )
+
+
+def deadlines_of(texts: Sequence[str], names: Sequence[str]) -> Deadlines:
+    """The deadlines that a command line sets, and the defaults of the others.
+
+    >>> deadlines_of(["heartbeat=2"], OF_PROCESSES).heartbeat
+    2.0
+    """
+    limits = {}
+    for text in texts:
+        name, _, seconds = text.partition("=")
+        try:
+            limits[name] = float(seconds)
+        except ValueError:
+            name = ""
+        if name not in names:
+            raise SettingError("--deadline", text, f"must be NAME=SECONDS, with one of {', '.join(names)}")
+    return replace(Deadlines(), **limits)  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""A run that is told to stop: what it waits for, for how long, and what it says; without processes."""
+
+import time
+from collections import deque
+from types import SimpleNamespace
+
+from swift.launch import supervisor as supervising
+from swift.launch.children import Death, Heard
+from swift.launch.supervisor import Supervisor
+from swift.launch.terms import Terms
+from swift.launch.wire import Done, Halt, Leave, Order, Record, Snapshot, Stop, news_line, read_order
+from swift.mesh.epochs import (
+    Beat,
+    Deadlines,
+    Enter,
+    Formed,
+    Left,
+    Member,
+    Ready,
+    Stamp,
+    Took,
+    processes_of,
+)
+from swift.topology import Topology
+
+PROCESSES = processes_of(Topology(2, 1))
+STEP_S = 0.05
+
+
+class Acting:
+    """A member that does as it is told, an iteration whenever it is looked at; they all are in the same."""
+
+    def __init__(self):
+        self.said, self.number, self.done, self.halt, self.members = deque([(Ready, {"number": 0})]), 0, 0, None, []
+        self.runs, self.held = False, set()
+
+    def say(self, kind, **said):
+        self.said.append((kind, said))
+
+    def obey(self, order):
+        match order:
+            case Order(form):
+                self.runs, self.number, self.members = False, form.number, form.members
+                self.say(Left, number=form.number)
+            case Enter(number):
+                self.say(Took, number=number, part="link", seconds=0.0)
+                self.say(Formed, number=number, held=self.held, found=[])
+            case Leave(go):
+                self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
+            case Halt():
+                self.halt = order
+
+    def act(self):
+        if not self.runs:
+            return
+        self.done += 1
+        self.held = {Stamp(self.number, self.done)}
+        self.say(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * STEP_S})
+        self.say(Beat, number=self.number, entered=self.done, finished=self.done)
+        if self.halt is not None and self.done >= self.halt.after:
+            self.runs = False
+            self.say(Snapshot, stamp=Stamp(self.number, self.done), loss=None)
+            self.say(Done, number=self.number)
+
+
+class Stage:
+    """Children, of which members act."""
+
+    def __init__(self):
+        self.there, self.dead, self.halts = {}, [], []
+
+    def __contains__(self, who):
+        return who in self.there
+
+    def away_s(self, _):
+        return 0.0
+
+    def start(self, who, _command, _log):
+        self.there[who] = Acting()
+
+    def say(self, who, line):
+        order = read_order(line)
+        self.halts += [order] if isinstance(order, Halt) and order not in self.halts else []
+        if not isinstance(order, Stop):
+            self.there[who].obey(order)
+
+    def signal(self, who, _):
+        self.kill(who)
+
+    def kill(self, who):
+        del self.there[who]
+        self.dead.append(Death(who, "signal 9", time.monotonic()))
+
+    def deaths(self):
+        dead, self.dead = self.dead, []
+        return dead
+
+    def heard(self, _):
+        time.sleep(0.001)
+        for member in self.there.values():
+            member.act()
+        heard = [(who, *member.said.popleft()) for who, member in self.there.items() for _ in range(len(member.said))]
+        return [Heard(who, news_line(kind, **said), time.monotonic()) for who, kind, said in heard]
+
+    def wait_for(self, whom):
+        for who in whom:
+            del self.there[who]
+
+
+class Kept:
+    """Checkpoints: each takes so many turns."""
+
+    newest, goes_beyond, end_if_late, died = None, lambda *_: False, lambda _: False, lambda _: True
+
+    def __init__(self, turns):
+        self.turns, self.asked, self.added = turns, [], 0
+
+    @property
+    def is_busy(self):
+        if self.asked and self.turns:
+            self.turns -= 1
+            self.newest = None if self.turns else self.asked[0]
+        return bool(self.asked and self.turns)
+
+    def add(self, snapshot, *, is_full):
+        assert is_full
+        self.asked.append(snapshot.stamp.step)
+
+    def go_on(self, _):
+        pass
+
+    def start(self):
+        pass
+
+
+class Told:
+    """A reporter."""
+
+    def __init__(self):
+        self.written, self.texts = 0, []
+
+    def record(self, record):
+        self.written = max(self.written, record["step"])
+
+    def tell(self, text):
+        self.texts.append(text)
+
+    def note(self, _event, _step, text, **_):
+        self.texts.append(text)
+
+    def on(self, *_):
+        pass
+
+    def show(self, _):
+        pass
+
+
+class Run:
+    """A run of two members that is told to stop after some iterations."""
+
+    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0):
+        monkeypatch.setattr(supervising, "Service", lambda *_: SimpleNamespace(address="", close=lambda: None))
+        self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
+        self.kept.newest = saved
+        none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)
+        terms = Terms(PROCESSES, lambda _: [], None, Deadlines(stopping=stopping))
+        self.supervisor = Supervisor(terms, self.stage, self.kept, none, self.told)
+
+    def stops_after(self, step, meanwhile=lambda: None):
+        calls = []
+
+        def is_called_off():
+            if self.told.written >= step and not calls:
+                calls.append(meanwhile())
+            return bool(calls)
+
+        with self.supervisor:
+            self.supervisor.run(is_called_off)
+        return self
+
+
+def test_the_last_iteration_is_saved_whole_however_long_it_takes(monkeypatch):
+    run = Run(monkeypatch, turns=200).stops_after(5)
+    (halt,) = run.stage.halts
+    assert run.kept.asked == [halt.after, halt.after]
+    assert run.kept.newest == run.told.written == halt.after
+    assert run.told.texts[-2:] == [
+        f"stopping: waits for iteration {halt.after}, which is to be the last",
+        "stopping: waits for the checkpoint",
+    ]
+
+
+def test_all_have_a_second_to_hear_which_iteration_is_the_last(monkeypatch):
+    (halt,) = Run(monkeypatch).stops_after(5).stage.halts
+    assert halt.after >= 5 + 1 / STEP_S
+
+
+def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):
+    run = Run(monkeypatch, turns=10**9, stopping=0.5).stops_after(5)
+    assert run.told.texts[-1] == "stopping: has waited 0.5 s, now for the checkpoint, and waits no longer"
+
+
+def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):
+    run = Run(monkeypatch, saved=10**6).stops_after(5)
+    assert (run.stage.halts, run.kept.asked, run.told.texts) == ([], [], [])
+
+
+def test_before_the_first_iteration_it_stops_at_once(monkeypatch):
+    run = Run(monkeypatch).stops_after(0)
+    assert (run.stage.halts, run.told.texts) == ([], [])
+
+
+def test_who_dies_meanwhile_costs_the_others_nothing(monkeypatch):
+    run = Run(monkeypatch)
+    victim = Member(PROCESSES[1], 0)
+    run.stops_after(5, meanwhile=lambda: run.stage.kill(victim))
+    numbers = [halt.number for halt in run.stage.halts]
+    assert numbers[-1] > 1, "those who are left are in an epoch of their own, and are told again"
+    assert run.kept.newest == run.told.written
+    assert [who for who in run.stage.there if who.process == PROCESSES[1]] == [], "nobody is started for nothing"
