@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, Self
 
 MEMORY = "{memory}"
 """In a command: the memory of the node on which it is started."""
-_STOP_S = 10.0
+_STOP_S, _KILL_S = 10.0, 2.0
 
 
 class Heard(NamedTuple):
@@ -68,6 +68,9 @@ class Children(Protocol):
     def wait_for(self, whom: Collection[Hashable]) -> None:
         """Waits for the ends of children that have been told to end; by force, where they do not."""
 
+    def abandon(self, who: Hashable) -> None:
+        """Counts a child no more that was killed and does not die; where there are other nodes, its own is shunned."""
+
     def away_s(self, who: Hashable) -> float:
         """For how long there has been no node on which a child could be started; 0: there is one."""
 
@@ -90,6 +93,7 @@ class OwnChildren:
     def __init__(self, environment: Mapping[str, str], memory: Path, heard: SimpleQueue[Heard] | None = None):
         self._environment, self._memory = dict(environment), str(memory)
         self._children: dict[Hashable, _Child] = {}
+        self._abandoned: dict[Hashable, _Child] = {}
         self._heard: SimpleQueue[Heard] = SimpleQueue() if heard is None else heard
 
     def __enter__(self) -> Self:
@@ -137,9 +141,14 @@ class OwnChildren:
 
     def signal(self, who: Hashable, number: signal.Signals) -> None:
         """See ``Children``."""
-        child = self._children.get(who)
+        child = self._children.get(who, self._abandoned.get(who))
         if child is not None:
             child.popen.send_signal(number)
+
+    def abandon(self, who: Hashable) -> None:
+        """See ``Children``."""
+        if who in self._children:
+            self._abandoned[who] = self._children.pop(who)
 
     def heard(self, timeout_s: float) -> list[Heard]:
         """See ``Children``."""
@@ -157,15 +166,22 @@ class OwnChildren:
 
     def wait_for(self, whom: Collection[Hashable]) -> None:
         """See ``Children``."""
-        deadline = time.monotonic() + _STOP_S
+        left = self._wait_for(whom, _STOP_S)
+        for who in left:
+            self.signal(who, signal.SIGKILL)
+        for who in self._wait_for(left, _KILL_S):
+            self.abandon(who)
+
+    def _wait_for(self, whom: Collection[Hashable], timeout_s: float) -> list[Hashable]:
+        """Who is still there in the end."""
+        deadline, left = time.monotonic() + timeout_s, []
         for who in whom:
-            child = self._children[who]
             try:
-                child.popen.wait(max(0.1, deadline - time.monotonic()))
+                self._children[who].popen.wait(max(0.0, deadline - time.monotonic()))
+                self._bury(who)
             except subprocess.TimeoutExpired:
-                child.popen.kill()
-                child.popen.wait()
-            self._bury(who)
+                left.append(who)
+        return left
 
     def _bury(self, who: Hashable) -> str:
         child = self._children.pop(who)

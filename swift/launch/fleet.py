@@ -5,6 +5,7 @@ once it finds itself alone, before it comes back (``swift.launch.node``). So no 
 """
 
 import json
+import math
 import signal
 import socket
 import sys
@@ -37,6 +38,7 @@ class _Node:
     wire: Wire
     seen: float
     children: set[Hashable] = field(default_factory=set)
+    abandoned: set[Hashable] = field(default_factory=set)
 
 
 class Fleet:
@@ -71,6 +73,7 @@ class Fleet:
         self._nodes: dict[int, _Node] = {}
         self._away = dict.fromkeys(range(1, num_nodes), time.monotonic())
         self._deaths: list[Death] = []
+        self._shunned: set[int] = set()
         self._names: dict[str, Hashable] = {}
         self._looked, self._is_closed = time.monotonic(), False
         self._listener.settimeout(_PULSE_S)
@@ -98,7 +101,9 @@ class Fleet:
         return who in self._own or any(who in node.children for node in self._there())
 
     def away_s(self, who: Hashable) -> float:
-        """See ``Children``."""
+        """See ``Children``; for ever, where a child could not be killed."""
+        if self._node_of(who) in self._shunned:
+            return math.inf
         since = self._away.get(self._node_of(who))
         return 0.0 if since is None else time.monotonic() - since
 
@@ -126,6 +131,16 @@ class Fleet:
         """See ``Children``."""
         self._own.signal(who, number)
         self._tell(who, Signal(repr(who), number))
+
+    def abandon(self, who: Hashable) -> None:
+        """See ``Children``. This node cannot be shunned: the supervisor itself is here."""
+        self._shunned |= {self._node_of(who)} - {0}
+        self._own.abandon(who)
+        with self._lock:
+            for node in self._nodes.values():
+                if who in node.children:
+                    node.children.remove(who)
+                    node.abandoned.add(who)
 
     def heard(self, timeout_s: float) -> list[Heard]:
         """See ``Children``."""
@@ -157,7 +172,7 @@ class Fleet:
 
     def _tell(self, who: Hashable, message: Message) -> None:
         for node in self._there():
-            if who in node.children:
+            if who in node.children | node.abandoned:
                 node.wire.send(message_line(message))
 
     def _there(self) -> list[_Node]:

@@ -25,6 +25,7 @@ from swift.mesh.epochs import (
     Process,
     Ready,
     RestartAll,
+    Retire,
     StageLost,
     State,
     Took,
@@ -133,7 +134,7 @@ class Journal:
     def _died(self, event: Died, before: Membership, after: Membership) -> list[Note]:
         member, time, why, _ = event
         process, seat = member.process, before.seats[member.process]
-        if seat.member != member or seat.state is State.DEAD:
+        if seat.member != member or not seat.is_there:
             return []
         self._num_deaths += 1
         killed_at = self._killed_at.pop(process, time)
@@ -205,9 +206,13 @@ class Journal:
                 self._doomed[member] = doom_of(member, time, before)
                 text = f"process {member.process} is killed: {why}"
                 return [self._note("kill", text, process=str(member.process), why=why)]
+            case Retire(member, why):
+                text = f"process {member.process} {why}: the run goes on without it"
+                gone = self._died(Died(member, time, why), before, after)
+                return [self._note("retire", text, process=str(member.process), why=why), *gone]
             case RestartAll(why):
                 since = time if before.epoch is None else before.epoch.since
-                doomed = [seat.member for seat in before.seats.values() if seat.state is not State.DEAD]
+                doomed = [seat.member for seat in before.seats.values() if seat.is_there]
                 self._doomed.update(dict.fromkeys(doomed, Doom(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are started again: {why}", why=why)]
             case StageLost(stages):

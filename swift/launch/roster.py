@@ -4,7 +4,7 @@ from collections import Counter
 
 from swift.launch.children import Children
 from swift.launch.terms import Terms
-from swift.mesh.epochs import Member, Process
+from swift.mesh.epochs import Member, Process, State
 from swift.mesh.membership import Membership
 
 
@@ -35,7 +35,7 @@ class Roster:
 
     def given_up(self, membership: Membership) -> tuple[int, ...]:
         """The stages that nobody will serve any more: too many deaths, or a node that does not come back."""
-        return membership.lost_without([one for one in self.dead(membership) if self._is_given_up(one)])
+        return membership.lost_without([one for one in self.dead(membership) if self._is_given_up(one, membership)])
 
     def due(self, membership: Membership, newest: int) -> list[Process]:
         """Those to be started now.
@@ -46,13 +46,14 @@ class Roster:
         """
         dead = self.dead(membership)
         down = {process for process in dead if self._terms.chaos.keeps_down(process, newest)}
-        startable = [process for process in dead if not self._is_spent(process) and not self._children.away_s(process)]
+        startable = [one for one in dead if not self._is_spent(one, membership) and not self._children.away_s(one)]
         # Where a stage has nobody no iteration ends any more, and no later one would bring anybody back.
         needed = membership.lost_without([process for process in dead if process in down or process not in startable])
         return [process for process in startable if process not in down or process.worker[1] in needed]
 
-    def _is_spent(self, process: Process) -> bool:
-        return self._deaths[process] > self._terms.max_restarts
+    def _is_spent(self, process: Process, membership: Membership) -> bool:
+        is_retired = membership.seats[process].state is State.RETIRED
+        return is_retired or self._deaths[process] > self._terms.max_restarts
 
-    def _is_given_up(self, process: Process) -> bool:
-        return self._is_spent(process) or self._children.away_s(process) > self._terms.deadlines.start
+    def _is_given_up(self, process: Process, membership: Membership) -> bool:
+        return self._is_spent(process, membership) or self._children.away_s(process) > self._terms.deadlines.start

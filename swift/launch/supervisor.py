@@ -8,7 +8,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -49,8 +49,10 @@ from swift.mesh.epochs import (
     Go,
     Kill,
     Member,
+    Message,
     Process,
     RestartAll,
+    Retire,
     Stamp,
     Started,
     Tick,
@@ -89,6 +91,7 @@ class Supervisor:
         self._services: list[Service] = []
         self._done: set[Member] = set()
         self._restoring: Go | None = None
+        self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
         self._roster = Roster(terms, children)
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
@@ -135,7 +138,7 @@ class Supervisor:
         deaths = self._children.deaths()
         for who, line, when in self._children.heard(0.0 if deaths else _PAUSE_S):
             if isinstance(who, Member):
-                self._hear(read_news(line, who, when))
+                self._hear(read_news(line, who, when), who)
             elif who == KEEPER:
                 self._hear_keeper(line)
             elif who == NODES:
@@ -162,15 +165,23 @@ class Supervisor:
         if self._saving.end_if_late():
             why = f"did not answer for {self._terms.deadlines.saving:g} s"
             self._reporter.note("kill", self._reporter.written, f"the {KEEPER} {why}: killed", process=KEEPER, why=why)
+            self._killed[KEEPER] = now
         if self._preparing.end_if_silent():
             why = "was not heard in time"
             self._reporter.note("kill", self._reporter.written, None, process=PREPARER, why=why)
+            self._killed[PREPARER] = now
+        for who in [who for who, at in self._killed.items() if now - at > self._terms.deadlines.dying]:
+            self._children.abandon(who)
+            self._mourn(Death(who, "could not be killed", now))
 
     def _is_done(self) -> bool:
         epoch = self._membership.epoch
         return epoch is not None and epoch.is_live and set(epoch.form.members) <= self._done
 
-    def _hear(self, news: News) -> None:
+    def _hear(self, news: News, who: Member) -> None:
+        seat = self._membership.seats[who.process]
+        if (seat.member != who or not seat.is_there) and not isinstance(news, Message):
+            return  # of iterations and states only those count that are the run's; the membership ends who says more
         match news:
             case Record(record):
                 self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
@@ -246,6 +257,8 @@ class Supervisor:
                 self._go(command)
             case Kill(member, _):
                 self._children.signal(member, signal.SIGKILL)
+            case Retire(member, _):
+                self._children.abandon(member)
             case RestartAll():
                 self._kill_all([seat.member for seat in self._membership.seats.values()])
             case GiveUp(process, why):
@@ -319,6 +332,7 @@ class Supervisor:
         self._feed(Started(member, time.monotonic()))
 
     def _mourn(self, death: Death) -> None:
+        self._killed.pop(death.who, None)
         if death.who == KEEPER:
             if not self._saving.died():
                 raise RunError(f"the {KEEPER} dies again and again, see its log: stopped; {self._remedy()}")
@@ -333,7 +347,7 @@ class Supervisor:
                 self._roster.mourn(death.who)
             self._feed(Died(death.who, death.time, death.why, death.is_own))
             if self._terms.recovery == "restart" and not is_spared and self._membership.epoch is not None:
-                self._apply(*self._membership.restarted(f"{process} died"), Tick(death.time))
+                self._apply(*self._membership.restarted(f"{process} died", death.time), Tick(death.time))
 
     def _kill_all(self, members: Sequence[Member]) -> None:
         for member in members:

@@ -54,6 +54,7 @@ class Deadlines:
         heartbeat: between two signs of life.
         progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
         saving: from asking the keeper to save or load a checkpoint until it answers; has to leave time for a large one.
+        dying: from the killing of a process until it has died; after that the run goes on without it, see ``Retire``.
         stopping: from Ctrl-C or SIGTERM until the last iteration is saved; what is not by then is lost.
         max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
     """
@@ -63,11 +64,12 @@ class Deadlines:
     heartbeat: float = 3.0
     progress: float = 120.0
     saving: float = 120.0
+    dying: float = 10.0
     stopping: float = 110.0
     max_quick_deaths: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("start", "forming", "heartbeat", "progress", "saving", "stopping"):
+        for name in ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping"):
             check_number(f"Deadlines.{name}", getattr(self, name), above=0)
         check_count("Deadlines.max_quick_deaths", self.max_quick_deaths, least=1)
 
@@ -252,7 +254,14 @@ class Go(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """End a process by force, if it still is there; ``Died`` has to follow."""
+    """End a process by force, if it still is there; ``Died`` follows, or in the end ``Retire``."""
+
+    member: Member
+    why: str
+
+
+class Retire(NamedTuple):
+    """Count a process as gone that was killed and has not died; never start it again, nor anything where it was."""
 
     member: Member
     why: str
@@ -277,7 +286,7 @@ class GiveUp(NamedTuple):
     why: str
 
 
-Command = Form | Enter | Go | Kill | RestartAll | StageLost | GiveUp
+Command = Form | Enter | Go | Kill | Retire | RestartAll | StageLost | GiveUp
 
 
 class State(StrEnum):
@@ -288,6 +297,7 @@ class State(StrEnum):
     WAITING = "waiting"
     FORMING = "forming"
     LIVE = "live"
+    RETIRED = "retired"
 
 
 @dataclass(frozen=True)
@@ -299,6 +309,7 @@ class Seat:
         state: what that does.
         seen: when it was started or last heard of.
         doomed: whether it is being killed.
+        killed: since when.
         spared: whether that is not its own fault.
         lived: the newest epoch that it was live in; 0: none.
         quick_deaths: how many incarnations in a row, up to the last that died, were never live.
@@ -310,6 +321,7 @@ class Seat:
     state: State = State.DEAD
     seen: float = 0.0
     doomed: bool = False
+    killed: float = 0.0
     spared: bool = False
     lived: int = 0
     quick_deaths: int = 0
@@ -319,7 +331,12 @@ class Seat:
     @property
     def is_present(self) -> bool:
         """Whether it can be a member of the next epoch."""
-        return self.state not in (State.DEAD, State.STARTING) and not self.doomed
+        return self.is_there and self.state is not State.STARTING and not self.doomed
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it may be heard, and has to be waited for."""
+        return self.state not in (State.DEAD, State.RETIRED)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,16 @@ that are told before the same ``Tick`` cost one epoch together, and a heartbeat 
 
 An epoch has two phases. ``Form`` takes every member out of the epoch before; only when all have answered, ``Go`` lets
 them run. Who may still run is never left out of an epoch: it is killed, and the epoch waits until it has died.
+
+A process in the midst of a system call that does not end (state D) cannot be killed: after ``Deadlines.dying`` it is
+retired, and the next epoch forms without it. Nothing that it may still do can do harm:
+
+- Once it has been sent SIGKILL it runs no instruction of its own any more. The kernel may end what it was at: a write
+  to a file under a temporary name, which nobody renames. It has sockets and memory of the old epoch: nobody uses them.
+- Where the signal has not reached it, as its node does not obey either, it is alone: the others have left the epoch and
+  closed their sockets, so no iteration ends that needs them. The next epoch has other sockets, and a coordination
+  service and devices of its own, and lets in its members alone. What the retired process says does not count; what it
+  keeps has the stamp of an older epoch and the name of a place that is never filled again, where nobody looks.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,6 +42,7 @@ from swift.mesh.epochs import (
     Process,
     Ready,
     RestartAll,
+    Retire,
     Seat,
     StageLost,
     Stamp,
@@ -108,10 +119,10 @@ class Membership:
         """The members of the epoch wait for something that is not theirs to do: it is not held against them."""
         return self if self.epoch is None else replace(self, epoch=replace(self.epoch, since=time))
 
-    def restarted(self, why: str) -> tuple["Membership", Commands]:
+    def restarted(self, why: str, time: float) -> tuple["Membership", Commands]:
         """All that live are ended and started again."""
-        everybody = [seat.member for seat in self.seats.values() if seat.state is not State.DEAD]
-        return self._doomed(everybody, spared=True), (RestartAll(why),)
+        everybody = [seat.member for seat in self.seats.values() if seat.is_there]
+        return self._doomed(everybody, time, spared=True), (RestartAll(why),)
 
     def present(self) -> tuple[Member, ...]:
         """The members that a new epoch would have: of the workers all of whose processes are ready.
@@ -143,7 +154,7 @@ class Membership:
 
     def _died(self, death: Died) -> tuple["Membership", Commands]:
         member, seat = death.member, self.seats[death.member.process]
-        if member != seat.member or seat.state is State.DEAD:
+        if member != seat.member or not seat.is_there:
             return self, ()
         # Who is ended with all others, or with its node, is not to blame.
         quick_deaths = 0 if seat.lived else seat.quick_deaths + (death.is_own and not seat.spared)
@@ -153,10 +164,10 @@ class Membership:
         return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {death.why}"),)
 
     def _heard(self, message: Message) -> tuple["Membership", Commands]:
-        """A dead process that speaks was frozen, or cut off: it is ended before it can do harm."""
+        """A dead process that speaks was frozen, cut off or retired: it is ended before it can do harm."""
         member = message.member
         seat = self.seats[member.process]
-        if member != seat.member or seat.state is State.DEAD:
+        if member != seat.member or not seat.is_there:
             return self, (Kill(member, f"incarnation {member.incarnation} speaks after its death"),)
         seat = replace(seat, seen=message.time)
         match message:
@@ -211,9 +222,12 @@ class Membership:
         return replace(seated, epoch=epoch)
 
     def _decide(self, time: float) -> tuple["Membership", Commands]:
+        undead = [seat for seat in self.seats.values() if seat.doomed and time - seat.killed > self.deadlines.dying]
+        if undead:
+            return self._retired(undead)
         overdue = {kill.member: kill for kill in self._overdue(time)}
         if overdue:
-            return self._doomed(overdue), tuple(overdue.values())
+            return self._doomed(overdue, time), tuple(overdue.values())
         if any(seat.doomed for seat in self.seats.values()):
             return self, ()
         epoch = self.epoch
@@ -232,7 +246,7 @@ class Membership:
                 again, commands = self._form(time)
                 return replace(again, retried=again.number), commands
             why = f"nobody finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            return self.restarted(why)
+            return self.restarted(why, time)
         if min(entered) > 0 and set(self.present()) - set(epoch.form.members):
             return self._form(time, after=max(entered) + 1)
         return self, ()
@@ -271,7 +285,7 @@ class Membership:
         """Whether a first epoch, or one after a stage was lost, need not wait for anybody who is still starting."""
         if time - self.since > self.deadlines.start:
             return True
-        states = {seat.state for seat in self.seats.values()}
+        states = {seat.state for seat in self.seats.values()} - {State.RETIRED}
         return State.STARTING not in states if self.number else states == {State.WAITING}
 
     def _go(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
@@ -311,9 +325,18 @@ class Membership:
         running = (self.seats[process].lived == self.went for process, _ in epoch.staying)
         return epoch.form.after is not None and any(running)
 
-    def _doomed(self, members: Collection[Member], *, spared: bool = False) -> "Membership":
+    def _doomed(self, members: Collection[Member], time: float, *, spared: bool = False) -> "Membership":
+        """Who is being killed already has no more time to die than it had."""
         seats = [self.seats[member.process] for member in members]
-        return self._seated(*(replace(seat, doomed=True, spared=spared) for seat in seats))
+        killed = [seat.killed if seat.doomed else time for seat in seats]
+        return self._seated(
+            *(replace(seat, doomed=True, killed=at, spared=spared) for seat, at in zip(seats, killed, strict=True))
+        )
+
+    def _retired(self, undead: Collection[Seat]) -> tuple["Membership", Commands]:
+        seats = [replace(seat, state=State.RETIRED, doomed=False, spared=False) for seat in undead]
+        why = f"was killed, and has not died in {self.deadlines.dying:g} s"
+        return self._seated(*seats), tuple(Retire(seat.member, why) for seat in seats)
 
     def _overdue(self, time: float) -> Iterator[Kill]:
         """Who has to be killed. An epoch that somebody has left, or will, is not held against its members any more."""

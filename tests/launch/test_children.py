@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
+from swift.launch import children as module
 from swift.launch.children import OwnChildren
 
 
@@ -47,6 +49,22 @@ def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children,
     children.say("a", "are you there?\n")
     assert [dead.why for dead in until_dead(children)] == ["signal 9"]
     children.say("a", "and now?\n")
+
+
+def test_one_that_cannot_be_killed_is_given_up_and_holds_nobody_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_STOP_S", 0.1)
+    monkeypatch.setattr(module, "_KILL_S", 0.1)
+    with OwnChildren(os.environ, tmp_path) as children:
+        start(children, "a", "import time; print('on', flush=True); time.sleep(1000)", tmp_path / "log")
+        start(children, "b", "input()", tmp_path / "log")
+        assert children.heard(30.0)
+        with monkeypatch.context() as undead:  # as it is in a system call that does not end
+            undead.setattr(subprocess.Popen, "send_signal", lambda *_: None)
+            children.wait_for(["a"])
+        assert "a" not in children
+        assert "b" in children
+        assert children.deaths() == []
+        children.signal("a", signal.SIGKILL)  # it may end one day
 
 
 def test_none_is_left_not_even_one_that_is_stopped(tmp_path):

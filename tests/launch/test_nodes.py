@@ -1,6 +1,7 @@
 """Children on another node are as those of one's own, and die with it; a node that is cut off ends them itself."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -128,6 +129,21 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
             assert hear(fleet) == [(who, f"hello {who}\n")]
             assert until_dead(fleet) == [(who, "exit code 3")]
             assert who not in fleet
+
+
+def test_where_a_child_cannot_be_killed_none_is_started_any_more(fleet, tmp_path):
+    with node(tmp_path):
+        hear(fleet)
+        start(fleet, "far", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "far")
+        ((_, pid),) = hear(fleet)
+        fleet.abandon("far")
+        assert "far" not in fleet
+        assert fleet.away_s("far too") == math.inf
+        assert fleet.away_s("near") == 0
+        fleet.signal("far", signal.SIGKILL)
+        assert until_gone(pid), "it is killed again where it speaks"
+        fleet.abandon("near")
+        assert fleet.away_s("near") == 0, "the supervisor itself is here"
 
 
 @pytest.mark.parametrize(("error", "code", "said"), [(None, 0, ""), (RunError("no"), 1, "has stopped the run")])

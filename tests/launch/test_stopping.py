@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
 from swift.launch import supervisor as supervising
@@ -163,7 +164,7 @@ class Run:
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
         none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)
-        terms = Terms(PROCESSES, lambda _: [], None, Deadlines(stopping=stopping))
+        terms = Terms(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
         self.supervisor = Supervisor(terms, self.stage, self.kept, none, self.told)
 
     def stops_after(self, step, meanwhile=lambda: None):

@@ -20,6 +20,7 @@ from swift.mesh.epochs import (
     Member,
     Ready,
     RestartAll,
+    Retire,
     StageLost,
     Stamp,
     Started,
@@ -31,7 +32,7 @@ from swift.mesh.epochs import (
 from swift.mesh.membership import Membership
 from swift.topology import Topology
 
-LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6)
+LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
 A, B, C, D = processes_of(Topology(2, 2))
 """Workers 0:0, 0:1, 1:0 and 1:1: A and C serve stage 0, B and D stage 1."""
 
@@ -276,6 +277,47 @@ def test_a_thawed_process_is_killed_when_it_speaks(live):
     live.start(D)
     assert [kill.member for kill in live.tell(Ready, D, 0, incarnation=old)] == [Member(D, old)]
     assert live.membership.seats[D].state is State.STARTING
+
+
+def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
+    (kill,) = wait_until_silent(live, C)
+    assert (kill.member.process, live.tick(LIMITS.dying)) == (C, [])
+    live.alive()
+    retire, *_ = live.tick(0.1)
+    assert retire == Retire(kill.member, "was killed, and has not died in 5 s")
+    (form,) = live.tick()
+    assert C not in {process for process, _ in form.members}
+    assert live.membership.seats[C].state is State.RETIRED
+    assert not live.membership.is_manned or C not in {process for process, _ in live.membership.present()}
+
+
+def wait_until_silent(script, process):
+    """What is done when all but one are heard."""
+    script.time += LIMITS.heartbeat + 0.1
+    for other in {A, B, C, D} - {process}:
+        script.beat({other: 5})
+    return script.tick()
+
+
+def test_what_a_retired_process_says_changes_nothing_nor_does_its_death(live):
+    wait_until_silent(live, C)
+    live.time += LIMITS.dying + 0.1
+    live.alive()
+    live.tick()
+    before = live.membership
+    assert [type(one) for one in live.tell(Beat, C, 1, 9, 8, 0)] == [Kill]
+    assert [type(one) for one in live.tell(Ready, C, 0)] == [Kill]
+    assert live.die(C) == []
+    assert live.membership == before
+    _, (restart,) = live.membership.restarted("a test", live.time)
+    assert not live.membership.restarted("a test", live.time)[0].seats[C].doomed, restart
+
+
+def test_who_is_killed_again_has_no_longer_to_die(live):
+    wait_until_silent(live, C)
+    live.membership, _ = live.membership.restarted("a test", live.time + 4)
+    live.time += LIMITS.dying + 0.1
+    assert [command.member.process for command in live.tick() if isinstance(command, Retire)] == [C]
 
 
 def test_a_stuck_process_whose_heart_beats_is_found_by_its_progress(live):

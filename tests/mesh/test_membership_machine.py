@@ -21,6 +21,7 @@ from swift.mesh.epochs import (
     Member,
     Ready,
     RestartAll,
+    Retire,
     Stamp,
     Started,
     Tick,
@@ -31,7 +32,7 @@ from swift.mesh.epochs import (
 from swift.mesh.membership import Membership
 from swift.topology import Topology
 
-LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6)
+LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
 
 
 @dataclass(eq=False)
@@ -43,7 +44,9 @@ class Simulated:
         inbox, outbox: what it has not read yet, and what nobody has heard of yet.
         is_up, is_frozen, is_hung: whether it exists, whether it is stopped, whether only its heart beats.
         is_cut_off: whether it can neither be heard nor killed.
-        is_dead: whether the supervisor has been told that it died.
+        is_dead: whether the supervisor has been told that it died, or does not count on that any more.
+        is_undead: whether it cannot be killed, nor dies by itself; it may go on as if nothing were.
+        killed_at: when it was to be killed first; None: never.
         number: of the epoch that it formed last, and runs if it ``runs``.
         leaving: the epoch that it is about to form.
         states: by stamp, what its state comes from.
@@ -59,6 +62,8 @@ class Simulated:
     is_hung: bool = False
     is_cut_off: bool = False
     is_dead: bool = False
+    is_undead: bool = False
+    killed_at: float | None = None
     number: int = 0
     runs: bool = False
     leaving: Form | None = None
@@ -87,7 +92,7 @@ class World:
         processes = processes_of(topology, by_rank=by_rank)
         self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, is_elastic=is_elastic)
         self.is_elastic, self.cut_of, self.handed = is_elastic, {}, {}
-        self.everybody, self.newest = [], {}
+        self.everybody, self.newest, self.retired = [], {}, set()
         self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
         for process in processes:
             self.start(process)
@@ -111,10 +116,23 @@ class World:
                     self.check_go(command)
                     self.send(self.forms[number].members, command)
                 case Kill(member):
-                    self.by_member(member).kill_is_due = True
+                    self.kill(self.by_member(member))
+                case Retire(member):
+                    self.retire(self.by_member(member))
                 case RestartAll():
                     for one in self.everybody:
-                        one.kill_is_due = True
+                        self.kill(one)
+        if isinstance(event, Tick):
+            self.check_patience()
+
+    def kill(self, one):
+        one.kill_is_due, one.killed_at = True, self.time if one.killed_at is None else one.killed_at
+
+    def retire(self, one):
+        assert self.time - one.killed_at > LIMITS.dying, "it had less time to die than was said"
+        assert one.is_undead or not one.is_dead, "who has died is retired"
+        one.is_dead = True
+        self.retired.add(one.member.process)
 
     def send(self, members, command):
         for member in members:
@@ -122,7 +140,7 @@ class World:
 
     def start(self, process):
         last = self.newest.get(process)
-        if last is None or last.is_dead:
+        if process not in self.retired and (last is None or last.is_dead):
             member = Member(process, last.member.incarnation + 1 if last else 0)
             self.newest[process] = one = Simulated(member)
             one.kill_is_due, one.outbox = False, deque([Ready(member, 0)])
@@ -134,7 +152,7 @@ class World:
     def reap(self, order=None):
         """Carries out what is due, and tells deaths, sooner or later; who is cut off is declared dead, and goes on."""
         for one in list(self.everybody):
-            if order and order.random() < 0.5:
+            if one.is_undead or (order and order.random() < 0.5):
                 continue
             if one.kill_is_due and not one.is_cut_off:
                 one.is_up = False
@@ -145,7 +163,10 @@ class World:
 
     def deliver(self, one):
         if one.outbox and not one.is_cut_off:
+            before = self.membership
             self.tell(one.outbox.popleft()._replace(time=self.time))
+            if one.member.process in self.retired:
+                assert self.membership == before, "what a retired process says changes something"
 
     def advance(self, seconds):
         self.time += seconds
@@ -229,6 +250,7 @@ class World:
         World.num_epochs += 1
         left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
         assert not left_out, "who may still run is left out"
+        assert not self.retired & {process for process, _ in form.members}, "a retired process is a member again"
 
     def check_go(self, go):
         members, answers = self.forms[go.number].members, self.answers[go.number]
@@ -277,7 +299,19 @@ class World:
         workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
         return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
 
+    def check_patience(self):
+        """Whoever was to be killed has died since, or is retired, or has not had its time yet."""
+        for seat in self.membership.seats.values():
+            killed_at = self.by_member(seat.member).killed_at if seat.member.incarnation >= 0 else None
+            if seat.is_there and killed_at is not None:
+                assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"
+
     def check_running(self):
+        """No two epochs are run at the same time by processes that the run counts on.
+
+        Whoever is retired may still run. It is in no epoch from then on, and what it says changes nothing, see
+        ``deliver``; an iteration of its own epoch needs all who are in that, and the others have left.
+        """
         numbers = {one.number for one in self.everybody if one.is_running}
         assert len(numbers) <= 1, "two epochs are run at the same time"
         assert not numbers or max(numbers) == max(self.goes)
@@ -300,14 +334,26 @@ class World:
             self.check_running()
             self.advance(0.5)
 
+    def able(self):
+        """Who can be a member; nobody, where a stage has only retired processes."""
+        there = set(self.newest) - self.retired
+        maimed = set() if self.is_elastic else {process.worker for process in self.retired}
+        able = {process for process in there if process.worker not in maimed}
+        return (
+            able if {process.worker[1] for process in able} == {process.worker[1] for process in self.newest} else set()
+        )
+
     def is_well(self):
-        """Everybody is a member of a live epoch and runs it, and nobody else is left."""
-        epoch = self.membership.epoch
+        """Everybody who can be is a member of a live epoch and runs it, and nobody else is left."""
+        able, epoch = self.able(), self.membership.epoch
+        if not able:
+            return epoch is None
+        members = [self.newest[process] for process in able]
         return (
             epoch is not None
             and epoch.is_live
-            and len(epoch.form.members) == len(self.newest)
-            and all(one.runs and one.can_act and one.number == epoch.form.number for one in self.newest.values())
+            and {process for process, _ in epoch.form.members} == able
+            and all(one.runs and one.can_act and one.number == epoch.form.number for one in members)
             and not any(one.is_up for one in self.everybody if one is not self.newest[one.member.process])
         )
 
@@ -365,7 +411,7 @@ class Chaos(RuleBasedStateMachine):
         """What a process has sent may still come, or be lost with it."""
         for nth in range(how_many):
             one = self.one(who + nth)
-            if not one.is_cut_off:
+            if not one.is_cut_off and not one.is_undead:
                 one.is_up = False
                 if not keeps:
                     one.outbox.clear()
@@ -375,7 +421,11 @@ class Chaos(RuleBasedStateMachine):
         self.kill(who, 1, False)
         self.world.settle(rounds, order=Random(seed))
 
-    @rule(who=WHO, how=st.sampled_from(["is_frozen", "is_hung", "is_cut_off"]), how_many=st.sampled_from([1] * 7 + [6]))
+    @rule(
+        who=WHO,
+        how=st.sampled_from(["is_frozen", "is_hung", "is_cut_off", "is_undead"]),
+        how_many=st.sampled_from([1] * 7 + [6]),
+    )
     def fail(self, who, how, how_many):
         for nth in range(how_many):
             setattr(self.one(who + nth), how, True)
@@ -398,14 +448,15 @@ class Chaos(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for one in self.world.everybody:
-            one.is_frozen = one.is_cut_off = False
+            one.is_frozen = one.is_cut_off = one.is_undead = False
         # As long as it takes to find out about heartbeats that were missed before.
         self.world.settle(8)
         rounds = next((n for n in range(80) if self.world.is_well() or self.world.settle(1)), None)
         assert rounds is not None, "no epoch of everybody comes"
-        done = [one.done for one in self.world.newest.values()]
+        members = [self.world.newest[process] for process in self.world.able()]
+        done = [one.done for one in members]
         self.world.settle(3)
-        assert min(one.done for one in self.world.newest.values()) > min(done), "an epoch of everybody does nothing"
+        assert not members or min(one.done for one in members) > min(done), "an epoch of everybody does nothing"
 
 
 def test_in_a_thousand_epochs_and_more_members_never_disagree_and_always_come_together_again():
