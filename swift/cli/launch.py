@@ -17,6 +17,7 @@ from swift.cli.configuration import config_text, load_experiment
 from swift.cli.deadlines import OF_PROCESSES, deadlines_of
 from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.errors import RunError, SettingError, check_count
+from swift.launch.behind import Behind
 from swift.launch.chaos import Chaos, parse_chaos
 from swift.launch.children import MEMORY, Children
 from swift.launch.display import Display, goodput_table
@@ -170,10 +171,11 @@ def _supervise(
     )
     with (
         Display(directory.path.name, experiment.num_steps, begun) as display,
+        Behind() as behind,
         family as children,
     ):
         terms.logs.mkdir(exist_ok=True)
-        reporter = Reporter(Journal(begun), display, directory, done)
+        reporter = Reporter(Journal(begun), display, directory, behind, done)
         log, deadline_s = terms.log(KEEPER), terms.deadlines.saving
         limits = terms.deadlines
         preparing = Preparing(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
@@ -190,7 +192,8 @@ def _supervise(
             reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
             raise KeyboardInterrupt
         goodput = reporter.goodput()
-        directory.log_event("finish", experiment.num_steps, goodput=goodput)
+        reporter.note("finish", experiment.num_steps, None, goodput=goodput)
+        behind.settle()
         summary = summarize(experiment, directory, "cpu", goodput=goodput)
     Console(stderr=True).print(goodput_table(goodput))
     return summary

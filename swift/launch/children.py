@@ -7,9 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -51,7 +50,11 @@ class Children(Protocol):
         """Whether it was started and its death has not been told yet."""
 
     def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
-        """Starts a child whose standard error is added to a log; ``MEMORY`` in its command is that of its node."""
+        """Starts a child whose standard error is added to a log; ``MEMORY`` in its command is that of its node.
+
+        It is not waited for: what it is told meanwhile it hears when it is there, and where it cannot be started its
+        death is told.
+        """
 
     def say(self, who: Hashable, line: str) -> None:
         """Says a line to a child, if it still is there."""
@@ -75,10 +78,96 @@ class Children(Protocol):
         """For how long there has been no node on which a child could be started; 0: there is one."""
 
 
-@dataclass(frozen=True)
 class _Child:
-    popen: subprocess.Popen[str]
-    reader: threading.Thread
+    """A child that is being started, or was, by a thread of its own, which then reads what it says.
+
+    To start a process is to read and write files (its program, its log). Whoever asks for it beats, and must not wait
+    for a file system that does not answer.
+
+    Args:
+        who: it is.
+        popen: starts it.
+        heard: where to put what it says.
+    """
+
+    def __init__(self, who: Hashable, popen: Callable[[], subprocess.Popen[str]], heard: SimpleQueue[Heard]):
+        self._who, self._heard = who, heard
+        self._lock, self._is_there = threading.Lock(), threading.Event()
+        self._popen: subprocess.Popen[str] | None = None
+        self._trouble: str | None = None
+        self._unsaid: list[str] = []
+        self._unsent: list[signal.Signals] = []
+        self._thread = threading.Thread(target=self._run, args=(popen,), daemon=True)
+        self._thread.start()
+
+    def say(self, line: str) -> None:
+        """Says a line, once the child is there."""
+        with self._lock:
+            if self._popen is None:
+                self._unsaid.append(line)
+            else:
+                self._write(self._popen, line)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, once the child is there."""
+        with self._lock:
+            if self._popen is None:
+                self._unsent.append(number)
+            else:
+                self._popen.send_signal(number)
+
+    def is_dead(self, timeout_s: float = 0.0) -> bool:
+        """Whether it has ended, or could not be started; after so many seconds at most."""
+        deadline = time.monotonic() + timeout_s
+        if not self._is_there.wait(timeout_s):
+            return False
+        if self._popen is None or self._popen.poll() is not None:
+            return True
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        try:
+            self._popen.wait(left_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def bury(self) -> str:
+        """Why it has ended; by then all that it has said was heard."""
+        if self._popen is None:
+            return self._trouble or ""
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._thread.join(timeout=1.0)
+        code = self._popen.returncode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _run(self, popen: Callable[[], subprocess.Popen[str]]) -> None:
+        try:
+            made = popen()
+        except OSError as error:
+            self._trouble = f"cannot be started: {error}"
+            self._is_there.set()
+            return
+        with self._lock:
+            self._popen = made
+            for line in self._unsaid:
+                self._write(made, line)
+            for number in self._unsent:
+                made.send_signal(number)
+        self._is_there.set()
+        assert made.stdout is not None
+        with made.stdout:
+            for line in made.stdout:
+                if line.endswith("\n"):  # else it was killed in the midst of saying it
+                    self._heard.put(Heard(self._who, line, time.monotonic()))
+
+    def _write(self, popen: subprocess.Popen[str], line: str) -> None:
+        assert popen.stdin is not None
+        with suppress(BrokenPipeError, ValueError):  # its death is on its way
+            popen.stdin.write(line)
+            popen.stdin.flush()
 
 
 class OwnChildren:
@@ -116,9 +205,13 @@ class OwnChildren:
     def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
         """See ``Children``."""
         assert who not in self._children, f"{who} is there already"
+        words = [self._memory if word == MEMORY else word for word in command]
+        self._children[who] = _Child(who, lambda: self._popen(words, log), self._heard)
+
+    def _popen(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
         with log.open("ab") as errors:
-            popen = subprocess.Popen(
-                [self._memory if word == MEMORY else word for word in command],
+            return subprocess.Popen(
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -126,24 +219,17 @@ class OwnChildren:
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which tells them
             )
-        reader = threading.Thread(target=self._read, args=(who, popen), daemon=True)
-        self._children[who] = _Child(popen, reader)
-        reader.start()
 
     def say(self, who: Hashable, line: str) -> None:
         """See ``Children``."""
-        child = self._children.get(who)
-        if child is not None:
-            with suppress(BrokenPipeError, ValueError):  # its death is on its way
-                assert child.popen.stdin is not None
-                child.popen.stdin.write(line)
-                child.popen.stdin.flush()
+        if who in self._children:
+            self._children[who].say(line)
 
     def signal(self, who: Hashable, number: signal.Signals) -> None:
         """See ``Children``."""
         child = self._children.get(who, self._abandoned.get(who))
         if child is not None:
-            child.popen.send_signal(number)
+            child.signal(number)
 
     def abandon(self, who: Hashable) -> None:
         """See ``Children``."""
@@ -161,8 +247,8 @@ class OwnChildren:
 
     def deaths(self) -> list[Death]:
         """See ``Children``."""
-        dead = [who for who, child in self._children.items() if child.popen.poll() is not None]
-        return [Death(who, self._bury(who), time.monotonic()) for who in dead]
+        dead = [who for who, child in self._children.items() if child.is_dead()]
+        return [Death(who, self._children.pop(who).bury(), time.monotonic()) for who in dead]
 
     def wait_for(self, whom: Collection[Hashable]) -> None:
         """See ``Children``."""
@@ -176,25 +262,8 @@ class OwnChildren:
         """Who is still there in the end."""
         deadline, left = time.monotonic() + timeout_s, []
         for who in whom:
-            try:
-                self._children[who].popen.wait(max(0.0, deadline - time.monotonic()))
-                self._bury(who)
-            except subprocess.TimeoutExpired:
+            if self._children[who].is_dead(max(0.0, deadline - time.monotonic())):
+                self._children.pop(who).bury()
+            else:
                 left.append(who)
         return left
-
-    def _bury(self, who: Hashable) -> str:
-        child = self._children.pop(who)
-        assert child.popen.stdin is not None
-        with suppress(BrokenPipeError):
-            child.popen.stdin.close()
-        child.reader.join(timeout=1.0)  # so that all it has said is heard before its death
-        code = child.popen.returncode
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-    def _read(self, who: Hashable, popen: subprocess.Popen[str]) -> None:
-        assert popen.stdout is not None
-        with popen.stdout:
-            for line in popen.stdout:
-                if line.endswith("\n"):  # else it was killed in the midst of saying it
-                    self._heard.put(Heard(who, line, time.monotonic()))

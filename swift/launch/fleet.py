@@ -79,9 +79,11 @@ class Fleet:
         self._listener.settimeout(_PULSE_S)
         self._serving: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, name="nodes", daemon=True)
+        self._watching = threading.Thread(target=self._watch, name="is first", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._watching.start()
         return self
 
     def __exit__(
@@ -188,8 +190,14 @@ class Fleet:
             elif now - node.seen > self._silence_s:
                 node.wire.end()
 
+    def _watch(self) -> None:
+        """Looks whether this still is the first node. That is to read a file: whoever beats must not wait for it."""
+        while not (self._is_closed or self._is_followed):
+            self._is_followed = not self._is_first()
+            time.sleep(_PULSE_S)
+
     def _listen(self) -> None:
-        """Lets nodes in, and lets those that are there know that this one is."""
+        """Lets nodes in, and lets those that are there know that this one is. Touches no file, see ``_watch``."""
         pulsed = time.monotonic()
         while not self._is_closed:
             try:
@@ -202,7 +210,6 @@ class Fleet:
                 time.sleep(_PAUSE_S)
             if time.monotonic() - pulsed >= _PULSE_S:
                 pulsed = time.monotonic()
-                self._is_followed = self._is_followed or not self._is_first()
                 for node in self._there():
                     node.wire.send(message_line(Pulse()))
 

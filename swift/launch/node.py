@@ -148,10 +148,7 @@ class _Relay:
     def _obey(self, message: Message) -> None:
         match message:
             case Start(who, command, log):
-                try:
-                    self._children.start(who, command, Path(log))
-                except OSError as error:
-                    self._say(Fell(who, f"cannot be started: {error}"))
+                self._children.start(who, command, Path(log))
             case Say(who, line):
                 self._children.say(who, line)
             case Signal(who, number):

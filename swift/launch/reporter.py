@@ -1,9 +1,10 @@
-"""What happens in a run of processes, told to its directory and to people."""
+"""What happens in a run of processes, told to its directory and to people; nobody waits until it is written."""
 
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from swift.launch.behind import Behind
 from swift.launch.display import Display
 from swift.launch.journal import Journal, Note
 from swift.mesh.epochs import Command, Event, Process
@@ -18,11 +19,13 @@ class Reporter:
         journal: makes sense of what happens.
         display: what people see.
         directory: of the run, open.
-        written: the last iteration of which it has the metrics.
+        behind: writes; what was told before comes before.
+        written: the last iteration of which it has the metrics, or is about to write them.
     """
 
-    def __init__(self, journal: Journal, display: Display, directory: RunDirectory, written: int):
+    def __init__(self, journal: Journal, display: Display, directory: RunDirectory, behind: Behind, written: int):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
+        self._behind = behind
         self._planned = 0  # the epoch whose plan was told last
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
@@ -45,8 +48,8 @@ class Reporter:
                 text = f"no record of iterations {missing[0]} to {missing[1]}: who ran them died before telling it"
                 self.note("not_recorded", self.written, text, first=missing[0], last=missing[1])
             self.written = record["step"]
-            self._directory.log_step(record)
-            self._display.record(record)
+            self._behind.call(self._directory.log_step, record)
+            self._behind.call(self._display.record, record)
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
         """What an epoch runs; the first who tells it is heard."""
@@ -60,7 +63,7 @@ class Reporter:
 
     def tell(self, text: str) -> None:
         """For people only."""
-        self._display.note(text, time.monotonic())
+        self._behind.call(self._display.note, text, time.monotonic())
 
     def show(self, membership: Membership) -> None:
         """Who does what now."""
@@ -76,6 +79,6 @@ class Reporter:
 
     def _write(self, notes: Sequence[Note]) -> None:
         for note in notes:
-            self._directory.log_event(note.event, note.step, **note.fields)
+            self._behind.call(self._directory.log_event, note.event, note.step, **note.fields)
             if note.text is not None:
-                self._display.note(note.text, time.monotonic())
+                self._behind.call(self._display.note, note.text, time.monotonic())

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -65,6 +66,48 @@ def test_one_that_cannot_be_killed_is_given_up_and_holds_nobody_up(tmp_path, mon
         assert "b" in children
         assert children.deaths() == []
         children.signal("a", signal.SIGKILL)  # it may end one day
+
+
+class Stalled:
+    """A log on a file system that does not answer until it is told to."""
+
+    def __init__(self, path):
+        self._path, self.answers = path, threading.Event()
+
+    def open(self, mode):
+        assert self.answers.wait(60)
+        return self._path.open(mode)
+
+
+def test_a_child_whose_log_is_on_a_file_system_that_stalls_keeps_nobody_waiting(children, tmp_path):
+    log = Stalled(tmp_path / "log")
+    start(children, "a", "print(input(), flush=True); print(input(), flush=True); input()", log)
+    start(children, "b", "print('here', flush=True); input()", tmp_path / "other")
+    children.say("a", "one\n")
+    assert [heard.who for heard in children.heard(30.0)] == ["b"]
+    assert "a" in children
+    assert children.deaths() == []
+    log.answers.set()
+    children.say("a", "two\n")
+    said = []
+    while len(said) < 2:
+        said += [heard.line for heard in children.heard(30.0)]
+    assert said == ["one\n", "two\n"]
+
+
+def test_a_child_that_is_killed_before_it_is_there_does_not_live(children, tmp_path):
+    log = Stalled(tmp_path / "log")
+    start(children, "a", "input()", log)
+    children.signal("a", signal.SIGKILL)
+    log.answers.set()
+    assert [dead.why for dead in until_dead(children)] == ["signal 9"]
+
+
+def test_one_that_cannot_be_started_is_dead(children, tmp_path):
+    children.start("a", ["/no/such/program"], tmp_path / "log")
+    (dead,) = until_dead(children)
+    assert dead.why.startswith("cannot be started: ")
+    assert "a" not in children
 
 
 def test_none_is_left_not_even_one_that_is_stopped(tmp_path):

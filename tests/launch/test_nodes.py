@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -129,6 +130,47 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
             assert hear(fleet) == [(who, f"hello {who}\n")]
             assert until_dead(fleet) == [(who, "exit code 3")]
             assert who not in fleet
+
+
+def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tmp_path):
+    """Longer than both sides are patient: it still lets nodes know that it is there."""
+    meeting, stalls = Meeting.of(listener, tmp_path / "scratch", 1.0), threading.Event()
+    own = OwnChildren(os.environ, tmp_path, heard := SimpleQueue())
+
+    def is_first():
+        return stalls.wait(60)
+
+    with (
+        meeting.announced(tmp_path),
+        Fleet(own, heard, lambda _: 1, 2, listener, meeting.key, is_first, 30.0) as fleet,
+        node(tmp_path) as process,
+    ):
+        assert hear(fleet) == [come()]
+        start(fleet, "far", "import time; print('on', flush=True); time.sleep(1000)", tmp_path / "far")
+        assert hear(fleet) == [("far", "on\n")]
+        time.sleep(3)
+        assert "far" in fleet
+        assert fleet.deaths() == []
+        assert process.poll() is None
+        assert fleet.away_s("far") == 0
+        stalls.set()
+
+
+def test_a_log_that_stalls_on_another_node_does_not_silence_it(fleet, tmp_path):
+    os.mkfifo(tmp_path / "stalled")  # to open it is to wait for who reads it
+    with node(tmp_path):
+        hear(fleet)
+        start(fleet, "far stalled", "input()", tmp_path / "stalled")
+        start(fleet, "far", "import time; print('on', flush=True); time.sleep(1000)", tmp_path / "far")
+        assert hear(fleet) == [("far", "on\n")]
+        deadline = time.monotonic() + SILENCE_S + 1
+        while time.monotonic() < deadline:
+            assert fleet.deaths() == []
+            time.sleep(0.05)
+        assert fleet.away_s("far") == 0
+        with open(tmp_path / "stalled", "rb"):
+            fleet.signal("far stalled", signal.SIGKILL)
+            assert until_dead(fleet) == [("far stalled", "signal 9")]
 
 
 def test_where_a_child_cannot_be_killed_none_is_started_any_more(fleet, tmp_path):

@@ -1,0 +1,61 @@
+"""Calls that somebody who must not wait for a file system leaves to a thread."""
+
+import threading
+from collections.abc import Callable
+from queue import Queue
+from types import TracebackType
+from typing import Any, Self
+
+from swift.errors import RunError
+
+_ROOM = 10_000
+
+
+class Behind:
+    """Carries out calls in a thread, one after the other, in the order in which they were asked for; a context manager.
+
+    Args:
+        room: how many calls may wait; who asks for more waits as well, for memory has an end.
+    """
+
+    def __init__(self, room: int = _ROOM):
+        self._calls: Queue[Callable[[], Any]] = Queue(room)
+        self._error: Exception | None = None
+        threading.Thread(target=self._work, name="behind", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._calls.join()
+        if kind is None:
+            self._raise()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Has something done; raises RunError where something that was asked for before has come to nothing."""
+        self._raise()
+        self._calls.put(lambda: function(*arguments, **named))
+
+    def settle(self) -> None:
+        """Waits until all that was asked for is done; raises as ``call`` does."""
+        self._calls.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if isinstance(self._error, OSError):
+            raise RunError(f"the record of the run cannot be written: {self._error}: stopped") from self._error
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                if self._error is None:  # what follows a line that is missing would be a record of something else
+                    call()
+            except Exception as error:
+                self._error = error
+            finally:
+                self._calls.task_done()
