@@ -13,10 +13,11 @@ _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer
 class CheckpointConfig:
     """How often a run is saved, and how much of it.
 
-    The first checkpoint of a run, that of its last iteration and that of a planned stop are full, whatever K is.
+    The first checkpoint of a run, that of its last iteration and that of a stop are full, whatever K is.
 
     Attributes:
-        every: iterations between checkpoints; the last iteration is saved too. 0 for none at all.
+        every: iterations between checkpoints; the last iteration is saved too. 0 for none but that of a stop, which is
+            what ``--resume`` goes on from.
         num_kept: so many of the newest iterations that were saved can be restored.
         experts_per_layer: experts of every layer that a checkpoint saves, K, beside the whole dense part; ``all``:
             full checkpoints.

@@ -247,6 +247,8 @@ class OwnChildren:
 
     def deaths(self) -> list[Death]:
         """See ``Children``."""
+        for who in [who for who, child in self._abandoned.items() if child.is_dead()]:
+            self._abandoned.pop(who).bury()  # after all; nobody waits for that any more
         dead = [who for who, child in self._children.items() if child.is_dead()]
         return [Death(who, self._children.pop(who).bury(), time.monotonic()) for who in dead]
 

@@ -8,8 +8,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from swift.checkpoint import (
     BuddyCopies,
     Ledger,
@@ -28,6 +26,7 @@ from swift.checkpoint import (
     save_facts,
     set_aside_newer,
 )
+from swift.checkpoint.checking import is_finite
 from swift.errors import RunError, SettingError
 from swift.pipeline import Program, TrainState
 from swift.record import RunDirectory, sync_record
@@ -111,7 +110,7 @@ class Saver:
 
     def _write(self, take: Callable[[], Snapshot], save: Callable[..., Manifest]) -> Manifest:
         self._room = snapshot = take()
-        if not all(np.isfinite(array).all() for array in (*snapshot.dense.values(), *snapshot.blocks.values())):
+        if not all(map(is_finite, (*snapshot.dense.values(), *snapshot.blocks.values()))):
             raise RunError("its numbers are not finite")
         sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
         return save(snapshot=snapshot)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -56,16 +57,25 @@ def test_one_that_cannot_be_killed_is_given_up_and_holds_nobody_up(tmp_path, mon
     monkeypatch.setattr(module, "_STOP_S", 0.1)
     monkeypatch.setattr(module, "_KILL_S", 0.1)
     with OwnChildren(os.environ, tmp_path) as children:
-        start(children, "a", "import time; print('on', flush=True); time.sleep(1000)", tmp_path / "log")
+        start(children, "a", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "log")
         start(children, "b", "input()", tmp_path / "log")
-        assert children.heard(30.0)
+        (heard,) = children.heard(30.0)
         with monkeypatch.context() as undead:  # as it is in a system call that does not end
             undead.setattr(subprocess.Popen, "send_signal", lambda *_: None)
             children.wait_for(["a"])
         assert "a" not in children
         assert "b" in children
         assert children.deaths() == []
-        children.signal("a", signal.SIGKILL)  # it may end one day
+        children.signal("a", signal.SIGKILL)
+        while is_there(int(heard.line)):  # one day it ends, and nobody is told
+            assert children.deaths() == []
+
+
+def is_there(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 class Stalled:

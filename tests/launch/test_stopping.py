@@ -155,6 +155,9 @@ class Told:
     def show(self, _):
         pass
 
+    def check(self):
+        pass
+
 
 class Run:
     """A run of two members that is told to stop after some iterations."""

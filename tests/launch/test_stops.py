@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.launch.runs import (
     NO_CHECKPOINTS,
     SWIFT,
     go_on,
+    keeper,
     launched,
     left_behind,
     losses,
@@ -41,16 +43,44 @@ def resume(config, processes=2):
         go_on(process, config, *NO_CHECKPOINTS)
 
 
-def test_sigterm_keeps_a_checkpoint_that_the_run_goes_on_from(tmp_path):
+@pytest.mark.parametrize(("how", "every"), [(signal.SIGTERM, EVERY), (signal.SIGINT, {}), (signal.SIGTERM, {})])
+def test_a_stop_keeps_a_checkpoint_that_the_run_goes_on_from(tmp_path, how, every):
+    config = write_config(tmp_path, (2, 1, 1), 10**6, **every)
+    with launched(config) as process:
+        wait_for_steps(process, config, 10)
+        rest, _ = stop(process, config, how)
+    done = len(losses(tmp_path / "run"))
+    assert newest_checkpoint(config) == done
+    assert "which is to be the last" in rest
+    assert f"--resume goes on from {done}" in rest
+    resume(config)
+
+
+def test_a_second_signal_ends_all_at_once_and_an_older_checkpoint_is_whole(tmp_path):
     config = write_config(tmp_path, (2, 1, 1), 10**6, **EVERY)
     with launched(config) as process:
         wait_for_checkpoint(process, config)
+        saved = newest_checkpoint(config)
+        os.kill(keeper(config), signal.SIGSTOP)  # so that it does not stop in order
+        process.send_signal(signal.SIGTERM)
+        wait_for(process, "waits for the checkpoint")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        os.kill(keeper(config), signal.SIGKILL)
+        while left_behind(config):
+            time.sleep(0.05)
+    assert newest_checkpoint(config) == saved
+    assert scratch(process.pid) == []
+    resume(config)
+
+
+def test_a_stop_while_the_first_program_is_compiled_is_not_waited_for(tmp_path):
+    config = write_config(tmp_path, (2, 1, 1), 10**6)
+    with launched(config) as process:
+        wait_for(process, "forming epoch 1")
         rest, took_s = stop(process, config, signal.SIGTERM)
     assert took_s < WITHIN_S
-    done = len(losses(tmp_path / "run"))
-    assert newest_checkpoint(config) == done
-    assert f"--resume goes on from {done}" in rest
-    resume(config)
+    assert "stopping: waits" not in rest
 
 
 @pytest.mark.parametrize(

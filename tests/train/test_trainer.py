@@ -20,8 +20,7 @@ from swift.models import ModelConfig
 from swift.pipeline import lone_step, put_batch
 from swift.record import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train, trainer
-from swift.train.interrupt import Interrupt
+from swift.train import Experiment, TrainOptions, saver, train
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -158,18 +157,10 @@ def test_a_signal_keeps_the_last_iteration_which_the_run_goes_on_from(experiment
     assert records[0] == records[1]
 
 
-class Requested(Interrupt):
-    """A signal has come in the first iteration."""
-
-    def hold(self):
-        self.requested = True
-        return self
-
-
-def test_a_signal_after_an_update_that_spoils_the_parameters_saves_nothing(wild, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "Interrupt", Requested)
-    with pytest.raises(RunError, match="the checkpoint of iteration 1 was not saved: its numbers are not finite"):
-        run(replace(wild, checkpoint=CheckpointConfig(every=0), eval_every=0), tmp_path / "run")
+def test_numbers_that_are_not_finite_take_no_older_checkpoints_place(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "is_finite", lambda _: False)
+    with pytest.raises(RunError, match="the checkpoint of iteration 2 was not saved: its numbers are not finite"):
+        run(replace(experiment, eval_every=0), tmp_path / "run", stop_at=2)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 
 
