@@ -270,10 +270,7 @@ class _Run:
 
     def _end_without_data(self, state: TrainState, position: dict[str, Any], done: int, trouble: DataError) -> NoReturn:
         """Ends a run whose data cannot be read any more, with a checkpoint of the last iteration that had them."""
-        self._follow_save(wait=True)
-        if done not in checkpoint_steps(self.directory.checkpoints_path):
-            self.saver.save(self.engine.program, state, position, done, full=False)
-            self._follow_save(wait=True)
+        self._save_last(state, position, done)
         self.directory.log_event("data_lost", done, error=str(trouble))
         raise RunError(f"{trouble}: stopped; {self._how_to_go_on()}, {_MENDED}") from trouble
 
@@ -294,13 +291,17 @@ class _Run:
         how = f"go on with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
         return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
-    def _interrupted(self, state: TrainState, position: dict[str, Any], done: int) -> None:
-        """Keeps the last iteration, also where a run has no checkpoints otherwise: ``--resume`` needs one."""
-        self.progress.note(f"stopping: saves iteration {done}; a second Ctrl-C or SIGTERM ends at once")
+    def _save_last(self, state: TrainState, position: dict[str, Any], done: int) -> None:
+        """Saves an iteration after which no other follows, unless it is saved."""
         self._follow_save(wait=True)
         if done not in checkpoint_steps(self.directory.checkpoints_path):
             self.saver.save(self.engine.program, state, position, done, full=True)
             self._follow_save(wait=True)
+
+    def _interrupted(self, state: TrainState, position: dict[str, Any], done: int) -> None:
+        """Keeps the last iteration, also where a run has no checkpoints otherwise: ``--resume`` needs one."""
+        self.progress.note(f"stopping: saves iteration {done}; a second Ctrl-C or SIGTERM ends at once")
+        self._save_last(state, position, done)
         self.directory.log_event("interrupt", done)
         self.progress.note(f"interrupted after iteration {done}, which is saved; --resume goes on from it")
 
