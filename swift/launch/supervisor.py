@@ -422,7 +422,8 @@ class Supervisor:
     def _halt(self) -> None:
         """Tells the members of an epoch that runs, once, which iteration is to be their last."""
         epoch = self._membership.epoch
-        if epoch is None or self._restoring or self._is_recovering() or self._halted == epoch.form.number:
+        is_kept = self._reporter.written <= self._saved
+        if is_kept or epoch is None or self._restoring or self._is_recovering() or self._halted == epoch.form.number:
             return
         entered = max(self._membership.seats[process].entered for process, _ in epoch.form.members)
         # So far that nobody is beyond it before it hears of it: all have to end the same iteration.

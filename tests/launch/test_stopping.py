@@ -80,6 +80,8 @@ class Stage:
         self.there[who] = Acting()
 
     def say(self, who, line):
+        if who not in self.there:
+            return  # the dead are told, too
         order = read_order(line)
         self.halts += [order] if isinstance(order, Halt) and order not in self.halts else []
         if not isinstance(order, Stop):

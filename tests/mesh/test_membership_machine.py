@@ -302,8 +302,7 @@ class World:
     def check_patience(self):
         """Whoever was to be killed has died since, or is retired, or has not had its time yet."""
         for seat in self.membership.seats.values():
-            killed_at = self.by_member(seat.member).killed_at if seat.member.incarnation >= 0 else None
-            if seat.is_there and killed_at is not None:
+            if seat.is_there and (killed_at := self.by_member(seat.member).killed_at) is not None:
                 assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"
 
     def check_running(self):
