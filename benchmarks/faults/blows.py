@@ -1,0 +1,126 @@
+"""Faults of processes: killed, frozen, paused, or told to end."""
+
+import signal
+import time
+from random import Random
+
+from .kinds import Aftermath, Kind, Parameters, is_launch
+from .processes import send
+from .running import Run
+
+_ENDING_S = 60.0
+_NEVER = 1e9
+_MOST_DEATHS = 2
+"""Of one process in one volley: the third in a row, before it was of use, ends a run as it should."""
+
+
+def _strike_members(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Kills or freezes some members; a pause may be too short for anybody to see."""
+    there = {one.name: one.pid for one in run.processes("member") if not one.is_stopped}
+    names = sorted(name for name in there if after.dead.count(name) < _MOST_DEATHS)
+    how, choice = parameters["how"], Random(parameters["choice"])
+    if parameters["whom"] == "stage":
+        stage = choice.choice(sorted({run.shape.stage_of(name) for name in run.shape.members}))
+        victims = [name for name in names if run.shape.stage_of(name) == stage]
+    elif parameters["whom"] == "all":
+        victims = names
+    else:
+        victims = choice.sample(names, min(len(names), parameters["whom"]))
+    pids = [there[name] for name in victims]
+    after.observed.setdefault("hit", []).extend(victims)
+    if how == "kill":
+        send(pids, signal.SIGKILL)
+        after.dead += victims
+    else:
+        send(pids, signal.SIGSTOP)
+        if how == "pause":
+            after.heal_after(parameters["seconds"], lambda: send(pids, signal.SIGCONT))
+        else:
+            after.dead += victims
+
+
+def _draw_members(how: str, most: int | str) -> object:
+    def draw(rng: Random, run: Run) -> Parameters:
+        whom = most if isinstance(most, str) else rng.randint(1, most)
+        seconds = {"seconds": round(rng.uniform(0.2, 1.8), 2)} if how == "pause" else {}
+        del run
+        return {"how": how, "whom": whom, "choice": rng.randrange(10**6), **seconds}
+
+    return draw
+
+
+def _strike_helper(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Kills, freezes or pauses the keeper or the preparer."""
+    pids = [one.pid for one in run.processes(parameters["whom"])]
+    after.observed.setdefault("hit", []).extend([parameters["whom"]] * len(pids))
+    send(pids, signal.SIGKILL if parameters["how"] == "kill" else signal.SIGSTOP)
+    if parameters["how"] == "pause":
+        after.heal_after(parameters["seconds"], lambda: send(pids, signal.SIGCONT))
+    after.wants_checkpoint |= parameters["whom"] == "keeper"
+
+
+def _draw_helper(whom: str, how: str) -> object:
+    def draw(rng: Random, run: Run) -> Parameters:
+        del run
+        seconds = {"seconds": round(rng.uniform(0.5, 8.0), 2)} if how == "pause" else {}
+        return {"whom": whom, "how": how, **seconds}
+
+    return draw
+
+
+def _pause_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    pid = run.life.first.pid
+    send([pid], signal.SIGSTOP)
+    after.heal_after(parameters["seconds"], lambda: send([pid], signal.SIGCONT))
+
+
+def _kill_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Kills the process that decides; with `whom` all, everything at once, as when the power fails."""
+    everybody = [one.pid for one in run.processes()] if parameters["whom"] == "all" else []
+    send([run.life.first.pid, *everybody], signal.SIGKILL)
+    after.codes |= {-signal.SIGKILL}
+    after.has_ended = True
+
+
+def _tell_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Sends a signal that asks for an end; the last whole iteration is to be kept."""
+    after.observed["step_at_signal"] = run.newest_step()
+    send([run.life.first.pid], signal.Signals[parameters["signal"]])
+    after.codes |= {130}
+    after.has_ended = True
+    after.observed["ending_s"] = round(_wait_for_end(run), 2)
+
+
+def _wait_for_end(run: Run) -> float:
+    begun = time.monotonic()
+    run.wait(run.is_over, "it was told to end, and has not", _ENDING_S)
+    return time.monotonic() - begun
+
+
+def _members(name: str, how: str, most: int | str) -> Kind:
+    return Kind(name, _strike_members, _draw_members(how, most), is_launch)  # type: ignore[arg-type]
+
+
+def _helper(whom: str, how: str) -> Kind:
+    return Kind(f"{how}-{whom}", _strike_helper, _draw_helper(whom, how), is_launch)  # type: ignore[arg-type]
+
+
+def _draw_signal(number: str) -> object:
+    return lambda _, __: {"signal": number}
+
+
+_AT_ANY_TIME = ("now", "now", "save")
+KINDS = [
+    _members("kill-member", "kill", 2),
+    _members("kill-stage", "kill", "stage"),
+    _members("kill-all-members", "kill", "all"),
+    _members("freeze-member", "freeze", 1),
+    _members("freeze-stage", "freeze", "stage"),
+    _members("pause-member", "pause", 3),
+    *(_helper(whom, how) for whom in ("keeper", "preparer") for how in ("kill", "freeze", "pause")),
+    Kind("pause-first", _pause_first, lambda rng, _: {"seconds": round(rng.uniform(0.5, 9.0), 2)}, group="first"),
+    Kind("kill-first", _kill_first, lambda _, __: {"whom": "first"}, ends=True),
+    Kind("power-off", _kill_first, lambda _, __: {"whom": "all"}, ends=True),
+    Kind("interrupt", _tell_to_end, _draw_signal("SIGINT"), ends=True, moments=_AT_ANY_TIME),  # type: ignore[arg-type]
+    Kind("terminate", _tell_to_end, _draw_signal("SIGTERM"), ends=True, moments=_AT_ANY_TIME),  # type: ignore[arg-type]
+]

@@ -1,0 +1,114 @@
+"""Episodes, one after the other, until enough faults have struck."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from . import blows, blows_damage, blows_files, blows_nodes
+from .episode import Episode, Verdict
+from .record import Record
+from .reference import code_digest, reference
+from .running import Place, Run, under_way
+from .shapes import SHAPES, Shape
+from .shim import Shim
+from .storage import Disk
+from .volleys import Deck
+from .warm import WarmPrograms
+from .wire import Network
+
+KINDS = {kind.name: kind for kind in (*blows.KINDS, *blows_files.KINDS, *blows_damage.KINDS, *blows_nodes.KINDS)}
+_VOLLEYS = 16
+"""Of an episode, at most."""
+_COLD = 0.15
+"""The share of episodes that have to compile all that they need."""
+
+
+@dataclass
+class Campaign:
+    """What is tried, and how far it got.
+
+    Attributes:
+        place: what runs share.
+        kinds, shapes: names of those that may come.
+        record: of all faults.
+        commit: the version that is tried.
+        tell: says a line to whoever waits.
+        is_called_off: whether to end soon.
+        struck: how many faults have struck.
+        wrong: how many episodes had a wrong verdict.
+    """
+
+    place: Place
+    kinds: Sequence[str]
+    shapes: Sequence[str]
+    record: Record
+    commit: str
+    tell: Callable[[str], None]
+    is_called_off: Callable[[], bool]
+    struck: int = 0
+    wrong: int = 0
+
+    def episode(self, seed: int) -> None:
+        """An episode; what it left is kept where something was wrong."""
+        rng, begun, is_good = Random(seed), time.time(), True
+        shape = SHAPES[rng.choice(sorted(self.shapes))]
+        expected = reference(self.place, shape)
+        directory = self.place.directory / f"episode-{seed}"
+        with self._run(seed, shape, directory, rng) as run:
+            deck = Deck([KINDS[name] for name in sorted(self.kinds)], rng)
+            episode = Episode(run, KINDS, deck, expected)
+            for number, verdict in enumerate(episode.volleys(_VOLLEYS, self.is_called_off)):
+                self.tell(_told(verdict))
+                common = {"seed": seed, "volley": number, "shape": shape.name, "commit": self.commit, "begun": begun}
+                self.record.add(verdict, **common)
+                self.struck += len(verdict.faults)
+                is_good &= not verdict.complaints
+            if not is_good:
+                self.wrong += 1
+                self.tell(f"  what it left: {_keep(run)}")
+
+    @contextmanager
+    def _run(self, seed: int, shape: Shape, directory: Path, rng: Random) -> Iterator[Run]:
+        """A run with what some faults need, by chance; nothing of it stays."""
+        storage, is_cold = rng.choice(["plain", "disk", "shim"]), rng.random() < _COLD
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        run = Run(self.place, shape, directory, directory / "run")
+        kept = self.place.directory / "programs" / f"{shape.name}-{code_digest()}"
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            if storage == "disk" and self.place.has_disks:
+                run.disk = Disk(directory / "disk")
+                stack.callback(run.disk.remove)
+                run.disk.make()
+                run.run_dir = run.disk.directory / "run"
+            if storage == "shim" and self.place.shim is not None:
+                run.shim = Shim(self.place.shim, directory / "shim.control", run.run_dir)
+            if shape.num_nodes > 1 and self.place.has_networks:
+                run.network = Network(directory, str(seed))
+                stack.callback(run.network.remove)
+                run.network.make()
+            with_what = [storage] * (run.disk or run.shim is not None) + ["network"] * (run.network is not None)
+            self.tell(f"episode {seed}: {' with '.join([shape.name, *with_what])}{', cold' * is_cold}")
+            stack.enter_context(WarmPrograms(run.tmp, kept, gives=not is_cold))
+            yield stack.enter_context(under_way(run))
+
+
+def _told(verdict: Verdict) -> str:
+    names = " + ".join(f"{fault.kind}@{fault.moment}" for fault in verdict.faults) or "start or end"
+    outcome = f"WRONG: {'; '.join(verdict.complaints)}" if verdict.complaints else "ok"
+    return f"  {verdict.seconds:5.1f} s  {names}: {outcome}"
+
+
+def _keep(run: Run) -> Path:
+    """Copies what a run has left to where it stays."""
+    run.clear()
+    kept = run.directory.with_name(f"wrong-{run.directory.name}-{int(time.time())}")
+    shutil.copytree(
+        run.directory, kept, symlinks=True, ignore=shutil.ignore_patterns("*.image", "programs"), dirs_exist_ok=True
+    )
+    return kept

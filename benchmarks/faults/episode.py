@@ -1,0 +1,194 @@
+"""The life of one run directory: volleys of faults, each of which is judged."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import evidence, judge
+from .kinds import Aftermath, Kind
+from .running import Hung, Run
+from .shapes import EVERY, NUM_STEPS
+from .volleys import Deck, Fault, wait_for_moment
+
+_STEPS_AFTER = 3
+"""Iterations that all have to do together before a run is well."""
+_LAST_STEPS = 3 * EVERY
+_ENDING_S = 60.0
+_REFUSED = (2, 3)
+"""Exit codes of a run that does not begin, or gives up, with a sentence."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of a volley.
+
+    Attributes:
+        faults: that struck.
+        complaints: what was wrong; empty: nothing.
+        seconds: until all was well again, or the judge gave up.
+        observed: for the record.
+    """
+
+    faults: Sequence[Fault]
+    complaints: Sequence[str]
+    seconds: float
+    observed: Mapping[str, Any]
+
+
+class Episode:
+    """Volleys upon one run.
+
+    Args:
+        run: to be started.
+        kinds: by name.
+        deck: of volleys.
+        expected: losses without faults.
+    """
+
+    def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, expected: Mapping[int, float]):
+        self._run, self._kinds, self._deck, self._expected = run, kinds, deck, expected
+        self._excused: set[int] = set()
+
+    def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
+        """Strikes and judges until the run has ended, so many volleys have struck, or something was wrong.
+
+        The start and the end of the run are judged, too, as volleys of no faults.
+        """
+        run = self._run
+        run.start(resume=False)
+        verdict = self._judged([], self._begin)
+        yield verdict
+        while not verdict.complaints and most > 0 and not run.is_over() and not is_called_off():
+            most -= 1
+            if run.newest_step() > NUM_STEPS - _LAST_STEPS:
+                verdict = self._judged([], self._finish)
+            else:
+                faults = self._deck.volley(run)
+                verdict = self._judged(faults, lambda after: self._strike(faults, after))  # noqa: B023
+            yield verdict
+
+    def _judged(self, faults: Sequence[Fault], do: Callable[[Aftermath], None]) -> Verdict:
+        begun, after = time.monotonic(), Aftermath()
+        try:
+            do(after)
+        except Hung as error:
+            after.complaints.append(f"hangs: {error}")
+        finally:
+            after.heal_due(now=True)
+            for heal in after.later:
+                heal()
+        self._excused |= after.excused
+        found = evidence.losses(self._run.run_dir)
+        after.complaints += judge.of_losses(found, self._expected, self._excused)
+        if self._run.life.first.returncode == 0 and len(found.keys() - self._excused) < NUM_STEPS - len(self._excused):
+            after.complaints.append(f"exit code 0 after {len(found)} of {NUM_STEPS} iterations")
+        for life in self._run.lives[-2:]:
+            after.complaints += judge.of_terminal(life.said)
+        observed = {"step": max(found, default=0), **after.observed}
+        return Verdict(faults, after.complaints, round(time.monotonic() - begun, 2), observed)
+
+    def _begin(self, after: Aftermath) -> None:
+        """Waits for the first checkpoint: a fault is of interest once there is something to lose."""
+        if not self._run.wait(
+            lambda: evidence.promised(self._run.events()) is not None, "there is no first checkpoint"
+        ):
+            after.complaints += judge.of_exit(self._run.life.first.wait(), (), self._run.life.said)
+
+    def _finish(self, after: Aftermath) -> None:
+        """Lets the run come to its end."""
+        self._run.wait(self._run.is_over, "the run does not come to its end")
+        self._end(after, {0})
+
+    def _strike(self, faults: Sequence[Fault], after: Aftermath) -> None:
+        run, known = self._run, len(self._run.events())
+        promised = evidence.promised(run.events())
+        after.observed |= {"promised": promised, "moments": []}
+        for fault in faults:
+            after.observed["moments"].append(wait_for_moment(run, fault))
+            if run.is_over():
+                break
+            self._kinds[fault.kind].strike(run, fault.parameters, after)
+            after.heal_due()
+        while after.heals and not run.is_over():
+            after.heal_due()
+            time.sleep(0.02)
+        if not after.has_ended and self._is_well_again(known, after):
+            self._judge_restores(known, promised, after)
+        else:
+            self._end(after, after.codes | {0})
+            if run.life.first.returncode != 0:
+                self._resume(after)
+
+    def _is_well_again(self, known: int, after: Aftermath) -> bool:
+        """Waits until all run together and have done some iterations; False: the life has ended."""
+        run = self._run
+        if not run.wait(lambda: run.is_well(known, after.dead), f"not all run again after {after.dead or 'the fault'}"):
+            return False
+        step, events = run.newest_step(), len(run.events())
+        last = min(step + _STEPS_AFTER, NUM_STEPS)
+        if not run.wait(lambda: run.newest_step() >= last, f"no iteration after {step} is done"):
+            return False
+        if not after.wants_checkpoint or step + EVERY >= NUM_STEPS:
+            return True
+        return run.wait(
+            lambda: any(event["event"] == "checkpoint" for event in run.events()[events:]),
+            "no checkpoint is saved again",
+        )
+
+    def _judge_restores(self, known: int, promised: int | None, after: Aftermath) -> None:
+        """Whether the run went back only where it had to, and no further than to what it had promised."""
+        restores = [event for event in self._run.events()[known:] if event["event"] == "restore"]
+        for event in restores:
+            after.complaints += judge.of_restore(event, promised, after.may_be_older)
+        if restores:
+            after.observed["restored"] = [event["step"] for event in restores]
+            lost = set(map(self._run.shape.stage_of, after.dead))
+            if not any(self._is_gone(stage, after) for stage in lost):
+                after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
+
+    def _is_gone(self, stage: int, after: Aftermath) -> bool:
+        workers = {name for name in self._run.shape.members if self._run.shape.stage_of(name) == stage}
+        return workers <= set(after.dead) or self._run.shape.is_elastic
+
+    def _end(self, after: Aftermath, codes: set[int]) -> None:
+        """Waits for the end of the life, and judges it."""
+        run = self._run
+        run.wait(run.is_over, "the run has not ended", _ENDING_S)
+        after.heal_due(now=True)
+        run.finish_stopped()
+        code, said = run.life.first.wait(), run.life.said
+        after.observed["code"] = code
+        after.complaints += judge.of_exit(code, codes, said)
+        after.complaints += [f"left behind: {one}" for one in run.leftovers()]
+
+    def _resume(self, after: Aftermath) -> None:
+        """Starts the run again, which has to go on from what it had promised."""
+        run, promised = self._run, after.promised or evidence.promised(self._run.events())
+        if (step := after.observed.get("step_at_signal")) is not None and (promised or 0) < step:
+            after.complaints.append(
+                f"the last whole iteration, {step}, was not kept: the newest checkpoint is {promised}"
+            )
+        known = len(run.events())
+        run.start(resume=True)
+        if not run.wait(lambda: _has_resumed(run, known), "it is not resumed"):
+            code, said = run.life.first.wait(), run.life.said
+            after.observed["resume_code"] = code
+            after.complaints += judge.of_exit(code, _REFUSED if after.undo else (), said)
+            after.complaints += [f"left behind: {one}" for one in run.leftovers()]
+            if after.complaints or after.undo is None:
+                return
+            after.undo()
+            run.start(resume=True)
+            if not run.wait(lambda: _has_resumed(run, known), "it is not resumed after repair"):
+                after.complaints += judge.of_exit(run.life.first.wait(), (), run.life.said)
+                return
+        resumed = next(event for event in reversed(run.events()) if event["event"] == "resume")
+        after.observed["resumed"] = resumed["step"]
+        after.complaints += judge.of_restore(resumed, promised, after.may_be_older)
+        if not self._is_well_again(len(run.events()), Aftermath()):
+            after.complaints += judge.of_exit(run.life.first.wait(), {0}, run.life.said)
+
+
+def _has_resumed(run: Run, known: int) -> bool:
+    return any(event["event"] == "resume" for event in run.events()[known:])

@@ -1,0 +1,71 @@
+"""What a run has left for others to read: its files as they are, read without any code of Swift's."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CHECKPOINT = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A file of JSON objects.
+
+    Attributes:
+        records: those that can be read.
+        damaged: numbers of lines, from 1, that cannot be; a last line without an end is not one.
+    """
+
+    records: list[dict[str, Any]]
+    damaged: list[int]
+
+
+def read_lines(path: Path) -> Lines:
+    """The lines of a file that are whole; none where there is no file."""
+    records, damaged = [], []
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, line in enumerate(whole, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            damaged.append(number)
+    return Lines(records, damaged)
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Of every iteration that is recorded."""
+    records = read_lines(run_dir / "metrics.jsonl").records
+    return {record["step"]: record["loss"] for record in records if "step" in record and "loss" in record}
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    """All, in the order of time."""
+    return [record for record in read_lines(run_dir / "events.jsonl").records if "event" in record]
+
+
+def checkpoints_there(run_dir: Path) -> list[int]:
+    """Iterations of the checkpoints whose manifest is there, oldest first."""
+    found = [_CHECKPOINT.fullmatch(path.parent.name) for path in (run_dir / "checkpoints").glob("step-*/manifest.json")]
+    return sorted(int(match[1]) for match in found if match)
+
+
+def promised(told: list[dict[str, Any]]) -> int | None:
+    """The newest checkpoint that the run said it has, and has not gone back behind since; None: none."""
+    newest = None
+    for event in told:
+        if event["event"] == "checkpoint":
+            newest = event["step"]
+        elif event["event"] in ("resume", "restore") and newest is not None:
+            newest = min(newest, event["step"])
+    return newest
+
+
+def is_saving(run_dir: Path) -> bool:
+    """Whether a checkpoint is being written."""
+    return any((run_dir / "checkpoints").glob(".step-*.tmp"))

@@ -1,0 +1,62 @@
+"""Verdicts on what a run has left: complaints, of which a run that keeps its promises has none."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+TOLERANCE = 1e-8
+"""Relative, of a loss."""
+_NAMES_FAULT = re.compile(r"^swift: .{10,}", re.MULTILINE)
+
+
+def of_losses(found: Mapping[int, float], expected: Mapping[int, float], excused: Collection[int] = ()) -> list[str]:
+    """Whether every recorded loss is that of the run without faults, and none is missing before the last.
+
+    Args:
+        found, expected: by iteration.
+        excused: iterations whose records were damaged on purpose.
+    """
+    complaints = []
+    checked = {step: loss for step, loss in found.items() if step not in excused}
+    wrong = [step for step, loss in checked.items() if step not in expected or not _is_close(loss, expected[step])]
+    if wrong:
+        step = min(wrong)
+        told = f"{found[step]} instead of {expected.get(step)}"
+        complaints.append(f"{len(wrong)} losses are wrong, the first that of iteration {step}: {told}")
+    missing = set(range(1, max(found, default=0) + 1)) - set(found) - set(excused)
+    if missing:
+        complaints.append(f"{len(missing)} iterations are not recorded, the first {min(missing)}")
+    return complaints
+
+
+def _is_close(loss: Any, expected: float) -> bool:
+    return isinstance(loss, int | float) and abs(loss - expected) <= TOLERANCE * abs(expected)
+
+
+def of_terminal(said: str) -> list[str]:
+    """Whether the user saw how it looks inside."""
+    found = said.find("Traceback (most recent call last)")
+    return [] if found < 0 else [f"a traceback on the terminal: {' '.join(said[found : found + 3000].split())[-400:]}"]
+
+
+def of_exit(code: int, allowed: Collection[int], said: str) -> list[str]:
+    """Whether a run ended as it may, and said why where it gave up."""
+    if code not in allowed:
+        last = " / ".join(said.strip().splitlines()[-3:])
+        return [f"exit code {code}, and not {' or '.join(map(str, sorted(allowed)))}: {last[-400:]}"]
+    if code in (2, 3) and not _NAMES_FAULT.search(said):
+        return [f"exit code {code} without a sentence that says why"]
+    return []
+
+
+def of_restore(event: Mapping[str, Any], promised: int | None, may_be_older: bool) -> list[str]:
+    """Whether a run went on from the newest state that it had promised.
+
+    Args:
+        event: `resume` or `restore`, with its iteration.
+        promised: the iteration of the newest checkpoint that was told before.
+        may_be_older: whether a checkpoint was damaged.
+    """
+    if promised is None or may_be_older or event["step"] >= promised:
+        return []
+    return [f"{event['event']} at iteration {event['step']}, though the checkpoint of {promised} was promised"]

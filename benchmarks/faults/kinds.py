@@ -1,0 +1,83 @@
+"""A kind of fault, and what is known after one has struck."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from .running import Run
+
+Parameters = Mapping[str, Any]
+
+
+@dataclass
+class Aftermath:
+    """What a volley has done so far, for the judge.
+
+    Attributes:
+        dead: names of members that were killed, or will be because they are frozen, each as often as that is so.
+        heals: what ends a fault, by the time when it is due.
+        codes: exit codes with which the life may end.
+        has_ended: whether the life has to end, or has already.
+        may_be_older: whether a checkpoint was damaged, so that an older one may be restored.
+        excused: iterations whose records were damaged.
+        wants_checkpoint: whether a new checkpoint has to be written before all is well.
+        undo: repairs what was damaged, where the run refuses to go on; None: nothing was.
+        later: what ends a fault once the volley is judged.
+        promised: the checkpoint that was promised before a fault that may have changed the record; None: see there.
+        complaints: what the fault itself has found to be wrong.
+        observed: for the record.
+    """
+
+    dead: list[str] = field(default_factory=list)
+    heals: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    codes: set[int] = field(default_factory=set)
+    has_ended: bool = False
+    may_be_older: bool = False
+    excused: set[int] = field(default_factory=set)
+    wants_checkpoint: bool = False
+    undo: Callable[[], None] | None = None
+    later: list[Callable[[], None]] = field(default_factory=list)
+    promised: int | None = None
+    complaints: list[str] = field(default_factory=list)
+    observed: dict[str, Any] = field(default_factory=dict)
+
+    def heal_after(self, seconds: float, heal: Callable[[], None]) -> None:
+        """Has a fault end after some seconds."""
+        self.heals.append((time.monotonic() + seconds, heal))
+
+    def heal_due(self, *, now: bool = False) -> None:
+        """Ends the faults whose time has come, or all."""
+        for entry in sorted(self.heals, key=lambda heal: heal[0]):
+            if now or time.monotonic() >= entry[0]:
+                self.heals.remove(entry)
+                entry[1]()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        name: for the command line and records.
+        strike: does it.
+        draw: its parameters, which can be written as JSON.
+        fits: whether it can be done to a run.
+        ends: whether the life ends with it, so that nothing can follow in the same volley.
+        group: of a volley's faults at most one is of the same group; empty: any number.
+        moments: when it strikes, see `volleys.Fault`.
+    """
+
+    name: str
+    strike: Callable[[Run, Parameters, Aftermath], None]
+    draw: Callable[[Random, Run], Parameters] = lambda _, __: {}
+    fits: Callable[[Run], bool] = lambda _: True
+    ends: bool = False
+    group: str = ""
+    moments: tuple[str, ...] = ("now", "now", "save", "form", "epoch")
+
+
+def is_launch(run: Run) -> bool:
+    """Whether a run has processes of its own for its workers."""
+    return run.shape.command == "launch"

@@ -1,0 +1,121 @@
+"""The runs that are broken: small models in float64, whose losses do not depend on who computes them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NUM_STEPS, EVERY = 1600, 20
+"""Iterations of a run, and between two of its checkpoints."""
+_MODEL = f"""
+Experiment.model = @ModelConfig()
+ModelConfig.num_layers = 2
+ModelConfig.model_dim = 16
+ModelConfig.num_heads = 2
+ModelConfig.ffn_dim = 32
+ModelConfig.sequence_length = 32
+ModelConfig.moe_pattern = (True,)
+Experiment.experts = @ExpertConfig()
+ExpertConfig.num_classes = 4
+ExpertConfig.slots_per_rank = 5
+Experiment.topology = @Topology()
+Experiment.ranks = 'emulated'
+Experiment.placement = @Symi()
+Experiment.optimizer = @OptimizerConfig()
+OptimizerConfig.warmup_steps = 2
+Experiment.data = @DataConfig()
+DataConfig.source = @TextFiles()
+DataConfig.validation_share = 0.2
+Experiment.num_microbatches = 2
+Experiment.sequences_per_microbatch = 2
+Experiment.num_steps = {NUM_STEPS}
+Experiment.compute_dtype = 'float64'
+Experiment.eval_every = 0
+Experiment.checkpoint = @CheckpointConfig()
+CheckpointConfig.every = {EVERY}
+"""
+_DEADLINES = ("start=90", "forming=15", "progress=25", "saving=12")
+"""Of `swift launch`: what the campaign waits for has to come soon."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of run.
+
+    Attributes:
+        name: for records.
+        command: of `swift`: `launch` or `train`.
+        topology: numbers of pipelines, stages and expert ranks.
+        settings: more of the configuration.
+        flags: more of the command line.
+        num_nodes: machines that share the processes.
+    """
+
+    name: str
+    command: str
+    topology: tuple[int, int, int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    num_nodes: int = 1
+
+    @property
+    def members(self) -> list[str]:
+        """Names of all processes that run iterations, as events have them."""
+        if self.command == "train":
+            return []
+        pipelines, stages, ranks = self.topology
+        workers = [f"{pipeline}:{stage}" for pipeline in range(pipelines) for stage in range(stages)]
+        return workers if ranks == 1 else [f"{w} rank {r}" if r else w for w in workers for r in range(ranks)]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether a process is an expert rank, which others may do without."""
+        return self.command == "launch" and self.topology[2] > 1
+
+    def stage_of(self, member: str) -> int:
+        """The stage that a process serves."""
+        return int(member.split()[0].split(":")[1])
+
+    def arguments(self) -> list[str]:
+        """More of the command line."""
+        if self.command == "train":
+            return list(self.flags)
+        processes = ["--processes", str(len(self.members)), "--restarts", "1000000"]
+        return [*processes, "--deadline", *_DEADLINES, *self.flags]
+
+    def write(self, path: Path, corpus: Path) -> Path:
+        """Writes the configuration; returns its path."""
+        settings = dict(
+            zip(
+                ("Topology.num_pipelines", "Topology.num_stages", "Topology.num_expert_ranks"),
+                self.topology,
+                strict=True,
+            )
+        )
+        settings |= {"TextFiles.pattern": str(corpus / "*.txt"), **self.settings}
+        path.write_text(_MODEL + "".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+        return path
+
+
+_DROPS = {"ExpertConfig.capacity_factor": 1.0}
+_ELASTIC = {"ExpertConfig.capacity_factor": None, "CheckpointConfig.snapshot_every": 1}
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("square", "launch", (2, 2, 1), _DROPS),
+        Shape("row", "launch", (3, 1, 1), _DROPS),
+        Shape("ranks", "launch", (1, 1, 3), _ELASTIC),
+        Shape("restart", "launch", (2, 1, 1), _DROPS, ("--recovery", "restart")),
+        Shape("nodes", "launch", (2, 2, 1), _DROPS, num_nodes=2),
+        Shape("train", "train", (2, 1, 1), _DROPS, ("--prepare", "none")),
+    )
+}
+
+
+def write_corpus(directory: Path) -> Path:
+    """Some text to train on; returns where it lies."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(20):
+        text = "".join(chr(32 + (7 + number) * i * i % 90) for i in range(1000))
+        (directory / f"{number}.txt").write_text(text)
+    return directory

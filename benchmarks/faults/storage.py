@@ -1,0 +1,103 @@
+"""A disk for one run: a file system in a file, which can be full, stand still, and lose what was not yet written."""
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+_SHUT_DOWN = 0x8004587D
+"""EXT4_IOC_SHUTDOWN: from now on all fails, and what is in memory alone is lost."""
+_WITHOUT_LOG = 2
+
+
+def can_have_disks(directory: Path) -> bool:
+    """Whether a file system can be mounted here."""
+    disk = Disk(directory / "probe", megabytes=8)
+    try:
+        disk.make()
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    disk.remove()
+    return True
+
+
+class Disk:
+    """An ext4 file system.
+
+    Args:
+        directory: where it is mounted; beside it lies its file.
+        megabytes: its size.
+    """
+
+    def __init__(self, directory: Path, megabytes: int = 96):
+        self.directory, self._megabytes = directory, megabytes
+        self._image, self._ballast = directory.with_suffix(".image"), directory / ".ballast"
+
+    def make(self) -> None:
+        """Makes and mounts it."""
+        self.directory.mkdir(parents=True)
+        with self._image.open("wb") as file:
+            file.truncate(self._megabytes << 20)
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", str(self._image))
+        self._mount()
+
+    def _mount(self) -> None:
+        _run("mount", "-o", "loop", str(self._image), str(self.directory))
+
+    def fill(self, left: int) -> None:
+        """Fills it up, but for some bytes."""
+        with self._ballast.open("wb") as file:
+            free = os.statvfs(self.directory).f_bavail * 4096 - left
+            while free > 0:
+                try:
+                    file.write(bytes(min(free, 1 << 20)))
+                    file.flush()
+                except OSError:
+                    break
+                free -= 1 << 20
+            with suppress(OSError):
+                os.fsync(file.fileno())
+
+    def empty(self) -> None:
+        """Makes room again."""
+        self._ballast.unlink(missing_ok=True)
+
+    def freeze(self) -> None:
+        """Whoever writes stands still, and cannot be killed."""
+        _run("fsfreeze", "-f", str(self.directory))
+
+    def thaw(self) -> None:
+        """Everybody goes on."""
+        subprocess.run(["fsfreeze", "-u", str(self.directory)], capture_output=True, check=False)
+
+    def make_read_only(self) -> None:
+        """As a kernel does that has found an error: also for files that are open."""
+        _run("mount", "-o", "remount,abort", str(self.directory))
+
+    def cut_power(self) -> None:
+        """Loses what was not made sure of; from now on nothing can be read or written."""
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.ioctl(directory, _SHUT_DOWN, struct.pack("I", _WITHOUT_LOG))
+        finally:
+            os.close(directory)
+
+    def mount_again(self) -> None:
+        """Repairs it, as after a crash, and mounts it; nobody may use it now."""
+        _run("umount", str(self.directory))
+        subprocess.run(["e2fsck", "-p", str(self._image)], capture_output=True, check=False)
+        self._mount()
+
+    def remove(self) -> None:
+        """Unmounts it, and removes its file."""
+        self.thaw()
+        subprocess.run(["umount", "-l", str(self.directory)], capture_output=True, check=False)
+        self._image.unlink(missing_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=30)

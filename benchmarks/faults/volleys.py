@@ -1,0 +1,81 @@
+"""Which faults come together, and when: chosen by a seed alone."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from . import evidence
+from .kinds import Kind, Parameters
+from .running import Run
+
+_SIZES = (1, 1, 1, 2, 2, 3)
+_MOMENT_S = 8.0
+"""How long to wait for what a fault is to hit; then it strikes at once."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a volley.
+
+    Attributes:
+        kind: its name.
+        moment: what it waits for: nothing (`now`), a `save` that begins, a group that is to `form`, or that has formed
+            (`epoch`).
+        delay_s: seconds after that.
+        parameters: of its kind.
+    """
+
+    kind: str
+    moment: str
+    delay_s: float
+    parameters: Parameters
+
+    def document(self) -> dict[str, Any]:
+        """For the record."""
+        return asdict(self)
+
+
+class Deck:
+    """Kinds in random order, each of which comes once before any comes again."""
+
+    def __init__(self, kinds: Sequence[Kind], rng: Random):
+        self._kinds, self._rng, self._left = list(kinds), rng, list[Kind]()
+
+    def volley(self, run: Run) -> list[Fault]:
+        """One to three faults that can come together; whatever ends the life is the last."""
+        size, faults, groups = self._rng.choice(_SIZES), list[Fault](), set[str]()
+        for _ in range(size):
+            kind = self._deal(run, groups)
+            if kind is None:
+                break
+            groups |= {kind.group} - {""}
+            moment = self._rng.choice(kind.moments)
+            delay_s = round(self._rng.uniform(0, 0.6 if moment != "now" or faults else 1.5), 3)
+            faults.append(Fault(kind.name, moment, delay_s, kind.draw(self._rng, run)))
+            if kind.ends:
+                break
+        return faults
+
+    def _deal(self, run: Run, groups: set[str]) -> Kind | None:
+        if not any(kind.fits(run) for kind in self._left):
+            self._left = self._rng.sample(self._kinds, len(self._kinds))
+        for kind in self._left:
+            if kind.fits(run) and kind.group not in groups:
+                self._left.remove(kind)
+                return kind
+        return None
+
+
+def wait_for_moment(run: Run, fault: Fault) -> bool:
+    """Waits until a fault is to strike; returns whether what it waits for has come."""
+    deadline, events, seen = time.monotonic() + _MOMENT_S, len(run.events()), fault.moment == "now"
+    while not seen and time.monotonic() < deadline and not run.is_over():
+        if fault.moment == "save":
+            seen = evidence.is_saving(run.run_dir)
+        else:
+            seen = any(event["event"] == fault.moment for event in run.events()[events:])
+        time.sleep(0.003)
+    time.sleep(fault.delay_s)
+    return seen

@@ -1,0 +1,143 @@
+"""Machines that are network namespaces, and the wire between them: a process that may hold frames back."""
+
+import ctypes
+import fcntl
+import heapq
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_TUNSETIFF, _TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
+_LONGEST_FRAME, _POLL_S = 65_536, 0.005
+
+
+class State(NamedTuple):
+    """What a wire does with frames.
+
+    Attributes:
+        delay_s: by which each comes later.
+        cut: the nodes that get none.
+        lost: the share of frames that are lost.
+    """
+
+    delay_s: float = 0.0
+    cut: tuple[int, ...] = ()
+    lost: float = 0.0
+
+
+class Network:
+    """Two machines and a wire.
+
+    Args:
+        directory: for what has to be told.
+        name: of the run, in the names of the namespaces.
+    """
+
+    def __init__(self, directory: Path, name: str):
+        self._names = [f"faults-{name}-{node}" for node in range(2)]
+        self._told, self._hosts = directory / "wire.json", directory / "hosts"
+        self._wire: subprocess.Popen[bytes] | None = None
+
+    def make(self) -> None:
+        """Makes both, with a name and an address each."""
+        self._hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n")
+        self.say(State())
+        for name in self._names:
+            _ip("netns", "add", name)
+        words = [sys.executable, "-m", "benchmarks.faults.wire", str(self._told), *self._names]
+        self._wire = subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+        assert self._wire.stdout is not None
+        self._wire.stdout.readline()  # both ends are there
+        for node, name in enumerate(self._names):
+            _ip("-n", name, "address", "add", f"10.77.0.{node + 1}/24", "dev", "wire")
+            for device in ("lo", "wire"):
+                _ip("-n", name, "link", "set", device, "up")
+
+    def wrap(self, node: int) -> list[str]:
+        """What comes before a command that is to run on a machine."""
+        inside = f'hostname node{node}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
+        return ["ip", "netns", "exec", self._names[node], "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
+
+    def say(self, state: State) -> None:
+        """Has the wire behave otherwise from now on."""
+        temporary = self._told.with_suffix(".new")
+        temporary.write_text(json.dumps(state._asdict()))
+        temporary.rename(self._told)
+
+    def remove(self) -> None:
+        """Removes both."""
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.wait()
+        for name in self._names:
+            with suppress(OSError, subprocess.CalledProcessError):
+                _ip("netns", "delete", name)
+
+
+def can_have_networks(directory: Path) -> bool:
+    """Whether machines can be emulated here."""
+    network = Network(directory, "probe")
+    try:
+        network.make()
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    finally:
+        network.remove()
+    return True
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+def _end_in(name: str) -> int:
+    """The end of the wire in a namespace, where it is a device; whoever reads and writes this file is the wire."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own, other = (os.open(path, os.O_RDONLY) for path in ("/proc/self/ns/net", f"/run/netns/{name}"))
+    try:
+        if libc.setns(other, 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+        end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", b"wire", _TAP_WITHOUT_HEADER))
+        libc.setns(own, 0)
+        return end
+    finally:
+        os.close(own)
+        os.close(other)
+
+
+def _carry(told: Path, ends: list[int]) -> None:
+    """Carries frames for ever."""
+    import random
+
+    state, read, waiting, count = State(), 0.0, list[Any](), 0
+    while True:
+        ready, _, _ = select.select(ends, [], [], _POLL_S if waiting else 0.05)
+        now = time.monotonic()
+        if now - read > 0.02:
+            with suppress(OSError, ValueError):
+                state, read = State(**json.loads(told.read_text())), now
+        for end in ready:
+            to = 1 - ends.index(end)
+            with suppress(BlockingIOError):
+                while frame := os.read(end, _LONGEST_FRAME):
+                    if to not in state.cut and not (state.lost and random.random() < state.lost):
+                        count += 1
+                        heapq.heappush(waiting, (now + state.delay_s, count, to, frame))
+        while waiting and waiting[0][0] <= now:
+            _, _, to, frame = heapq.heappop(waiting)
+            with suppress(OSError):
+                os.write(ends[to], frame)
+
+
+if __name__ == "__main__":
+    ends_of_wire = [_end_in(name) for name in sys.argv[2:]]
+    print("ready", flush=True)
+    _carry(Path(sys.argv[1]), ends_of_wire)
