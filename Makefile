@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos test test-all lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-all lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -26,6 +26,10 @@ demo: install  ## train a small MoE GPT with moving and with static experts; and
 
 chaos: install  ## kill 40 of 6 real processes, one after the other, each of which comes back
 	$(BIN)/python benchmarks/bench_recovery.py
+
+FAULTS := --minutes 60
+faults: install  ## break real runs in every way that is known, and judge each time what came of it (FAULTS='--count 100')
+	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
 test: install  ## the quick tests (at most 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

@@ -39,7 +39,9 @@ def main() -> int:
     tell(f"seed {options.seed}, commit {campaign.commit}, in {directory}")
     tell(_cannot(place))
     seed = record.next_seed(options.seed) if options.resume else options.seed
-    while not is_called_off():
+    if options.tour:
+        campaign.tour(seed)
+    while not (options.tour or is_called_off()):
         campaign.episode(seed)
         seed += 1
     minutes = (time.monotonic() - begun) / 60
@@ -53,6 +55,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the first episode; the next one has the next seed")
     parser.add_argument("--count", type=int, help="end after so many faults")
     parser.add_argument("--minutes", type=float, help="end after so many minutes")
+    parser.add_argument("--tour", action="store_true", help="short runs of all shapes, until each kind has struck once")
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=sorted(KINDS), metavar="KIND")
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES), metavar="SHAPE")
     parser.add_argument("--record", type=Path, metavar="FILE", help="add a line for each fault")

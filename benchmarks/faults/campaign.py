@@ -10,8 +10,9 @@ from random import Random
 
 from . import blows, blows_damage, blows_files, blows_nodes
 from .episode import Episode, Verdict
+from .kinds import Kind
 from .record import Record
-from .reference import code_digest, reference
+from .reference import Reference, code_digest
 from .running import Place, Run, under_way
 from .shapes import SHAPES, Shape
 from .shim import Shim
@@ -23,6 +24,18 @@ from .wire import Network
 KINDS = {kind.name: kind for kind in (*blows.KINDS, *blows_files.KINDS, *blows_damage.KINDS, *blows_nodes.KINDS)}
 _VOLLEYS = 16
 """Of an episode, at most."""
+STORAGES = ("plain", "disk", "shim")
+"""Of a run: no fault of it, a file system of its own, or file functions (and a clock) that can be made to fail."""
+_TOUR = (
+    ("square", "disk"),
+    ("row", "shim"),
+    ("nodes", "plain"),
+    ("train", "disk"),
+    ("ranks", "shim"),
+    ("restart", "disk"),
+    ("train", "shim"),
+)
+_VOLLEYS_OF_TOUR = 4
 _COLD = 0.15
 """The share of episodes that have to compile all that they need."""
 
@@ -53,17 +66,31 @@ class Campaign:
     wrong: int = 0
 
     def episode(self, seed: int) -> None:
+        """An episode that its seed decides, on a run that it decides, too."""
+        rng = Random(seed)
+        shape, storage = SHAPES[rng.choice(sorted(self.shapes))], rng.choice(STORAGES)
+        deck = Deck(self._dealt(), rng)
+        self._episode(seed, shape, storage, deck, most=_VOLLEYS, is_cold=rng.random() < _COLD)
+
+    def tour(self, seed: int) -> None:
+        """Short episodes on runs of all shapes, until every kind has come that can."""
+        deck = Deck(self._dealt(), Random(seed), comes_again=False)
+        for shape, storage in _TOUR * 3:
+            if deck and shape in self.shapes and not self.is_called_off():
+                self._episode(seed, SHAPES[shape], storage, deck, most=_VOLLEYS_OF_TOUR, is_cold=False)
+
+    def _dealt(self) -> list[Kind]:
+        return [KINDS[name] for name in sorted(self.kinds)]
+
+    def _episode(self, seed: int, shape: Shape, storage: str, deck: Deck, *, most: int, is_cold: bool) -> None:
         """An episode; what it left is kept where something was wrong."""
-        rng, begun, is_good = Random(seed), time.time(), True
-        shape = SHAPES[rng.choice(sorted(self.shapes))]
-        expected = reference(self.place, shape)
-        directory = self.place.directory / f"episode-{seed}"
-        with self._run(seed, shape, directory, rng) as run:
-            deck = Deck([KINDS[name] for name in sorted(self.kinds)], rng)
-            episode = Episode(run, KINDS, deck, expected)
-            for number, verdict in enumerate(episode.volleys(_VOLLEYS, self.is_called_off)):
+        begun, is_good = time.time(), True
+        with self._run(seed, shape, storage, is_cold=is_cold) as run:
+            episode = Episode(run, KINDS, deck, Reference(self.place, shape))
+            for number, verdict in enumerate(episode.volleys(most, self.is_called_off)):
                 self.tell(_told(verdict))
-                common = {"seed": seed, "volley": number, "shape": shape.name, "commit": self.commit, "begun": begun}
+                common = {"seed": seed, "volley": number, "shape": shape.name, "storage": storage}
+                common |= {"commit": self.commit, "begun": begun}
                 self.record.add(verdict, **common)
                 self.struck += len(verdict.faults)
                 is_good &= not verdict.complaints
@@ -72,9 +99,9 @@ class Campaign:
                 self.tell(f"  what it left: {_keep(run)}")
 
     @contextmanager
-    def _run(self, seed: int, shape: Shape, directory: Path, rng: Random) -> Iterator[Run]:
-        """A run with what some faults need, by chance; nothing of it stays."""
-        storage, is_cold = rng.choice(["plain", "disk", "shim"]), rng.random() < _COLD
+    def _run(self, seed: int, shape: Shape, storage: str, *, is_cold: bool) -> Iterator[Run]:
+        """A run with what some faults need; nothing of it stays."""
+        directory = self.place.directory / f"episode-{seed}"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         run = Run(self.place, shape, directory, directory / "run")

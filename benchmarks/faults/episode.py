@@ -7,6 +7,7 @@ from typing import Any
 
 from . import evidence, judge
 from .kinds import Aftermath, Kind
+from .reference import Reference
 from .running import Hung, Run
 from .shapes import EVERY, NUM_STEPS
 from .volleys import Deck, Fault, wait_for_moment
@@ -43,15 +44,15 @@ class Episode:
         run: to be started.
         kinds: by name.
         deck: of volleys.
-        expected: losses without faults.
+        reference: losses without faults.
     """
 
-    def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, expected: Mapping[int, float]):
-        self._run, self._kinds, self._deck, self._expected = run, kinds, deck, expected
+    def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, reference: Reference):
+        self._run, self._kinds, self._deck, self._reference = run, kinds, deck, reference
         self._excused: set[int] = set()
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
-        """Strikes and judges until the run has ended, so many volleys have struck, or something was wrong.
+        """Strikes and judges until the run has ended, enough volleys have struck, none is left, or something was wrong.
 
         The start and the end of the run are judged, too, as volleys of no faults.
         """
@@ -65,6 +66,8 @@ class Episode:
                 verdict = self._judged([], self._finish)
             else:
                 faults = self._deck.volley(run)
+                if not faults:
+                    return
                 verdict = self._judged(faults, lambda after: self._strike(faults, after))  # noqa: B023
             yield verdict
 
@@ -78,15 +81,17 @@ class Episode:
             after.heal_due(now=True)
             for heal in after.later:
                 heal()
+        seconds = round(time.monotonic() - begun, 2)
         self._excused |= after.excused
         found = evidence.losses(self._run.run_dir)
-        after.complaints += judge.of_losses(found, self._expected, self._excused)
+        expected = self._reference.upto(max(found, default=0))
+        after.complaints += judge.of_losses(found, expected, self._excused)
         if self._run.life.first.returncode == 0 and len(found.keys() - self._excused) < NUM_STEPS - len(self._excused):
             after.complaints.append(f"exit code 0 after {len(found)} of {NUM_STEPS} iterations")
         for life in self._run.lives[-2:]:
             after.complaints += judge.of_terminal(life.said)
         observed = {"step": max(found, default=0), **after.observed}
-        return Verdict(faults, after.complaints, round(time.monotonic() - begun, 2), observed)
+        return Verdict(faults, after.complaints, seconds, observed)
 
     def _begin(self, after: Aftermath) -> None:
         """Waits for the first checkpoint: a fault is of interest once there is something to lose."""

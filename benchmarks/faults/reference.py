@@ -1,7 +1,7 @@
-"""The losses of each kind of run without faults, computed once by one process and kept."""
+"""The losses of each kind of run without faults, computed by one process as far as they are needed, and kept."""
 
 import hashlib
-import json
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -10,26 +10,53 @@ from . import evidence
 from .running import ROOT, Place
 from .shapes import NUM_STEPS, Shape
 
+_CHUNK = 400
+"""Iterations that are computed at once."""
 
-def reference(place: Place, shape: Shape) -> dict[int, float]:
-    """Every iteration's loss; kept in the campaign's directory for the code and the configuration as they are."""
-    directory = place.directory / "references"
-    directory.mkdir(exist_ok=True)
-    config = shape.write(directory / f"{shape.name}.gin", place.corpus)
-    kept = directory / f"{shape.name}-{hashlib.sha256(config.read_bytes()).hexdigest()[:8]}-{code_digest()}.json"
-    if not kept.exists():
-        run_dir = directory / f"{kept.stem}.run"
-        subprocess.run(["rm", "-rf", str(run_dir)], check=True)
-        words = [sys.executable, "-m", "swift", "train", str(config), "--run-dir", str(run_dir), "--prepare", "none"]
+
+class Reference:
+    """A run of `swift train`, for the code as it is; kept in the campaign's directory.
+
+    Args:
+        place: of the campaign.
+        shape: of the run.
+    """
+
+    def __init__(self, place: Place, shape: Shape):
+        self._place, self._shape = place, shape
+        directory = place.directory / "references"
+        directory.mkdir(exist_ok=True)
+        self._config = shape.write(directory / f"{shape.name}.gin", place.corpus)
+        digest = hashlib.sha256(self._config.read_bytes()).hexdigest()[:8]
+        self._run_dir = directory / f"{shape.name}-{digest}-{code_digest()}"
+
+    def upto(self, step: int) -> dict[int, float]:
+        """Every iteration's loss, at least up to one."""
+        found = evidence.losses(self._run_dir)
+        last = min(NUM_STEPS, -(-max(step, 1) // _CHUNK) * _CHUNK)
+        if len(found) < last:
+            self._train(len(found), last)
+            found = evidence.losses(self._run_dir)
+            if sorted(found) != list(range(1, last + 1)):
+                raise SystemExit(f"the run without faults has not come to iteration {last}")
+        return found
+
+    def _train(self, done: int, last: int) -> None:
+        if not done:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+        words = [sys.executable, "-m", "swift", "train", str(self._config), "--run-dir", str(self._run_dir)]
+        words += [
+            "--prepare",
+            "none",
+            *(["--stop-at", str(last)] if last < NUM_STEPS else []),
+            *["--resume"] * bool(done),
+        ]
         words += ["--set", "CheckpointConfig.every=0", "--set", "CheckpointConfig.snapshot_every=0"]
-        done = subprocess.run(
-            words, capture_output=True, text=True, cwd=ROOT, env=place.environment("reference", directory, {})
-        )
-        found = evidence.losses(run_dir)
-        if done.returncode or sorted(found) != list(range(1, NUM_STEPS + 1)):
-            raise SystemExit(f"the run without faults does not end well:\n{done.stderr[-2000:]}")
-        kept.write_text(json.dumps(found))
-    return {int(step): loss for step, loss in json.loads(kept.read_text()).items()}
+        tmp = self._run_dir.parent
+        environment = self._place.environment("reference", tmp, {})
+        done_with = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        if done_with.returncode:
+            raise SystemExit(f"the run without faults ends with {done_with.returncode}:\n{done_with.stderr[-2000:]}")
 
 
 @cache

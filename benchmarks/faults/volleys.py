@@ -38,10 +38,21 @@ class Fault:
 
 
 class Deck:
-    """Kinds in random order, each of which comes once before any comes again."""
+    """Kinds in random order, each of which comes once before any comes again.
 
-    def __init__(self, kinds: Sequence[Kind], rng: Random):
-        self._kinds, self._rng, self._left = list(kinds), rng, list[Kind]()
+    Args:
+        kinds: that may come.
+        rng: decides.
+        comes_again: whether any comes a second time.
+    """
+
+    def __init__(self, kinds: Sequence[Kind], rng: Random, *, comes_again: bool = True):
+        self._kinds, self._rng, self._comes_again = list(kinds), rng, comes_again
+        self._left = rng.sample(self._kinds, len(self._kinds))
+
+    def __bool__(self) -> bool:
+        """Whether any is left that has not come yet."""
+        return bool(self._left)
 
     def volley(self, run: Run) -> list[Fault]:
         """One to three faults that can come together; whatever ends the life is the last."""
@@ -59,7 +70,7 @@ class Deck:
         return faults
 
     def _deal(self, run: Run, groups: set[str]) -> Kind | None:
-        if not any(kind.fits(run) for kind in self._left):
+        if self._comes_again and not any(kind.fits(run) for kind in self._left):
             self._left = self._rng.sample(self._kinds, len(self._kinds))
         for kind in self._left:
             if kind.fits(run) and kind.group not in groups:

@@ -1,0 +1,66 @@
+"""The judge of the campaign finds what is wrong, and nothing else."""
+
+import json
+
+import pytest
+from faults import evidence, judge
+
+EXPECTED = {step: 1.0 / step for step in range(1, 11)}
+
+
+def test_losses_of_the_run_without_faults_are_right():
+    found = {step: loss * (1 + 1e-12) for step, loss in EXPECTED.items() if step < 8}
+    assert judge.of_losses(found, EXPECTED) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({4: 0.25 * (1 + 1e-7)}, "1 losses are wrong, the first that of iteration 4"),
+        ({4: None}, "1 losses are wrong"),
+        ({11: 0.1}, "the first that of iteration 11"),
+    ],
+)
+def test_a_wrong_loss_is_found(change, complaint):
+    assert any(complaint in found for found in judge.of_losses(EXPECTED | change, EXPECTED))
+    assert judge.of_losses(EXPECTED | change, EXPECTED, excused=change) == []
+
+
+def test_a_missing_iteration_is_found():
+    found = {step: loss for step, loss in EXPECTED.items() if step != 3}
+    assert judge.of_losses(found, EXPECTED) == ["1 iterations are not recorded, the first 3"]
+
+
+def test_an_exit_needs_a_right_code_and_a_sentence():
+    assert judge.of_exit(3, {3}, "swift: the disk is full: stopped; go on with --resume") == []
+    assert judge.of_exit(3, {3}, "") == ["exit code 3 without a sentence that says why"]
+    (complaint,) = judge.of_exit(1, {0, 3}, "one\ntwo\nthree\nfour")
+    assert complaint == "exit code 1, and not 0 or 3: two / three / four"
+
+
+def test_a_traceback_is_found():
+    assert judge.of_terminal("all is well") == []
+    assert judge.of_terminal("Traceback (most recent call last):\n  ...\nKeyError: 1")[0].endswith("KeyError: 1")
+
+
+@pytest.mark.parametrize(
+    ("step", "may_be_older", "is_right"), [(40, False, True), (20, False, False), (20, True, True)]
+)
+def test_what_is_restored_is_held_against_what_was_promised(step, may_be_older, is_right):
+    found = judge.of_restore({"event": "resume", "step": step}, 40, may_be_older=may_be_older)
+    assert (found == []) is is_right
+
+
+def test_a_promise_is_the_newest_checkpoint_that_was_not_gone_back_behind():
+    told = [{"event": name, "step": step} for name, step in [("checkpoint", 20), ("checkpoint", 40), ("death", 50)]]
+    assert evidence.promised([]) is None
+    assert evidence.promised(told) == 40
+    assert evidence.promised([*told, {"event": "restore", "step": 20}]) == 20
+    assert evidence.promised([*told, {"event": "restore", "step": 40}, {"event": "checkpoint", "step": 60}]) == 60
+
+
+def test_lines_that_are_damaged_are_told_and_a_torn_one_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(json.dumps({"step": 1, "loss": 2.0}).encode() + b'\n{"step": \xff\n{"step": 3}\n{"st')
+    assert evidence.read_lines(path) == evidence.Lines([{"step": 1, "loss": 2.0}, {"step": 3}], [2])
+    assert evidence.losses(tmp_path) == {1: 2.0}
