@@ -12,7 +12,7 @@ from pathlib import Path
 from .campaign import KINDS, Campaign
 from .isolation import isolated
 from .record import Record, commit
-from .running import Place
+from .running import ROOT, Place
 from .shapes import SHAPES, write_corpus
 from .shim import built
 from .storage import can_have_disks
@@ -22,7 +22,7 @@ from .wire import can_have_networks
 def main() -> int:
     options, is_private = _options(), isolated()
     directory = (options.work or Path(tempfile.mkdtemp(prefix="swift-faults-"))).resolve()
-    place = _place(directory, options.patience, is_private)
+    place = replace(_place(directory, options.patience, is_private), root=options.root.resolve())
     told: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: _note(told, number))
@@ -35,7 +35,7 @@ def main() -> int:
 
     record = Record(options.record or directory / "faults.jsonl")
     tell = partial(_tell, begun)
-    campaign = Campaign(place, options.kinds, options.shapes, record, commit(), tell, is_called_off)
+    campaign = Campaign(place, options.kinds, options.shapes, record, commit(options.root), tell, is_called_off)
     tell(f"seed {options.seed}, commit {campaign.commit}, in {directory}")
     tell(_cannot(place))
     seed = record.next_seed(options.seed) if options.resume else options.seed
@@ -62,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="begin after the last seed of the record")
     parser.add_argument("--first-wrong", action="store_true", help="end at the first wrong verdict")
     parser.add_argument("--work", type=Path, metavar="DIR", help="for runs, caches and references")
+    parser.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="of the checkout whose code is tried")
     parser.add_argument("--patience", type=float, default=90.0, help="seconds until a run has to be well again")
     return parser.parse_args()
 

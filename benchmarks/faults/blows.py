@@ -76,6 +76,7 @@ def _pause_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 def _kill_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Kills the process that decides; with `whom` all, everything at once, as when the power fails."""
+    after.may_leave |= parameters["whom"] == "all"
     everybody = [one.pid for one in run.processes()] if parameters["whom"] == "all" else []
     send([run.life.first.pid, *everybody], signal.SIGKILL)
     after.codes |= {-signal.SIGKILL}
@@ -98,7 +99,7 @@ def _wait_for_end(run: Run) -> float:
 
 
 def _members(name: str, how: str, most: int | str) -> Kind:
-    return Kind(name, _strike_members, _draw_members(how, most), is_launch)  # type: ignore[arg-type]
+    return Kind(name, _strike_members, _draw_members(how, most), is_launch, regroups=how != "pause")  # type: ignore[arg-type]
 
 
 def _helper(whom: str, how: str) -> Kind:
@@ -109,7 +110,6 @@ def _draw_signal(number: str) -> object:
     return lambda _, __: {"signal": number}
 
 
-_AT_ANY_TIME = ("now", "now", "save")
 KINDS = [
     _members("kill-member", "kill", 2),
     _members("kill-stage", "kill", "stage"),
@@ -121,6 +121,6 @@ KINDS = [
     Kind("pause-first", _pause_first, lambda rng, _: {"seconds": round(rng.uniform(0.5, 9.0), 2)}, group="first"),
     Kind("kill-first", _kill_first, lambda _, __: {"whom": "first"}, ends=True),
     Kind("power-off", _kill_first, lambda _, __: {"whom": "all"}, ends=True),
-    Kind("interrupt", _tell_to_end, _draw_signal("SIGINT"), ends=True, moments=_AT_ANY_TIME),  # type: ignore[arg-type]
-    Kind("terminate", _tell_to_end, _draw_signal("SIGTERM"), ends=True, moments=_AT_ANY_TIME),  # type: ignore[arg-type]
+    Kind("interrupt", _tell_to_end, _draw_signal("SIGINT"), ends=True),  # type: ignore[arg-type]
+    Kind("terminate", _tell_to_end, _draw_signal("SIGTERM"), ends=True),  # type: ignore[arg-type]
 ]

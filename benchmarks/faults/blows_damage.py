@@ -114,6 +114,6 @@ def _rival(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 KINDS = [
-    *(Kind(what, _damage, _draw(what), ends=True) for what in _TARGETS),  # type: ignore[arg-type]
-    Kind("rival", _rival, lambda rng, _: {"resume": rng.random() < 0.8}, moments=("now", "save", "form")),
+    *(Kind(what, _damage, _draw(what), ends=True, is_quiet=True) for what in _TARGETS),  # type: ignore[arg-type]
+    Kind("rival", _rival, lambda rng, _: {"resume": rng.random() < 0.8}, is_quiet=True),
 ]

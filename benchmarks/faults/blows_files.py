@@ -55,6 +55,7 @@ def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.codes |= {_GIVES_UP}
     after.has_ended = True
     run.wait(run.is_over, "it goes on without its disk", _ENDING_S)
+    after.complaints += [f"left behind: {one}" for one in run.leftovers()]
     run.clear()
     run.disk.mount_again()
 
@@ -70,6 +71,7 @@ def _cut_power(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.has_ended = True
     run.wait(run.is_over, "it was killed", _ENDING_S)
     run.clear()
+    after.may_leave = True
     run.disk.mount_again()
 
 
@@ -190,8 +192,9 @@ KINDS = [
         _start_with_little_memory,
         lambda rng, _: {"size": rng.choice(["64k", "1m", "4m"])},
         _is_private,
-        True,
-        "shm",
+        ends=True,
+        group="shm",
+        is_quiet=True,
     ),
     Kind("damage-programs", _damage_programs, _draw_programs, is_launch),
 ]

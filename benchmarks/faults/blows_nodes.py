@@ -53,8 +53,8 @@ def _has_nodes(run: Run) -> bool:
 
 
 KINDS = [
-    Kind("cut-wire", _disturb, _draw_cut, _has_network, group="wire"),
+    Kind("cut-wire", _disturb, _draw_cut, _has_network, group="wire", regroups=True),
     Kind("slow-wire", _disturb, _draw_slow, _has_network, group="wire"),
-    Kind("kill-node", _kill_node, _seconds(0.2, 3.0), _has_nodes, group="node"),  # type: ignore[arg-type]
+    Kind("kill-node", _kill_node, _seconds(0.2, 3.0), _has_nodes, group="node", regroups=True),  # type: ignore[arg-type]
     Kind("pause-node", _pause_node, _seconds(0.5, 12.0), _has_nodes, group="node"),  # type: ignore[arg-type]
 ]

@@ -105,7 +105,7 @@ class Campaign:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         run = Run(self.place, shape, directory, directory / "run")
-        kept = self.place.directory / "programs" / f"{shape.name}-{code_digest()}"
+        kept = self.place.directory / "programs" / f"{shape.name}-{code_digest(self.place.root)}"
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
             if storage == "disk" and self.place.has_disks:
@@ -119,7 +119,8 @@ class Campaign:
                 run.network = Network(directory, str(seed))
                 stack.callback(run.network.remove)
                 run.network.make()
-            with_what = [storage] * (run.disk or run.shim is not None) + ["network"] * (run.network is not None)
+            has_storage = run.disk is not None or run.shim is not None
+            with_what = [storage] * has_storage + ["network"] * (run.network is not None)
             self.tell(f"episode {seed}: {' with '.join([shape.name, *with_what])}{', cold' * is_cold}")
             stack.enter_context(WarmPrograms(run.tmp, kept, gives=not is_cold))
             yield stack.enter_context(under_way(run))

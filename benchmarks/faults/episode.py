@@ -165,6 +165,9 @@ class Episode:
         code, said = run.life.first.wait(), run.life.said
         after.observed["code"] = code
         after.complaints += judge.of_exit(code, codes, said)
+        if after.may_leave:
+            run.clear()
+            run.sweep()
         after.complaints += [f"left behind: {one}" for one in run.leftovers()]
 
     def _resume(self, after: Aftermath) -> None:
@@ -174,7 +177,7 @@ class Episode:
             after.complaints.append(
                 f"the last whole iteration, {step}, was not kept: the newest checkpoint is {promised}"
             )
-        known = len(run.events())
+        known = _count_resumes(run)
         run.start(resume=True)
         if not run.wait(lambda: _has_resumed(run, known), "it is not resumed"):
             code, said = run.life.first.wait(), run.life.said
@@ -195,5 +198,9 @@ class Episode:
             after.complaints += judge.of_exit(run.life.first.wait(), {0}, run.life.said)
 
 
+def _count_resumes(run: Run) -> int:
+    return sum(event["event"] == "resume" for event in run.events())
+
+
 def _has_resumed(run: Run, known: int) -> bool:
-    return any(event["event"] == "resume" for event in run.events()[known:])
+    return _count_resumes(run) > known

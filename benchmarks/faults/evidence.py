@@ -2,10 +2,12 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_TAIL = 1 << 18
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
 
@@ -42,6 +44,15 @@ def losses(run_dir: Path) -> dict[int, float]:
     """Of every iteration that is recorded."""
     records = read_lines(run_dir / "metrics.jsonl").records
     return {record["step"]: record["loss"] for record in records if "step" in record and "loss" in record}
+
+
+def newest_step(run_dir: Path) -> int:
+    """The last iteration that is recorded, from the end of the file alone; 0: none."""
+    path = run_dir / "metrics.jsonl"
+    with suppress(OSError, ValueError, IndexError, KeyError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        return int(json.loads(file.read().split(b"\n")[-2])["step"])
+    return 0
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ class Aftermath:
         may_be_older: whether a checkpoint was damaged, so that an older one may be restored.
         excused: iterations whose records were damaged.
         wants_checkpoint: whether a new checkpoint has to be written before all is well.
+        may_leave: whether nobody was left to clear away.
         undo: repairs what was damaged, where the run refuses to go on; None: nothing was.
         later: what ends a fault once the volley is judged.
         promised: the checkpoint that was promised before a fault that may have changed the record; None: see there.
@@ -37,6 +38,7 @@ class Aftermath:
     may_be_older: bool = False
     excused: set[int] = field(default_factory=set)
     wants_checkpoint: bool = False
+    may_leave: bool = False
     undo: Callable[[], None] | None = None
     later: list[Callable[[], None]] = field(default_factory=list)
     promised: int | None = None
@@ -66,7 +68,8 @@ class Kind:
         fits: whether it can be done to a run.
         ends: whether the life ends with it, so that nothing can follow in the same volley.
         group: of a volley's faults at most one is of the same group; empty: any number.
-        moments: when it strikes, see `volleys.Fault`.
+        is_quiet: whether it strikes at once always: what it is about comes after the life has ended, or takes long.
+        regroups: whether members form a new group after it, which another fault may wait for.
     """
 
     name: str
@@ -75,7 +78,14 @@ class Kind:
     fits: Callable[[Run], bool] = lambda _: True
     ends: bool = False
     group: str = ""
-    moments: tuple[str, ...] = ("now", "now", "save", "form", "epoch")
+    is_quiet: bool = False
+    regroups: bool = False
+
+    def moments(self, *, regroups: bool) -> list[str]:
+        """When it may strike, see `volleys.Fault`; with the moments of a group that is formed."""
+        if self.is_quiet:
+            return ["now"]
+        return ["now", "form", "form", "epoch"] if regroups else ["now", "save"]
 
 
 def is_launch(run: Run) -> bool:

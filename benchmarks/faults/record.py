@@ -8,13 +8,12 @@ from typing import Any
 
 from . import evidence
 from .episode import Verdict
-from .running import ROOT
 
 
-def commit() -> str:
+def commit(root: Path) -> str:
     """The version of the code that is tried; with a `+` where it has changes that are not committed."""
     try:
-        words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10", "--dirty=+"]
+        words = ["git", "-C", str(root), "describe", "--always", "--abbrev=10", "--dirty=+"]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

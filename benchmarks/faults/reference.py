@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 from . import evidence
-from .running import ROOT, Place
+from .running import Place
 from .shapes import NUM_STEPS, Shape
 
 _CHUNK = 400
@@ -28,7 +29,7 @@ class Reference:
         directory.mkdir(exist_ok=True)
         self._config = shape.write(directory / f"{shape.name}.gin", place.corpus)
         digest = hashlib.sha256(self._config.read_bytes()).hexdigest()[:8]
-        self._run_dir = directory / f"{shape.name}-{digest}-{code_digest()}"
+        self._run_dir = directory / f"{shape.name}-{digest}-{code_digest(place.root)}"
 
     def upto(self, step: int) -> dict[int, float]:
         """Every iteration's loss, at least up to one."""
@@ -54,15 +55,17 @@ class Reference:
         words += ["--set", "CheckpointConfig.every=0", "--set", "CheckpointConfig.snapshot_every=0"]
         tmp = self._run_dir.parent
         environment = self._place.environment("reference", tmp, {})
-        done_with = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        done_with = subprocess.run(
+            words, capture_output=True, text=True, cwd=self._place.root, env=environment, check=False
+        )
         if done_with.returncode:
             raise SystemExit(f"the run without faults ends with {done_with.returncode}:\n{done_with.stderr[-2000:]}")
 
 
 @cache
-def code_digest() -> str:
+def code_digest(root: Path) -> str:
     """Of all code that is tried."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "swift").rglob("*.py")):
+    for path in sorted((root / "swift").rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

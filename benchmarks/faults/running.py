@@ -40,6 +40,7 @@ class Place:
         is_private: whether this process has a part of the system for itself, see `isolated`.
         has_disks, has_networks: whether runs can have those of their own.
         shim: a library, see `shim.py`; None: it cannot be built.
+        root: where the package `swift` is that is tried.
         patience_s: how long a run may take until it is well again, besides its own deadlines.
     """
 
@@ -51,13 +52,14 @@ class Place:
     has_disks: bool = False
     has_networks: bool = False
     shim: Path | None = None
+    root: Path = ROOT
 
     def environment(self, mark: str, tmp: Path, more: dict[str, str]) -> dict[str, str]:
         """Of all processes of a run."""
         own = {
             MARK: mark,
             "TMPDIR": str(tmp),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(self.root),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             "JAX_COMPILATION_CACHE_DIR": str(self.cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -179,7 +181,7 @@ class Run:
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
-            cwd=ROOT,
+            cwd=self.place.root,
             env=self.place.environment(self.mark, self.tmp, {} if self.shim is None else self.shim.environment),
             start_new_session=True,
             preexec_fn=_die_with_parent,
@@ -195,7 +197,7 @@ class Run:
 
     def newest_step(self) -> int:
         """The last iteration that is recorded."""
-        return max(evidence.losses(self.run_dir), default=0)
+        return evidence.newest_step(self.run_dir)
 
     def is_over(self) -> bool:
         """Whether the newest life has ended."""
@@ -233,8 +235,8 @@ class Run:
             mark: number of events before the faults.
             dead: names of members that were killed since, each as often as it was.
         """
-        if any(one.is_stopped for one in self.processes()):
-            return False
+        if any(one.is_stopped and one.kind != "preparer" for one in self.processes()):
+            return False  # of the preparer nothing depends
         if self.shape.command == "train":
             return True
         events = self.events()
@@ -251,6 +253,12 @@ class Run:
     def finish_stopped(self) -> None:
         """Lets everybody go on who was stopped."""
         send([one.pid for one in self.processes() if one.is_stopped], signal.SIGCONT)
+
+    def sweep(self) -> None:
+        """Removes what nobody was left to remove."""
+        for path in [*self.tmp.glob("*swift-*"), *Path("/dev/shm").glob("*swift-*")]:
+            if self.place.is_private or path.is_relative_to(self.tmp):
+                shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
         """Kills all processes of the run."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -56,15 +57,16 @@ class Deck:
 
     def volley(self, run: Run) -> list[Fault]:
         """One to three faults that can come together; whatever ends the life is the last."""
-        size, faults, groups = self._rng.choice(_SIZES), list[Fault](), set[str]()
+        size, faults, kinds, groups = self._rng.choice(_SIZES), list[Fault](), list[Kind](), set[str]()
         for _ in range(size):
             kind = self._deal(run, groups)
             if kind is None:
                 break
             groups |= {kind.group} - {""}
-            moment = self._rng.choice(kind.moments)
+            moment = self._rng.choice(kind.moments(regroups=any(other.regroups for other in kinds)))
             delay_s = round(self._rng.uniform(0, 0.6 if moment != "now" or faults else 1.5), 3)
             faults.append(Fault(kind.name, moment, delay_s, kind.draw(self._rng, run)))
+            kinds.append(kind)
             if kind.ends:
                 break
         return faults
@@ -81,12 +83,17 @@ class Deck:
 
 def wait_for_moment(run: Run, fault: Fault) -> bool:
     """Waits until a fault is to strike; returns whether what it waits for has come."""
-    deadline, events, seen = time.monotonic() + _MOMENT_S, len(run.events()), fault.moment == "now"
+    path = run.run_dir / "events.jsonl"
+    deadline, seen, known, size = time.monotonic() + _MOMENT_S, fault.moment == "now", len(run.events()), _size(path)
     while not seen and time.monotonic() < deadline and not run.is_over():
         if fault.moment == "save":
             seen = evidence.is_saving(run.run_dir)
-        else:
-            seen = any(event["event"] == fault.moment for event in run.events()[events:])
-        time.sleep(0.003)
+        elif size != (size := _size(path)):
+            seen = any(event["event"] == fault.moment for event in run.events()[known:])
+        time.sleep(0.004)
     time.sleep(fault.delay_s)
     return seen
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
