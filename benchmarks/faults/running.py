@@ -235,8 +235,11 @@ class Run:
             mark: number of events before the faults.
             dead: names of members that were killed since, each as often as it was.
         """
-        if any(one.is_stopped and one.kind != "preparer" for one in self.processes()):
-            return False  # of the preparer nothing depends
+        there = self.processes()
+        if any(one.is_stopped and one.kind != "preparer" for one in there):
+            return False  # on the preparer nothing depends
+        if sorted(one.name for one in there if one.kind == "member") != sorted(self.shape.members):
+            return False
         if self.shape.command == "train":
             return True
         events = self.events()
