@@ -13,6 +13,8 @@ from .shapes import NUM_STEPS, Shape
 
 _CHUNK = 400
 """Iterations that are computed at once."""
+_COMPUTES_NOTHING = ("aot", "checkpoint", "cli", "launch", "record", "report", "simulate")
+"""Packages that may change without another loss."""
 
 
 class Reference:
@@ -29,7 +31,7 @@ class Reference:
         directory.mkdir(exist_ok=True)
         self._config = shape.write(directory / f"{shape.name}.gin", place.corpus)
         digest = hashlib.sha256(self._config.read_bytes()).hexdigest()[:8]
-        self._run_dir = directory / f"{shape.name}-{digest}-{code_digest(place.root)}"
+        self._run_dir = directory / f"{shape.name}-{digest}-{code_digest(place.root, computes=True)}"
 
     def upto(self, step: int) -> dict[int, float]:
         """Every iteration's loss, at least up to one."""
@@ -63,9 +65,10 @@ class Reference:
 
 
 @cache
-def code_digest(root: Path) -> str:
-    """Of all code that is tried."""
-    digest = hashlib.sha256()
-    for path in sorted((root / "swift").rglob("*.py")):
-        digest.update(path.read_bytes())
+def code_digest(root: Path, *, computes: bool = False) -> str:
+    """A digest of all code that is tried, or of what computes losses alone."""
+    digest, top = hashlib.sha256(), root / "swift"
+    for path in sorted(top.rglob("*.py")):
+        if not (computes and path.relative_to(top).parts[0] in _COMPUTES_NOTHING):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
