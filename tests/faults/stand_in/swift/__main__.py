@@ -1,6 +1,7 @@
 """A run that computes nothing, whose promises a test may break, line by line."""
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -136,7 +137,7 @@ def main(kind, first, *words):
         sys.stdin.read()  # until there is no supervisor
         shutil.rmtree(first, ignore_errors=True)
         return 0
-    told = dict(zip(words, words[1:], strict=False))
+    told = dict(itertools.pairwise(words))
     run = Run(kind, Path(first).read_text(), Path(told["--run-dir"]), resume="--resume" in words)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: run.told.append(True))
