@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from swift.cli.configuration import config_text, load_experiment
+from swift.cli.configuration import config_text, load_experiment, load_stored
 from swift.cli.deadlines import OF_ONE, deadlines_of
 from swift.cli.kinds import Written
 from swift.errors import SettingError
@@ -26,8 +27,10 @@ from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, export_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
+from swift.train.stored_config import GIN_NAME, write_config
 
-_EXPORTED_CONFIG = "config.gin"
+_OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
+"""What a model that is trained has no more use for: it may be of a class that nobody has any more."""
 _MAX_CACHE_BYTES = 4 * 2**30
 
 
@@ -107,10 +110,11 @@ def report(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --out MODEL``."""
     run = read_run(options.run_dir)
-    experiment = load_experiment(run.path / "config.gin")
+    experiment = load_stored(run.path, "RUN_DIR", options.config)
     _prepare([experiment], num_devices=1)
     plan = export_model(experiment, options.run_dir, options.out, options.step)
-    replace_file(options.out / _EXPORTED_CONFIG, run.config_text.encode())
+    replace_file(options.out / GIN_NAME, run.config_text.encode())
+    write_config(options.out, experiment)
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
     for why in plan.passed_over:
@@ -120,11 +124,11 @@ def export(options: argparse.Namespace) -> None:
 
 def generate(options: argparse.Namespace) -> None:
     """``swift generate MODEL``."""
-    if not (options.model / _EXPORTED_CONFIG).is_file():
+    if not (options.model / GIN_NAME).is_file():
         raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
     if (options.model / METRICS).exists():
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
-    experiment = load_experiment(options.model / _EXPORTED_CONFIG)
+    experiment = load_stored(options.model, "MODEL", options.config, spared=_OF_TRAINING)
     _prepare([experiment], num_devices=1)
     pieces = generate_text(
         experiment,
@@ -179,7 +183,11 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
-        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "swift" / "programs"))
+        cache = Path.home() / ".cache" / "swift" / "programs"
+        with suppress(OSError):  # without a home of its own JAX does without the cache
+            cache.mkdir(parents=True, exist_ok=True)
+            cache.chmod(0o700)  # what lies there is run
+        jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
 
 

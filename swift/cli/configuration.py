@@ -1,5 +1,8 @@
 """gin at the edge: text -> an Experiment, and an Experiment -> its whole text. Nothing else imports gin.
 
+A gin file is a program: it imports modules and calls what it names. Only files that the user names on the command line
+go through gin; the configuration of a run or a model is read as data, see ``load_stored``.
+
 gin names are the names of the frozen dataclasses. The text that is kept with a run is written from the finished
 Experiment, every setting of it, so it does not depend on what was left at its default, and reading it back gives an
 equal Experiment.
@@ -9,7 +12,7 @@ import dataclasses
 import inspect
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
 from swift.topology import Topology
 from swift.train import Experiment
+from swift.train.stored_config import Part, Unreadable, made, parts, read_config
 
 _CONFIGURABLES = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
@@ -69,6 +73,51 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         raise build_mistake(error, str(path)) from error
     _check_used(overrides)
     return experiment
+
+
+def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequence[str] = ()) -> Experiment:
+    """The experiment of a run or a model, read as data.
+
+    Args:
+        directory: of the run or the model.
+        setting: what the user calls it, for errors.
+        config: a gin file whose experiment has the classes of the user's own that this one has; or None.
+        spared: settings that may stay at their defaults where they are of such a class.
+
+    Raises:
+        SettingError: the configuration is damaged, no data, or has a class that is not known.
+    """
+    own = {} if config is None else dict(_own_kinds(load_experiment(config)))
+
+    def find(part: Part) -> Callable[..., Any] | None:
+        kind = None if part.module else _known.get(part.kind)
+        return checked(kind, _known) if isinstance(kind, type) else own.get(part.kind)
+
+    try:
+        part = read_config(directory)
+        missing = next((one for one in parts(part, spared) if find(one) is None), None)
+        if missing is None:
+            return made(part, find, spared)
+    except Unreadable as error:
+        raise SettingError(setting, str(directory), str(error)) from error
+    name = ".".join(filter(None, (missing.module, missing.kind)))
+    if config is not None:
+        raise SettingError(
+            "--config", str(config), f"its experiment has no @{missing.kind}(), and {directory} needs {name}"
+        )
+    allowed = f"needs {name}, which is not Swift's own: name a gin file whose experiment has it with --config FILE"
+    raise SettingError(setting, str(directory), allowed)
+
+
+def _own_kinds(value: Any) -> Iterator[tuple[str, type]]:
+    """The classes in an experiment that are not Swift's own, by name."""
+    kind = type(value)
+    if not kind.__module__.startswith("swift."):
+        yield kind.__name__, kind
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if dataclasses.is_dataclass(part):
+            yield from _own_kinds(part)
 
 
 def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:

@@ -94,7 +94,7 @@ def _launch(
     with (
         Interrupt().hold() as interrupt,
         Entrance.of(nodes) as entrance,
-        open_run(run, done, lease) as directory,
+        open_run(experiment, run, done, lease) as directory,
         Scratch.of(run.config_text, data, shared) as scratch,
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")

@@ -158,10 +158,12 @@ def command_line() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
     export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     export.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the directory to make")
+    _add_config(export)
     export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")
     generate.add_argument("model", type=Path, metavar="MODEL")
+    _add_config(generate)
     generate.add_argument("--prompt", default="def ", help="the text to continue (default: %(default)r)")
     generate.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest (default: %(default)s)")
@@ -198,6 +200,16 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
         default="next",
         help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
         "next one (default: %(default)s)",
+    )
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="CONFIG.gin",
+        help="a configuration that has the policy, planner, source or tokenizer of your own with which the run was "
+        "trained; it is a program of yours, and what lies beside the weights is not",
     )
 
 

@@ -16,6 +16,7 @@ from swift.record import Lease, RunDirectory, check_is_run, check_new_run, check
 from swift.train.experiment import Experiment
 from swift.train.recovery import window_length
 from swift.train.saved_state import load_state, put_state
+from swift.train.stored_config import write_config
 
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
@@ -120,13 +121,14 @@ def begin(experiment: Experiment, program: Program, options: TrainOptions, start
     return put_state(program, load_state(options.run_dir / "checkpoints", start, program))
 
 
-def open_run(options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
+def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
     """The run's directory, made or opened again, and written to while the lease lasts."""
     lease.check()
     if options.resume:
         directory = RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
     else:
         directory = RunDirectory.create(options.run_dir, options.config_text)
+    write_config(options.run_dir, experiment)
     directory.check = lease.check
     return directory
 

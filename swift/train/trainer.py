@@ -72,7 +72,7 @@ def _train(
         first_state = [begin(experiment, program, options, start)]
         changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
         with (
-            open_run(options, done, lease) as directory,
+            open_run(experiment, options, done, lease) as directory,
             Saver(experiment, program, directory, start) as saver,
             Progress(options.run_dir.name, last_step, done + 1) as progress,
         ):

@@ -1,0 +1,226 @@
+"""The configuration of a run or a model as data: reading it runs nothing, whoever has written it.
+
+    config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
+    config.gin     the same for people, and for who names it as a program of theirs
+
+A class of Swift's own is named alone, any other with its module, which is never imported: classes are found only among
+those that the reader has already. Runs from before there was a ``config.json`` have gin alone, of which literals and
+references ``@Class()`` are read, as ``config_text`` writes them.
+"""
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.errors import SettingError
+from swift.files import replace_file
+
+NAME, GIN_NAME = "config.json", "config.gin"
+_VERSION = 1
+_MOST_BYTES, _DEEPEST = 2**20, 50
+_STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"@(\w+)\(\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An object of a configuration before it is made.
+
+    Attributes:
+        kind: the name of its class.
+        module: of a class that is not Swift's own; empty for others, and where nobody has said.
+        settings: by name: plain values, containers of them, and other parts.
+    """
+
+    kind: str
+    module: str
+    settings: Mapping[str, Any]
+
+
+class Unreadable(ValueError):
+    """What is no configuration; the message says why."""
+
+
+def write_config(directory: Path, experiment: Any) -> None:
+    """Writes ``config.json``.
+
+    Args:
+        directory: of the run or the model.
+        experiment: whose settings are plain values, containers of them, or dataclasses; of anything else only its
+            ``repr`` is kept, and it cannot be read back.
+    """
+    said = {"version": _VERSION, "experiment": _encoded(experiment)}
+    replace_file(directory / NAME, (json.dumps(said, indent=1) + "\n").encode())
+
+
+def read_config(directory: Path) -> Part:
+    """The configuration of a run or a model.
+
+    Raises:
+        Unreadable: there is none, or it is damaged, or no data.
+    """
+    name = NAME if (directory / NAME).is_file() else GIN_NAME
+    try:
+        with (directory / name).open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise Unreadable(f"is longer than {_MOST_BYTES} bytes")
+        text = content.decode("utf-8")
+        return _read_json(text) if name == NAME else _read_gin(text)
+    except OSError as error:
+        raise Unreadable(f"its {name} cannot be read: {error.strerror}") from error
+    except Unreadable as error:
+        raise Unreadable(f"its {name} {error}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"its {name} is damaged: {error}") from error
+
+
+def made(part: Part, find: Callable[[Part], Callable[..., Any] | None], spared: Collection[str] = ()) -> Any:
+    """The object of a part.
+
+    Args:
+        part: as it was read.
+        find: what makes a class's objects; None where the reader has no such class.
+        spared: settings, such as ``Experiment.planner``, that stay at their defaults where ``find`` finds nothing.
+
+    Raises:
+        Unreadable: a class or a setting is not known, or none can be made of its settings.
+        SettingError: a setting has a value that cannot work.
+    """
+    create = find(part)
+    if create is None:
+        raise Unreadable(f"has a class {part.kind}, which is not known")
+    known, settings = inspect.signature(create).parameters, {}
+    for name, value in part.settings.items():
+        if name not in known:
+            raise Unreadable(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
+        is_spared = f"{part.kind}.{name}" in spared and isinstance(value, Part) and find(value) is None
+        if not is_spared:
+            settings[name] = _filled(value, lambda inner: made(inner, find, spared))
+    try:
+        return create(**settings)
+    except SettingError:
+        raise
+    except Exception as error:  # what a class makes of values that it did not expect
+        raise Unreadable(f"has settings of {part.kind} that do not work: {error}") from error
+
+
+def parts(part: Part, spared: Collection[str] = ()) -> Iterator[Part]:
+    """A part and all those in it, but for the settings that are spared."""
+    inner: list[Part] = []
+    yield part
+    for name, value in part.settings.items():
+        if f"{part.kind}.{name}" not in spared:
+            _filled(value, inner.append)
+    for one in inner:
+        yield from parts(one, spared)
+
+
+def _filled(value: Any, fill: Callable[[Part], Any]) -> Any:
+    """A setting with something else in the place of its parts."""
+    if isinstance(value, Part):
+        return fill(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_filled(item, fill) for item in value)
+    return {key: _filled(item, fill) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _encoded(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        settings = {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        module = {} if kind.__module__.startswith("swift.") else {"module": kind.__module__}
+        return {"class": kind.__name__, **module, "settings": settings}
+    if isinstance(value, Mapping):
+        return {"mapping": {str(key): _encoded(item) for key, item in value.items()}}
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(item) for item in value]}
+    if isinstance(value, list):
+        return [_encoded(item) for item in value]
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else {"unreadable": repr(value)}
+
+
+def _read_json(text: str) -> Part:
+    said = json.loads(text)
+    if not isinstance(said, dict) or said.get("version") != _VERSION:
+        raise Unreadable(f"is damaged, or not of version {_VERSION}")
+    part = _decoded(said.get("experiment"))
+    if not isinstance(part, Part) or part.kind != "Experiment" or part.module:
+        raise Unreadable("has no Experiment")
+    return part
+
+
+def _decoded(said: Any, depth: int = 0) -> Any:
+    _check_depth(depth)
+    if isinstance(said, list):
+        return [_decoded(item, depth + 1) for item in said]
+    if not isinstance(said, dict):
+        return said
+    match said:
+        case {"class": str(kind), "settings": dict(settings)} if said.keys() <= {"class", "module", "settings"}:
+            module = said.get("module", "")
+            if isinstance(module, str):
+                return Part(kind, module, {name: _decoded(value, depth + 1) for name, value in settings.items()})
+        case {"mapping": dict(items)} if len(said) == 1:
+            return {key: _decoded(item, depth + 1) for key, item in items.items()}
+        case {"tuple": list(items)} if len(said) == 1:
+            return tuple(_decoded(item, depth + 1) for item in items)
+        case {"unreadable": str(text)} if len(said) == 1:
+            raise Unreadable(f"has a value that was not written, {text}: only dataclasses and plain values are")
+    raise Unreadable(f"is damaged: it has an object with {', '.join(map(repr, said))}")
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _DEEPEST:
+        raise Unreadable("has too many objects within each other")
+
+
+def _read_gin(text: str) -> Part:
+    bound: dict[str, dict[str, Any]] = {}
+    for statement in _statements(text):
+        binding = _STATEMENT.fullmatch(statement)
+        if binding is None:
+            raise Unreadable(f"says `{statement[:60]}`, which is no setting, and it is data: nothing in it is followed")
+        kind, name, value = binding.groups()
+        bound.setdefault(kind, {})[name] = value
+    return _resolved("Experiment", bound, ())
+
+
+def _statements(text: str) -> list[str]:
+    """Settings, each with the indented lines that continue it; comments and imports are left out."""
+    statements: list[str] = []
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if line[0].isspace() and statements:
+            statements[-1] += "\n" + line
+        else:
+            statements.append(line.rstrip())
+    return [one.replace("\\\n", "\n") for one in statements if not re.fullmatch(r"import [\w.]+", one)]
+
+
+def _resolved(kind: str, bound: Mapping[str, Mapping[str, str]], within: tuple[str, ...]) -> Part:
+    _check_depth(len(within))
+    if kind in within:
+        raise Unreadable(f"has a @{kind}() that is made of itself")
+    settings: dict[str, Any] = {}
+    for name, text in bound.get(kind, {}).items():
+        reference = _REFERENCE.fullmatch(text.strip())
+        if reference:
+            settings[name] = _resolved(reference[1], bound, (*within, kind))
+        else:
+            settings[name] = _literal(f"{kind}.{name}", text.strip())
+    return Part(kind, "", settings)
+
+
+def _literal(setting: str, text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise Unreadable(f"says `{setting} = {text[:60]}`, which is no plain value: nothing in it is called") from error
