@@ -107,7 +107,7 @@ class Lease:
             )
 
     def _successor(self) -> str:
-        with suppress(OSError):
+        with suppress(OSError, SettingError):
             owners = [found.owner for found in _leases(self._run_dir)]
             for owner in reversed(owners):
                 if owner is not None:
@@ -257,18 +257,18 @@ def _made(path: Path, owner: Owner) -> bool:
     """Makes a lease file; whether nobody else had made it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(owner.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
     except FileExistsError:
         return False
-    except OSError as error:
+    except OSError as error:  # also a full disk
         raise SettingError("--run-dir", str(path.parent), f"cannot be written to: {error.strerror}") from error
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(owner.encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
     return True
 
 
@@ -284,10 +284,18 @@ def _path(run_dir: Path, number: int) -> Path:
 
 
 def _read(number: int, path: Path) -> _Found | None:
-    """A lease, opened anew: a network file system then asks its server."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        return _Found(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)
-    return None
+    """A lease, opened anew, so that a network file system asks its server; without content where that is not for us."""
+    try:
+        with path.open("rb") as file:
+            return _Found(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        with suppress(FileNotFoundError):
+            return _Found(number, path, b"", path.stat().st_mtime_ns)
+        return None
+    except OSError as error:
+        raise SettingError("--run-dir", str(path.parent), f"cannot be read: {error.strerror}") from error
 
 
 def _content(path: Path) -> bytes:

@@ -1,5 +1,6 @@
 """The lease of a run directory: the decision alone, the files, races of threads and of processes. No JAX."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -208,9 +209,17 @@ def test_the_lease_is_renewed_by_its_thread(tmp_path, monkeypatch):
             lease.check()
 
 
-def test_a_directory_that_cannot_be_written_to_is_told(tmp_path):
+def test_a_directory_that_cannot_be_written_to_is_told(tmp_path, monkeypatch):
     with pytest.raises(SettingError, match="cannot be written to: No such file"):
         take(tmp_path / "gone")
+
+    def is_full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", is_full)
+    with pytest.raises(SettingError, match="cannot be written to: No space left on device"):
+        take(tmp_path)
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("start", ["free", "dead", "elsewhere"])
