@@ -61,7 +61,9 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     gpt = GPT(experiment.model, experiment.data.vocab_size, experiment.experts.num_classes)
     theirs = load_metadata(path, "MODEL").get("model")
     if theirs != _shape(gpt):
-        raise SettingError("MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}")
+        raise SettingError(
+            "MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}"
+        )
     dtype = jnp.promote_types(experiment.compute_dtype, jnp.float32)
     # With the device said, or Orbax warns that it has to look up where the arrays were.
     device = SingleDeviceSharding(jax.devices()[0])

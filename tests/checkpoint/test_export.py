@@ -65,7 +65,9 @@ def test_an_exported_model_has_the_weights_of_the_run(run, model):
 
 def test_one_of_another_shape_is_refused(model):
     wider = replace(TINY, model=replace(TINY.model, ffn_dim=64))
-    with pytest.raises(SettingError, match=r"is a model of shape .*ffn_dim=32.*, and its configuration says .*ffn_dim=64"):
+    with pytest.raises(
+        SettingError, match=r"is a model of shape .*ffn_dim=32.*, and its configuration says .*ffn_dim=64"
+    ):
         load_exported(wider, model)
 
 

@@ -22,7 +22,7 @@ HOSTILE = {
     "include": "include 'hostile.gin'\n",
     "macro": "import hostile\nharm = @hostile.harm()\nExperiment.seed = %harm\n",
     "expression": "Experiment.seed = __import__('hostile').harm()\n",
-    "nested": "Experiment.failures = [@hostile.harm()]\n",
+    "nested": "Experiment.target_loss = [@hostile.harm()]\n",
     "other class": "Experiment.placement = @harm()\n",
     "scope": "import hostile\nscope/Experiment.seed = @hostile.harm()\n",
 }
@@ -95,7 +95,15 @@ def test_a_hostile_model_or_run_is_refused_in_a_line_and_runs_nothing(tell, half
         told = tell(*command.split())
         assert (told.code, told.err.count("\n"), told.new) == (2, 1, []), told
         assert "Traceback" not in told.err
+    assert not is_harmed()
+
+
+def test_the_page_of_a_hostile_run_shows_its_text_and_runs_nothing(tell, half, is_harmed):
+    write_hostile(half, "gin", "call", "<script>alert(1)</script>\n")
+    write_hostile(half, "json", "module", "")
     assert tell("report", "half").code == 0
+    assert "&lt;script&gt;alert(1)" in (half / "report.html").read_text()
+    assert "<script>alert" not in (half / "report.html").read_text()
     assert not is_harmed()
 
 
