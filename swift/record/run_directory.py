@@ -53,7 +53,7 @@ class RunDirectory:
         check: called before anything is written; raises where the directory is another's by now, see ``Lease``.
     """
 
-    check: Callable[[], None] = staticmethod(lambda: None)
+    check: Callable[..., None] = staticmethod(lambda **_: None)
 
     def __init__(self, path: Path, last_step: int):
         self.path = path

@@ -87,12 +87,14 @@ class Lease:
             self._is_lost = True
         self._renewed = now
 
-    def check(self) -> None:
+    def check(self, *, may_look: bool = True) -> None:
         """Before anything is written: raises RunError where the directory is not this process's any more.
 
-        Who has not beaten for long looks first: another may have taken it for dead.
+        Args:
+            may_look: look at the lease where there was no heartbeat for long, as another may have taken this process
+                for dead; False: for a thread that must not wait for a file system.
         """
-        if not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
+        if may_look and not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
             try:
                 self.renew()
             except OSError as error:
