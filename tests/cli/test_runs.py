@@ -24,6 +24,7 @@ def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tel
     assert [record["step"] for record in after.metrics] == [1, 2, 3, 4, 5, 6]
     assert [record["loss"] for record in after.metrics[:4]] == [record["loss"] for record in before]
     assert checkpoint_steps(half / "checkpoints") == [4, 6]
+    assert not list(half.glob(".lease*"))
 
     assert tell("export", "half", "--out", "model").out.startswith("model: the model of iteration 6")
     texts = [tell("generate", "model", "--prompt", "al", "--tokens", "8", "--seed", seed).out for seed in "01"]
