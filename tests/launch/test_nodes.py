@@ -134,7 +134,7 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
 
 def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tmp_path):
     """Longer than both sides are patient: it still lets nodes know that it is there."""
-    meeting, stalls = Meeting.of(listener, tmp_path / "scratch", 1.0), threading.Event()
+    meeting, stalls = Meeting.of(listener, tmp_path / "scratch", 2.0), threading.Event()
     own = OwnChildren(os.environ, tmp_path, heard := SimpleQueue())
 
     def is_first():
