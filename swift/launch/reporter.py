@@ -9,7 +9,7 @@ from swift.launch.display import Display
 from swift.launch.journal import Journal, Note
 from swift.mesh.epochs import Command, Event, Process
 from swift.mesh.membership import Membership
-from swift.record import RunDirectory
+from swift.record import RunDirectory, ranges_text
 
 
 class Reporter:
@@ -44,9 +44,9 @@ class Reporter:
         self._journal.record(record["step"])
         if record["step"] > self.written:
             if record["step"] > self.written + 1:
-                missing = [self.written + 1, record["step"] - 1]
-                text = f"no record of iterations {missing[0]} to {missing[1]}: who ran them died before telling it"
-                self.note("not_recorded", self.written, text, first=missing[0], last=missing[1])
+                missing = range(self.written + 1, record["step"])
+                text = f"iterations without a record: {ranges_text(missing)}; who ran them died before telling it"
+                self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
             self.written = record["step"]
             self._behind.call(self._directory.log_step, record)
             self._behind.call(self._display.record, record)
