@@ -18,7 +18,7 @@ import jax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
-from swift.data import check_same_data
+from swift.data import DataError, check_same_data
 from swift.errors import RunError
 from swift.launch.buddy import Buddy
 from swift.launch.copies import Copies
@@ -28,7 +28,7 @@ from swift.launch.orders import Orders, Voice
 from swift.launch.ranks import Programs, is_elastic
 from swift.launch.scratch import Scratch
 from swift.launch.shift import Shift
-from swift.launch.wire import Leave, Order
+from swift.launch.wire import Leave, Order, Unreadable
 from swift.mesh import AXES, LiveMesh, own_row
 from swift.mesh.cuts import Found
 from swift.mesh.distributed import Link, is_called_off
@@ -142,6 +142,9 @@ class Crew:
             number = order.form.number
             try:
                 self._follow(order)
+            except DataError as error:
+                # The next epoch keeps the state that all have, and runs no iteration: see ``Supervisor``.
+                self._voice.say(Unreadable, number=number, why=str(error))
             except Exception as error:
                 if not is_called_off(error):
                     raise

@@ -34,6 +34,7 @@ from swift.launch.wire import (
     Record,
     Snapshot,
     Stop,
+    Unreadable,
     order_line,
     read_news,
 )
@@ -51,6 +52,7 @@ from swift.mesh.epochs import (
     Member,
     Message,
     Process,
+    Ready,
     RestartAll,
     Retire,
     Stamp,
@@ -62,6 +64,7 @@ from swift.mesh.membership import Membership
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
 _HEARING_S = 1.0
 """How long it may take until all members have heard something."""
+_MENDED = "once the data are mended"
 _SHOWN_LINES = 20
 
 
@@ -93,6 +96,7 @@ class Supervisor:
         self._restoring: Go | None = None
         self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
         self._roster = Roster(terms, children)
+        self._unreadable: Unreadable | None = None
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
         self._step_s = _HEARING_S  # of the newest iteration
@@ -127,6 +131,8 @@ class Supervisor:
             self._turn()
         if is_called_off():
             self._stop_in_order()
+        elif self._unreadable is not None:
+            raise RunError(f"{self._unreadable.why}: stopped; {self._remedy()}, {_MENDED}")
 
     def _turn(self) -> None:
         """Hears what has happened, decides, and does it."""
@@ -193,11 +199,22 @@ class Supervisor:
                 if loss is not None:
                     self._check_finite(stamp.step, loss_after=loss)
                 self._saving.add(news, is_full=self._is_stopping)
+            case Unreadable():
+                self._end_without_data(news)
             case Done(member, number):
                 if number == self._membership.went:
                     self._done.add(member)
             case _:
                 self._feed(news)
+
+    def _end_without_data(self, news: Unreadable) -> None:
+        """Has the state that all have kept for a checkpoint: in a new epoch, which runs no iteration."""
+        if self._unreadable is None:
+            self._unreadable = news
+            self._reporter.note("data_lost", self._reporter.written, news.why, error=news.why)
+        elif news.number > self._unreadable.number:  # not even that can be done without data
+            raise RunError(f"{news.why}: stopped; {self._remedy()}, {_MENDED}")
+        self._feed(Ready(news.member, time.monotonic(), news.number))
 
     def _hear_keeper(self, line: str) -> None:
         answer = self._saving.hear(line)
@@ -313,6 +330,8 @@ class Supervisor:
         epoch = self._membership.epoch
         assert epoch is not None
         self._restoring, self._is_loading = None, False
+        if self._unreadable is not None:
+            self._say(epoch.form.members, Halt(epoch.form.number, 0))
         self._say(epoch.form.members, leave)
         processes = [member.process for member in epoch.form.members]
         self._saving.go_on(processes)

@@ -86,8 +86,22 @@ class Done(NamedTuple):
     number: int
 
 
+class Unreadable(NamedTuple):
+    """The data of the next iteration, or of an evaluation, cannot be read.
+
+    Attributes:
+        member: which says so; it waits for the next epoch with the state it has.
+        number: of the epoch.
+        why: a line.
+    """
+
+    member: Member
+    number: int
+    why: str
+
+
 Command = Order | Enter | Leave | Halt | Hang | Stop
-News = Message | Record | Planned | Snapshot | Done
+News = Message | Record | Planned | Snapshot | Done | Unreadable
 
 
 def order_line(order: Command) -> str:
@@ -153,6 +167,8 @@ def read_news(line: str, member: Member, time: float) -> News:
             return Snapshot(member, Stamp(*said["stamp"]), said["loss"])
         case "done":
             return Done(member, said["number"])
+        case "unreadable":
+            return Unreadable(member, said["number"], said["why"])
     raise RunError(f"a message that no supervisor knows: {line!r}")
 
 

@@ -14,6 +14,7 @@ from swift.launch.wire import (
     Record,
     Snapshot,
     Stop,
+    Unreadable,
     news_line,
     order_line,
     read_news,
@@ -58,6 +59,7 @@ def test_a_command_comes_through(order):
         Snapshot(MEMBER, Stamp(4, 9), 2.5),
         Snapshot(MEMBER, Stamp(4, 9), None),
         Done(MEMBER, 4),
+        Unreadable(MEMBER, 4, "t.bin has shrunk"),
     ],
 )
 def test_what_a_member_says_comes_through(news):

@@ -102,7 +102,8 @@ def test_fifty_placements_are_one_program(experiment):
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("policy", [Static(), pytest.param(MinMax(), marks=pytest.mark.slow)])
+@pytest.mark.slow  # the quick one is of gradients: virtual ranks' are the plain model's, see test_mathematics.py
+@pytest.mark.parametrize("policy", [Static(), MinMax()])
 def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
     losses = []
     with jax.enable_x64(True):
