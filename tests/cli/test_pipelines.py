@@ -73,7 +73,7 @@ def options(*settings):
         ),
         (
             ["Experiment.memory_limit=1"],
-            "Experiment.memory_limit = 1: must be at least 1.151, which a single micro-batch takes with its message "
+            "Experiment.memory_limit = 1: must be at least 1.157, which a single micro-batch takes with its message "
             "and while B runs",
         ),
         (
