@@ -1,6 +1,7 @@
 """Episodes, one after the other, until enough faults have struck."""
 
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -52,7 +53,8 @@ class Campaign:
         tell: says a line to whoever waits.
         is_called_off: whether to end soon.
         struck: how many faults have struck.
-        wrong: how many episodes had a wrong verdict.
+        wrong: how many episodes had a wrong verdict, or failed for another reason.
+        broken: how many of them failed because the campaign could not do what it was to.
     """
 
     place: Place
@@ -64,6 +66,7 @@ class Campaign:
     is_called_off: Callable[[], bool]
     struck: int = 0
     wrong: int = 0
+    broken: int = 0
 
     def episode(self, seed: int) -> None:
         """An episode that its seed decides, on a run that it decides, too."""
@@ -87,13 +90,18 @@ class Campaign:
         begun, is_good = time.time(), True
         with self._run(seed, shape, storage, is_cold=is_cold) as run:
             episode = Episode(run, KINDS, deck, Reference(self.place, shape))
-            for number, verdict in enumerate(episode.volleys(most, self.is_called_off)):
-                self.tell(_told(verdict))
-                common = {"seed": seed, "volley": number, "shape": shape.name, "storage": storage}
-                common |= {"commit": self.commit, "begun": begun}
-                self.record.add(verdict, **common)
-                self.struck += len(verdict.faults)
-                is_good &= not verdict.complaints
+            try:
+                for number, verdict in enumerate(episode.volleys(most, self.is_called_off)):
+                    self.tell(_told(verdict))
+                    common = {"seed": seed, "volley": number, "shape": shape.name, "storage": storage}
+                    common |= {"commit": self.commit, "begun": begun}
+                    self.record.add(verdict, **common)
+                    self.struck += len(verdict.faults)
+                    is_good &= not verdict.complaints
+            except (OSError, subprocess.SubprocessError) as error:
+                self.broken += 1
+                self.tell(f"  the campaign itself failed, this volley does not count: {error}")
+                is_good = False
             if not is_good:
                 self.wrong += 1
                 self.tell(f"  what it left: {_keep(run)}")

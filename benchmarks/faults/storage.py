@@ -5,12 +5,14 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _SHUT_DOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN: from now on all fails, and what is in memory alone is lost."""
 _WITHOUT_LOG = 2
+_PATIENCE_S = 20.0
 
 
 def can_have_disks(directory: Path) -> bool:
@@ -46,6 +48,17 @@ class Disk:
 
     def _mount(self) -> None:
         _run("mount", "-o", "loop", str(self._image), str(self.directory))
+
+    def _unmount(self) -> None:
+        """Who was killed may hold it for a moment still."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return _run("umount", str(self.directory))
+            except subprocess.CalledProcessError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def fill(self, left: int) -> None:
         """Fills it up, but for some bytes."""
@@ -87,7 +100,7 @@ class Disk:
 
     def mount_again(self) -> None:
         """Repairs it, as after a crash, and mounts it; nobody may use it now."""
-        _run("umount", str(self.directory))
+        self._unmount()
         subprocess.run(["e2fsck", "-p", str(self._image)], capture_output=True, check=False)
         self._mount()
 

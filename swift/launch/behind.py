@@ -6,8 +6,6 @@ from queue import Queue
 from types import TracebackType
 from typing import Any, Self
 
-from swift.errors import RunError
-
 _ROOM = 10_000
 
 
@@ -34,7 +32,7 @@ class Behind:
             self._raise()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Has something done; raises RunError where something that was asked for before has come to nothing."""
+        """Has something done; raises what something that was asked for before has raised."""
         self._raise()
         self._calls.put(lambda: function(*arguments, **named))
 
@@ -44,8 +42,6 @@ class Behind:
         self._raise()
 
     def _raise(self) -> None:
-        if isinstance(self._error, OSError):
-            raise RunError(f"the record of the run cannot be written: {self._error}: stopped") from self._error
         if self._error is not None:
             raise self._error
 

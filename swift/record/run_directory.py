@@ -3,8 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
-from swift.errors import SettingError
+from swift.errors import RunError, SettingError
 from swift.files import replace_file, sync_directory
+from swift.record.board import open_board
 from swift.record.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
 from swift.record.events import EVENTS, read_events, with_plan_once
 from swift.record.lines import parse_object
@@ -62,8 +62,7 @@ class RunDirectory:
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._events = (path / EVENTS).open("a", encoding="utf-8")
         self._plans_told: set[str] = set()
-        # TensorBoard then ignores what an interrupted run had written of later steps.
-        self._board = SummaryWriter(str(path / "tensorboard"), purge_step=last_step + 1, flush_secs=10)
+        self._board = open_board(path / "tensorboard", last_step)
 
     @classmethod
     def create(cls, path: str | Path, config_text: str) -> Self:
@@ -102,10 +101,11 @@ class RunDirectory:
         """
         path = Path(path)
         check_same_run(path, config_text, may_change)
-        truncate_record(path, step)
-        replace_file(path / CONFIG, config_text.encode())
-        (path / SUMMARY).unlink(missing_ok=True)
-        return cls(path, last_step=step)
+        with _written():
+            truncate_record(path, step)
+            replace_file(path / CONFIG, config_text.encode())
+            (path / SUMMARY).unlink(missing_ok=True)
+            return cls(path, last_step=step)
 
     @property
     def checkpoints_path(self) -> Path:
@@ -124,13 +124,14 @@ class RunDirectory:
         scalars = {name: value for name, value in metrics.items() if name not in KINDS}
         record = _plain({"step": metrics["step"], "time": _now()} | scalars)
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
-        if any(len(metrics.get(kind, ())) for kind in KINDS):
-            counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
-            self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)
-            self._counts.write(record["step"], counts_KLE)
-        self._last_step = record["step"]
-        self._metrics.write(_line(record))
-        self._metrics.flush()
+        with _written():
+            if any(len(metrics.get(kind, ())) for kind in KINDS):
+                counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
+                self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)
+                self._counts.write(record["step"], counts_KLE)
+            self._last_step = record["step"]
+            self._metrics.write(_line(record))
+            self._metrics.flush()
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
                 self._board.add_scalar(name, value, record["step"])
@@ -145,20 +146,22 @@ class RunDirectory:
         """
         self.check()
         fields = with_plan_once(fields, self._plans_told)
-        self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
-        self._events.flush()
+        with _written():
+            self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
+            self._events.flush()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes ``summary.json``: the run has ended."""
         self.check()
-        replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
+        with _written():
+            replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
-        """Closes all files; a second call does nothing."""
-        self._metrics.close()
-        if self._counts is not None:
-            self._counts.close()
-        self._events.close()
+        """Closes all files; a second call does nothing. What could not be written was told when it was."""
+        for file in (self._metrics, self._counts, self._events):
+            with suppress(OSError):
+                if file is not None:
+                    file.close()
         self._board.close()
 
     def __enter__(self) -> Self:
@@ -168,6 +171,16 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Around what writes: raises RunError where the file system does not take it."""
+    try:
+        yield
+    except OSError as error:
+        text = f"the record of the run cannot be written: {error}: stopped"
+        raise RunError(f"{text}; once it can be, --resume goes on from the newest checkpoint") from error
 
 
 def check_new_run(path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_call_that_fails_ends_what_follows_and_is_told():
     done = []
 
     def full():
-        raise OSError(28, "No space left on device")
+        raise RunError("the record of the run cannot be written: No space left on device")
 
     behind = Behind()
     behind.call(full)
