@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from swift.experts.config import ExpertConfig
-from swift.experts.split import Rooms, Slots, fixed_bits, split_tokens
+from swift.experts.fixed_point import BITS, ONE, fraction_of, times
+from swift.experts.split import Rooms, Slots, split_tokens
 
 
 class Served(NamedTuple):
@@ -55,17 +56,19 @@ def serve(config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, l
 def in_proportion(wanted_XY: jax.Array, room: int, most: int) -> jax.Array:
     """Cuts every ``[..., Y]`` that adds up to more than ``room`` down in proportion; the others stay as they are.
 
-    In whole numbers: one that is cut down has at most 1 + sum / 2^14 less than the room.
+    What is cut down fills the room to the last.
 
     Args:
         wanted_XY: int32, not negative.
         room: that there is.
-        most: that any of them can add up to.
+        most: that any of them can add up to; below 2^30.
     """
     if most <= room:
         return wanted_XY
-    bits = fixed_bits(most)
+    assert most < 1 << BITS, "the sums have to stay below 2^30"
     up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
-    part_X1 = jnp.minimum((room << bits) // jnp.maximum(up_to_XY[..., -1:], 1), 1 << bits)
-    kept_XY = (up_to_XY * part_X1) >> bits
+    sum_X1 = up_to_XY[..., -1:]
+    # Rounded up, and by too little to make a whole one more of a sum below 2^30: rounded down, the last would be lost.
+    part_X1 = fraction_of(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
+    kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
     return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))

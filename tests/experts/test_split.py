@@ -1,5 +1,6 @@
 """The split of tokens over replicas: whole, conserved, near its shares, and towards the ranks with room to spare."""
 
+from fractions import Fraction
 from functools import partial
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.split import Rooms, Slots, split_tokens
+from swift.experts.split import Rooms, Slots, _whole_tokens, split_tokens
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -51,16 +52,42 @@ def test_all_tokens_of_a_source_and_class_go_to_slots_of_the_class(shape, tokens
     np.testing.assert_array_equal(by_class(split_NM, placement_NS, shape[0]), counts_NE)
 
 
-@pytest.mark.parametrize("tokens", [5, 256, 2048])
-def test_an_even_split_gives_every_replica_its_share_within_a_token(tokens):
-    for seed in range(5):
-        counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, tokens)
-        split_NM = np.asarray(split(counts_NE, placement_NS, Rooms(tokens, tokens), 0))
-        replicas_E = np.bincount(placement_NS.ravel(), minlength=8)
+EVEN = [  # (E, N, S), tokens of a source
+    ((8, 8, 4), 5),
+    ((8, 8, 4), 256),
+    ((3, 64, 3), 40),
+    ((16, 64, 2), 32_768),
+    ((64, 256, 2), 131_072),
+]
+
+
+@pytest.mark.parametrize(("shape", "tokens"), EVEN, ids=str)
+def test_an_even_split_gives_every_replica_its_share_within_a_token(shape, tokens):
+    for seed in range(2 if shape[1] > 8 else 5):
+        counts_NE, placement_NS = draw(np.random.default_rng(seed), *shape, tokens)
+        split_NM = np.asarray(split(counts_NE, placement_NS, Rooms(tokens, tokens), 0), np.int64)
+        replicas_E = np.bincount(placement_NS.ravel(), minlength=shape[0])
         share_M = (counts_NE.sum(axis=0) / replicas_E)[placement_NS.ravel()]
-        assert np.abs(split_NM.sum(axis=0) - share_M).max() <= 2 + tokens * 8 / 2**12
+        assert np.abs(split_NM.sum(axis=0) - share_M).max() <= 1
         share_NM = (counts_NE / replicas_E)[:, placement_NS.ravel()]
         assert np.abs(split_NM - share_NM).max() <= 3
+
+
+@pytest.mark.parametrize("tokens", [3, 131_072])
+def test_uneven_shares_are_given_within_two_tokens_over_all_sources(tokens):
+    """Against Python's integers: 256 sources, each with other shares of six slots of one class and two of another."""
+    random = np.random.default_rng(0)
+    counts_NE = random.multinomial(tokens, [0.7, 0.3], size=256).astype(np.int32)
+    shares_NM = random.integers(1, 2**22 // 6, (256, 8), dtype=np.int32)
+    class_M = np.array([0, 1, 0, 0, 0, 1, 0, 0], np.int32)
+    slots = Slots.of(class_M[None], 2)
+    given_NM = np.asarray(jax.jit(_whole_tokens)(counts_NE[:, class_M], shares_NM, slots), np.int64)
+    np.testing.assert_array_equal(given_NM @ (class_M[:, None] == np.arange(2)), counts_NE)
+    assert (given_NM >= 0).all()
+    for slot, its_class in enumerate(class_M.tolist()):
+        own, of_class = shares_NM[:, slot].tolist(), shares_NM[:, class_M == its_class].sum(axis=1).tolist()
+        exact = sum(Fraction(c * a, b) for c, a, b in zip(counts_NE[:, its_class].tolist(), own, of_class, strict=True))
+        assert abs(int(given_NM[:, slot].sum()) - exact) <= 2
 
 
 def test_rounds_move_tokens_to_ranks_with_room_to_spare():
@@ -72,6 +99,15 @@ def test_rounds_move_tokens_to_ranks_with_room_to_spare():
             over[rounds] += np.maximum(split_NM.sum(axis=0).reshape(8, 4).sum(axis=1) - 256, 0).sum()
     assert over[2] < 0.7 * over[0]
     assert over[8] < 0.8 * over[2]
+
+
+def test_rounds_move_tokens_also_where_ranks_and_tokens_are_many():
+    counts_NE, placement_NS = draw(np.random.default_rng(1), 16, 64, 2, 32_768)
+    rooms, over = Rooms(32_768, 32_768), dict.fromkeys((0, 8), 0)
+    for rounds in over:
+        split_NM = np.asarray(split(counts_NE, placement_NS, rooms, rounds))
+        over[rounds] = np.maximum(split_NM.sum(axis=0).reshape(64, 2).sum(axis=1) - rooms.rank, 0).sum()
+    assert over[8] < 0.8 * over[0]
 
 
 @pytest.mark.parametrize(("buffer", "most"), [(64, 47), (40, 42)])
