@@ -27,6 +27,7 @@ from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, export_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
+from swift.train.start import try_placement
 from swift.train.stored_config import GIN_NAME, write_config
 
 _OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
@@ -73,8 +74,9 @@ def compare(options: argparse.Namespace) -> None:
     experiments = [load_experiment(path, options.set) for path in options.configs]
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     _prepare(experiments)
-    for experiment in experiments:
-        experiment.program()  # so that a mistake in the last is told before the first has run
+    for experiment in experiments:  # so that a mistake in the last is told before the first has run
+        experiment.program()
+        try_placement(experiment)
     top = options.run_dir or _new_run_dir(names[0])
     run_dirs = [top / name for name in names]
     for run_dir in run_dirs:

@@ -37,7 +37,7 @@ from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.interrupt import Interrupt
-from swift.train.start import TrainOptions, check_range, find_start, open_run, own_run
+from swift.train.start import TrainOptions, check_range, find_start, open_run, own_run, try_placement
 from swift.train.summary import summarize
 
 
@@ -65,6 +65,9 @@ def launch(options: argparse.Namespace) -> None:
             )
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
+    try_placement(experiment)
+    if is_elastic(experiment, by_rank=by_rank) and experiment.topology.num_expert_ranks > 1:
+        try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
     with own_run(run) as lease:
         summary = _launch(experiment, options, run, lease, processes, deadlines, nodes, chaos)
     ended = read_run(run.run_dir)

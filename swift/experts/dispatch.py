@@ -39,7 +39,7 @@ class Dispatch(NamedTuple):
 
 
 def assign_rows(pairs: Pairs, placement_NS: jax.Array, rows_per_slot: int) -> tuple[Dispatch, jax.Array]:
-    """Gives every pair a row, or drops it. Slots may hold the classes in any order.
+    """Gives every pair a row, or drops it. Slots may hold the classes in any order; one that holds none stays empty.
 
     Returns:
         (the rows, how many pairs of each class found no room, int32[E]).
@@ -48,7 +48,7 @@ def assign_rows(pairs: Pairs, placement_NS: jax.Array, rows_per_slot: int) -> tu
     slot_class = placement_NS.reshape(-1)
     classes_1E = jnp.arange(num_classes, dtype=jnp.int32)[None]
     replicas_E = jnp.sum(slot_class[:, None] == classes_1E, axis=0, dtype=jnp.int32)
-    first_E = jnp.cumsum(replicas_E, dtype=jnp.int32) - replicas_E
+    first_E = jnp.sum(slot_class[:, None] < classes_1E, axis=0, dtype=jnp.int32)
     slots_by_class = jnp.argsort(slot_class, stable=True).astype(jnp.int32)
 
     class_A, position_A = pairs.class_A, pairs.position_A

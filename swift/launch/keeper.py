@@ -35,6 +35,7 @@ from swift.checkpoint import (
 )
 from swift.data import check_same_data
 from swift.errors import RunError, SettingError
+from swift.experts.placement import unsound_placement
 from swift.launch.counts import Counts
 from swift.launch.handover import Handover
 from swift.launch.keep import Keep
@@ -146,7 +147,7 @@ class Keeper:
             The checkpoint's manifest.
 
         Raises:
-            RunError: a part is damaged or not of this state, or the weights are not finite.
+            RunError: a part is damaged or not of this state, the weights are not finite, or a class has no slot.
             OSError: a part is not there, or the checkpoint cannot be written.
         """
         program = self._program_of(holders)
@@ -154,7 +155,7 @@ class Keeper:
         like = part_shapes(self._specs, shapes, len(self._ranks(0)))
         parts = [Keep(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
-        _check_state(state, stamp.step)
+        _check_state(state, stamp.step, program.experts.num_classes)
         ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
         sync_record(self.checkpoints.parent)  # what the ledger counts must not be lost while the checkpoint stays
         chosen_LK = ledger.choose(config.selection, full=is_full or stamp.step == self.experiment.num_steps)
@@ -298,10 +299,13 @@ def run(
     os._exit(0)  # in peace it would wait for threads of a failed save, which Orbax leaves behind for minutes
 
 
-def _check_state(state: Any, step: int) -> None:
+def _check_state(state: Any, step: int, num_classes: int) -> None:
     """Raises RunError where a state must not take the place of a good checkpoint."""
     found = sorted(set(state.step.tolist()))
     if found != [step]:
         raise RunError(f"the parts are of the state after iteration {found}, not {step}")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
         raise RunError(f"the weights are not finite after iteration {step}")
+    flaw = unsound_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
+    if flaw is not None:
+        raise RunError(f"{flaw} after iteration {step}: mend the policy of Experiment.placement")

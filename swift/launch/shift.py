@@ -121,7 +121,7 @@ class Shift:
         done += count
         step_s = (time.perf_counter() - begun) / count
         records = [
-            step_record(step, metrics, step_s, steps.program.live) | self._plan_record(outcome.was_discarded)
+            step_record(step, metrics, step_s, steps.program) | self._plan_record(outcome.was_discarded)
             for step, metrics in enumerate(outcome.metrics, done - count + 1)
         ]
         for old_step in [step for step in self.records if step < before.step]:

@@ -190,6 +190,7 @@ class Supervisor:
             return  # of iterations and states only those count that are the run's; the membership ends who says more
         match news:
             case Record(record):
+                self._check_placed(record["step"], record.get("misplaced"))
                 self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
                 self._step_s = record["step_ms"] / 1000
                 self._reporter.record(record)
@@ -456,6 +457,14 @@ class Supervisor:
         self._reporter.note("not_finite", step, None, **measured)
         values = ", ".join(f"{name} = {value}" for name, value in measured.items())
         raise RunError(f"{values} at iteration {step}: stopped; {self._remedy()}")
+
+    def _check_placed(self, step: int, flaw: str | None) -> None:
+        if flaw is None:
+            return
+        self._reporter.note("misplaced", step, None, why=flaw)
+        raise RunError(
+            f"Experiment.placement: {flaw} at iteration {step}: stopped; mend the policy and {self._remedy()}"
+        )
 
     def _remedy(self) -> str:
         saved = self._saving.newest

@@ -14,6 +14,7 @@ _STOPS = {
     "stage_lost": "a stage has no live worker",
     "rank_lost": "nobody has what a lost rank had",
     "not_finite": "the loss was no longer finite",
+    "misplaced": "a class had no slot",
     "checkpoint_failed": "a checkpoint was not saved",
     "interrupt": "interrupted",
     "give_up": "a process has failed too often",

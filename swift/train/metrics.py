@@ -6,23 +6,25 @@ from typing import Any
 import numpy as np
 
 from swift.data import Batch, Loader
-from swift.mesh import LiveMesh
-from swift.pipeline import Steps, Sums
+from swift.experts.placement import unsound
+from swift.pipeline import Program, Steps, Sums
 from swift.schedules import plan_document
 
 
-def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, live: LiveMesh) -> dict[str, Any]:
-    """The record of one iteration.
+def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, program: Program) -> dict[str, Any]:
+    """The record of one iteration; with ``misplaced`` where its placement was not sound, and the iteration not either.
 
     Args:
         step: iterations done, from 1.
         metrics: what the step returned, on the host, without its worker dim.
         step_s: how long the iteration took, in seconds.
-        live: whose workers and expert ranks took part.
+        program: whose workers and expert ranks took part.
     """
+    live = program.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
     routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
-    return {
+    flaw = unsound(replicas_LE, live.num_ranks * program.experts.slots_per_rank)
+    return ({} if flaw is None else {"misplaced": flaw}) | {
         "step": step,
         "loss": float(metrics["loss"]),
         "aux_loss": float(metrics["aux_loss"]),

@@ -10,6 +10,7 @@ import jax
 
 from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
 from swift.errors import SettingError
+from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
 from swift.mesh.epochs import Deadlines
 from swift.pipeline import Prepare, Program, TrainState
 from swift.record import Lease, RunDirectory, check_is_run, check_new_run, check_same_run, take, writes_checkpoints
@@ -83,6 +84,30 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
         for path in missing:
             with suppress(OSError):  # it is not empty
                 path.rmdir()
+
+
+def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
+    """Tries a policy of the user's own before a run; the tests do it for those that come with the package.
+
+    Args:
+        experiment: whose policy.
+        num_ranks: expert ranks to place experts on; all that the experiment has unless given.
+
+    Raises:
+        SettingError: the policy cannot be used.
+    """
+    experiment = experiment.on_ranks(num_ranks or experiment.topology.num_expert_ranks)
+    num_layers = sum(experiment.model.stage_pattern(experiment.topology.num_stages))
+    if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
+        try_policy(
+            experiment.placement,
+            num_layers,
+            experiment.experts.num_classes,
+            experiment.topology.num_expert_ranks,
+            experiment.experts.slots_per_rank,
+            num_tokens=experiment.tokens_per_step * experiment.experts.top_k,
+            setting="Experiment.placement",
+        )
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> Plan | None:

@@ -13,6 +13,7 @@ import numpy as np
 from swift.checkpoint import Plan, checkpoint_steps, restore_lines
 from swift.data import Batch, DataError, Loader
 from swift.errors import RunError
+from swift.experts.placement import unsound_placement
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
 from swift.record import Lease, RunDirectory
@@ -25,7 +26,16 @@ from swift.train.progress import Progress
 from swift.train.recovery import is_due
 from swift.train.saved_state import ledger_after
 from swift.train.saver import Saver
-from swift.train.start import TrainOptions, begin, check_range, find_start, next_length, open_run, own_run
+from swift.train.start import (
+    TrainOptions,
+    begin,
+    check_range,
+    find_start,
+    next_length,
+    open_run,
+    own_run,
+    try_placement,
+)
 from swift.train.summary import summarize
 
 _MENDED = "once the data are mended"
@@ -48,6 +58,7 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         RunError: the loss was no longer finite, a stage has lost its last worker, or another has taken the directory.
         KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint is kept of the iteration in which it came.
     """
+    try_placement(experiment)
     with own_run(options) as lease:
         return _train(experiment, options, failures, lease)
 
@@ -163,7 +174,7 @@ class _Run:
             done, state, batches = end, outcome.state, upcoming
             step_s = (time.perf_counter() - started) / len(outcome.metrics)
             records = [
-                step_record(step, metrics, step_s, engine.program.live)
+                step_record(step, metrics, step_s, engine.program)
                 | self._pipeline_record(was_discarded=outcome.was_discarded)
                 for step, metrics in enumerate(outcome.metrics, first)
             ]
@@ -237,6 +248,7 @@ class _Run:
         """Logs the iterations of a window; evaluates and saves what is due at its end."""
         done = records[-1]["step"]
         for record in records:
+            self._check_placed(record["step"], record.get("misplaced"))
             self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
             trouble = None
             if record["step"] == done and self._is_due(done, self.experiment.eval_every):
@@ -251,7 +263,8 @@ class _Run:
                 raise trouble
         is_end = done in (self.experiment.num_steps, self.options.stop_at)
         if self._is_due(done, self.experiment.checkpoint.every) or done == self.options.stop_at:
-            # The loss above is of the parameters before the update; a checkpoint holds those after it.
+            # The loss and the placement above are those before the update; a checkpoint holds those after it.
+            self._check_placed(done, self._misplaced(state))
             self._check_finite(done, loss_after=self._evaluate(state, validation, num_batches=1))
             self._follow_save(wait=True)  # one at a time
             self.saver.save(self.engine.program, state, position, done, full=is_end)
@@ -281,6 +294,21 @@ class _Run:
         self.directory.log_event("not_finite", step, **measured)
         values = ", ".join(f"{name} = {value}" for name, value in measured.items())
         raise RunError(f"{values} at iteration {step}: stopped; {self._how_to_go_on(_REMEDY)}")
+
+    def _misplaced(self, state: TrainState) -> str | None:
+        placement_PLNS = np.asarray(jax.device_get(state.placement))
+        layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
+        return unsound_placement(layers, self.experiment.experts.num_classes)
+
+    def _check_placed(self, step: int, flaw: str | None) -> None:
+        if flaw is None:
+            return
+        self.saver.follow(wait=True)
+        self.directory.log_event("misplaced", step, why=flaw)
+        policy, remedy = self.experiment.placement, "a policy that gives every class a slot"
+        raise RunError(
+            f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self._how_to_go_on(remedy)}"
+        )
 
     def _how_to_go_on(self, remedy: str = "") -> str:
         steps = checkpoint_steps(self.directory.checkpoints_path)

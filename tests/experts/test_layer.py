@@ -45,6 +45,12 @@ def test_choices_of_a_token_come_in_order():
     assert dispatch.row_of_pair_A.tolist() == [2, 0, 3, 3]
 
 
+def test_a_slot_without_a_class_serves_nobody():
+    _, dispatch, dropped = assign([[0], [1], [2], [1]], [[-1, 1], [2, 0]], rows_per_slot=1)
+    assert dispatch.row_of_pair_A.tolist() == [3, 1, 2, 4]
+    assert dropped.tolist() == [0, 1, 0]
+
+
 def check_drops(data):
     """No row is given twice, and every drop was necessary."""
     num_tokens, top_k = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))

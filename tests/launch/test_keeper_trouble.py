@@ -69,6 +69,12 @@ def spoil_weights(keeper, kept):
     Keep(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
 
 
+def misplace_class(keeper, kept):
+    for process in RANKS:
+        state = kept(keeper, process, Stamp(3, 4))
+        Keep(keeper.keeps, process).save(Stamp(3, 4), replace(state, placement=np.maximum(state.placement, 1)))
+
+
 def block_directory(keeper, _):
     keeper.checkpoints.write_text("a file")
 
@@ -82,6 +88,7 @@ def block_directory(keeper, _):
         (lose_part, "No such file"),
         (mislabel_parts, r"the parts are of the state after iteration \[2\], not 4"),
         (spoil_weights, "the weights are not finite after iteration 4"),
+        (misplace_class, r"class 0 of 0 to \d has no slot in layer 0 after iteration 4: mend the policy"),
         (block_directory, "File exists"),
     ],
 )

@@ -3,10 +3,11 @@
 import itertools
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Static, Symi
+from swift.experts.placement import FlexMoE, MinMax, Static, Symi, uniform_placement
 from swift.models import ModelConfig
 from swift.pipeline import lone_step, put_batch
 from swift.record import read_run
@@ -174,6 +175,38 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experi
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [20]
     assert read_run(tmp_path / "run").events[-1]["event"] == "not_finite"
     assert run(experiment, tmp_path / "run", resume=True)["final_loss"] < 4
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """Gives class 0 no slot any more from some iteration on; until then it is as sound as others."""
+
+    sound_for: int
+    name = "forgetful"
+
+    def init(self, *shape):
+        return uniform_placement(*shape), jnp.zeros((), jnp.int32)
+
+    def __call__(self, _, placement_LNS, state):
+        return jnp.where(state < self.sound_for, placement_LNS, jnp.maximum(placement_LNS, 1)), state + 1
+
+
+@pytest.mark.parametrize(("sound_for", "stops_at"), [(7, 8), (8, 10)], ids=["before it is saved", "when it was used"])
+def test_a_placement_without_a_class_stops_the_run_and_is_not_saved(experiment, tmp_path, sound_for, stops_at):
+    forgetful = replace(experiment, placement=Forgetful(sound_for), checkpoint=CheckpointConfig(every=8))
+    why = rf"placement = Forgetful.*: class 0 of 0 to 3 has no slot in layer 0 at iteration {stops_at}: stopped; "
+    with pytest.raises(RunError, match=why):
+        run(forgetful, tmp_path / "run")
+    stopped = read_run(tmp_path / "run")
+    assert stopped.events[-1]["event"] == "misplaced"
+    assert stopped.metrics[-1]["step"] == min(stops_at, 9)
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == ([8] if stops_at == 10 else [])
+
+
+def test_a_policy_that_cannot_be_used_is_refused_before_anything_is_written(experiment, tmp_path):
+    with pytest.raises(SettingError, match=r"Experiment\.placement = Forgetful.*__call__ returns for .* has no slot"):
+        run(replace(experiment, placement=Forgetful(2)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_parameters_that_give_no_finite_loss_are_not_saved(wild, tmp_path):

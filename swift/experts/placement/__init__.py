@@ -11,8 +11,10 @@ from swift.experts.placement.policy import (
     place_contiguously,
     uniform_placement,
 )
+from swift.experts.placement.soundness import unsound, unsound_placement
 from swift.experts.placement.static import Static
 from swift.experts.placement.symi import Symi
+from swift.experts.placement.trial import try_policy
 
 __all__ = [
     "FlexMoE",
@@ -29,5 +31,8 @@ __all__ = [
     "load_imbalance",
     "place_contiguously",
     "replica_counts",
+    "try_policy",
     "uniform_placement",
+    "unsound",
+    "unsound_placement",
 ]

@@ -1,0 +1,38 @@
+"""Whether placements are what a model can be trained on: every class has a slot, and every slot a class.
+
+Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank.
+"""
+
+import math
+
+import numpy as np
+
+
+def unsound(replicas_LE: np.ndarray, num_slots: int) -> str | None:
+    """The first thing that is wrong with a placement, by its replicas; None: nothing.
+
+    Args:
+        replicas_LE: int[L, E], slots that hold each class; a slot with a number that is no class counts nowhere.
+        num_slots: slots of a layer.
+
+    >>> unsound(np.array([[2, 2, 0]]), num_slots=4)
+    'class 2 of 0 to 2 has no slot in layer 0'
+    >>> unsound(np.array([[2, 1, 1]]), num_slots=6)
+    '2 slots of layer 0 hold none of the classes 0 to 2'
+    """
+    for layer, replicas_E in enumerate(np.asarray(replicas_LE)):
+        without = np.flatnonzero(replicas_E == 0)
+        if without.size:
+            return f"class {without[0]} of 0 to {len(replicas_E) - 1} has no slot in layer {layer}"
+        stray = num_slots - int(replicas_E.sum())
+        if stray:
+            return f"{stray} slots of layer {layer} hold none of the classes 0 to {len(replicas_E) - 1}"
+    return None
+
+
+def unsound_placement(placement_LNS: np.ndarray, num_classes: int) -> str | None:
+    """The same by the placement itself."""
+    num_slots = math.prod(placement_LNS.shape[1:])
+    placement_LM = placement_LNS.reshape(-1, num_slots)
+    replicas_LE = [np.count_nonzero(placement_LM == number, axis=1) for number in range(num_classes)]
+    return unsound(np.stack(replicas_LE, axis=1), num_slots)
