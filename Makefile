@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-all lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-all mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -37,6 +37,9 @@ test: install  ## the quick tests (at most 10 minutes on 2 cores)
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
 	$(BIN)/python -m pytest -n 2
 	$(BIN)/python tests/other_pythons.py
+
+mutations: install  ## make 55 lines wrong, one at a time; the quick tests have to find each (about an hour)
+	$(BIN)/python tests/mutations.py
 
 lint: install  ## style, types
 	$(BIN)/ruff check .

@@ -1,0 +1,263 @@
+"""What the quick tests find: one line of the package is made wrong at a time, and the tests named have to fail.
+
+    python tests/mutations.py                 # all of them, one after the other
+    python tests/mutations.py routing split   # those of files with such names
+
+A copy of the package is changed, never the package itself. A mutation that survives is a hole in the tests.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DEADLINE_S = 900
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mistake.
+
+    Attributes:
+        path: the file in ``swift``.
+        right: text that stands there once.
+        wrong: what takes its place.
+        tests: those that have to fail, as pytest takes them.
+    """
+
+    path: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
+CAPACITY = ("tests/experts/test_split.py", "tests/experts/test_capacity.py", "tests/experts/test_fixed_point.py")
+LAYER = ("tests/experts/test_layer.py",)
+EXCHANGE = ("tests/experts/test_exchange.py",)
+PLACEMENT = ("tests/experts/placement",)
+OPTIMIZER = ("tests/experts/test_optimizer.py", "tests/models/test_oracles.py")
+MODEL = ("tests/models/test_oracles.py",)
+LAW = ("tests/pipeline/test_law.py",)
+HALVES = ("tests/pipeline/test_split.py",)
+SCHEDULES = ("tests/schedules/test_verify.py", "tests/schedules/test_schedule.py", "tests/schedules/test_bound.py")
+LOWERING = ("tests/schedules/test_lower.py",)
+PLT = ("tests/checkpoint/test_plt.py", "swift/checkpoint/selection.py", "swift/checkpoint/plt.py")
+BUDDIES = ("tests/checkpoint/test_buddies.py",)
+DAMAGE = ("tests/checkpoint/test_damage.py", "tests/checkpoint/test_arrays.py")
+
+MUTATIONS = (
+    # What the plain model shares with the parallel one: no comparison of the two finds these.
+    Mutation("experts/routing.py", "_, choices_TK = lax.top_k(lax", "_, choices_TK = lax.top_k(-lax", ROUTING),
+    Mutation("experts/routing.py", "gates_TK = gates_TK / jnp.sum(", "gates_TK = 3 * gates_TK / jnp.sum(", ROUTING),
+    Mutation(
+        "experts/routing.py",
+        "gates_TK = jnp.take_along_axis(probs_TE, choices_TK, axis=-1)",
+        "gates_TK = 3 * jnp.take_along_axis(probs_TE, choices_TK, axis=-1)",
+        ROUTING,
+    ),
+    Mutation(
+        "experts/routing.py", "return probs_TE.shape[1] * jnp.sum(", "return -probs_TE.shape[1] * jnp.sum(", ROUTING
+    ),
+    Mutation("experts/routing.py", "/ (tokens * top_k)", "/ tokens", ROUTING),
+    Mutation("experts/routing.py", "jnp.where(valid_T[:, None], probs_TE,", "jnp.where(True, probs_TE,", ROUTING),
+    Mutation(
+        "models/gpt.py",
+        "return -jnp.sum(jnp.where(valid_BT, chosen",
+        "return jnp.sum(jnp.where(valid_BT, chosen",
+        MODEL,
+    ),
+    Mutation("models/gpt.py", "aux = x_BTD + y, aux + layer_aux", "aux = x_BTD + y, aux - layer_aux", MODEL),
+    Mutation("models/modules.py", "jax.nn.gelu(matmul", "jax.nn.relu(matmul", MODEL),
+    Mutation("models/modules.py", "* channels**-0.5", "* channels**-1.0", ("tests/models",)),
+    Mutation("models/modules.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
+    Mutation("experts/optimizer.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
+    Mutation("experts/optimizer.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
+    Mutation("experts/optimizer.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
+    # Capacity by rank.
+    Mutation("experts/split.py", "lax.scan(give, ", "lax.scan(lambda g, s: (0 * g, give(g, s)[1]), ", CAPACITY),
+    Mutation("experts/split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY),
+    Mutation(
+        "experts/split.py", "shares_NM << (BITS - _SHARE_BITS)", "shares_NM << (BITS - _SHARE_BITS - 1)", CAPACITY
+    ),
+    Mutation(
+        "experts/split.py",
+        "ratio(buffer, load_ND, 1 << _RATIO_BITS)",
+        "ratio(room, load_ND, 1 << _RATIO_BITS)",
+        CAPACITY,
+    ),
+    Mutation("experts/capacity.py", "room + 1), most) + 1", "room + 1), most)", CAPACITY),
+    Mutation("experts/capacity.py", "counts_NE - by_class(kept_NDS), counts", "counts_NE - sent_NE, counts", CAPACITY),
+    Mutation("experts/fixed_point.py", "+ (lowest >> _HALF)", "", CAPACITY),
+    Mutation("experts/fixed_point.py", "(high + low) >> _HALF", "high >> _HALF", CAPACITY),
+    Mutation("experts/shared_rows.py", "axis=0, dtype=jnp.int32) - kept_NS", "axis=0, dtype=jnp.int32)", LAYER),
+    # Capacity by slot, the layer and the exchange.
+    Mutation(
+        "experts/dispatch.py", "position_A // replicas_A, num_rows", "position_A % rows_per_slot, num_rows", LAYER
+    ),
+    Mutation("experts/dispatch.py", "slot_class[:, None] < classes_1E", "slot_class[:, None] <= classes_1E", LAYER),
+    Mutation(
+        "experts/dispatch.py",
+        "return take_rows(dy_YD, inverse_X, index_Y)",
+        "return take_rows(dy_YD, index_Y, inverse_X)",
+        LAYER,
+    ),
+    Mutation(
+        "experts/layer.py",
+        "popularity_E = lax.psum(pairs.popularity_E, EXPERT_AXIS)",
+        "popularity_E = pairs.popularity_E",
+        LAYER,
+    ),
+    Mutation(
+        "experts/exchange.py", "split_axis=2, concat_axis=2)", "split_axis=2, concat_axis=2)[:, :, ::-1]", EXCHANGE
+    ),
+    Mutation("experts/exchange.py", '"lnse,nlsw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
+    Mutation(
+        "experts/grouped.py",
+        "weights_SXY.swapaxes(1, 2), groups, block)\n",
+        "weights_SXY, groups, block)\n",
+        ("tests/experts/test_grouped.py",),
+    ),
+    # Placement.
+    Mutation("experts/placement/minmax.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
+    Mutation("experts/placement/symi.py", "jnp.argmin(diff_E(counts_E))", "jnp.argmax(diff_E(counts_E))", PLACEMENT),
+    Mutation(
+        "experts/placement/packed.py", "jnp.argmin(jnp.where(filled_N", "jnp.argmax(jnp.where(filled_N", PLACEMENT
+    ),
+    Mutation("experts/placement/soundness.py", "if stray:", "if stray < 0:", PLACEMENT),
+    # The pipeline.
+    Mutation("pipeline/ops.py", "sums, add(head, d_head)", "sums, head", LAW),
+    Mutation("pipeline/ops.py", "lambda total, value: total + value", "lambda total, value: total - value", LAW),
+    Mutation("pipeline/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.B + 1", LAW),
+    Mutation(
+        "pipeline/update.py",
+        "lambda: peer_sum(mine), lambda: mine) / divisor",
+        "lambda: mine, lambda: mine) / divisor",
+        LAW,
+    ),
+    Mutation(
+        "pipeline/update.py",
+        "jnp.minimum(1, program.clip_norm / ",
+        "jnp.maximum(1, program.clip_norm / ",
+        ("tests/pipeline/test_transactions.py", "tests/pipeline/test_barrier.py"),
+    ),
+    Mutation(
+        "pipeline/window.py",
+        "aux_loss_coefficient * self.divisor_K / program.num_microbatches",
+        "aux_loss_coefficient * self.divisor_K",
+        LAW,
+    ),
+    Mutation(
+        "pipeline/window.py",
+        "ok = jnp.all(jnp.isfinite(norm_K) & (norm_K <= most))",
+        "ok = jnp.all(jnp.isfinite(norm_K))",
+        ("tests/pipeline/test_transactions.py",),
+    ),
+    Mutation(
+        "pipeline/lone.py",
+        "aux_loss_coefficient * divisor / program.num_microbatches",
+        "aux_loss_coefficient * divisor",
+        ("tests/train/test_mathematics.py",),
+    ),
+    # Schedules.
+    Mutation(
+        "schedules/verify.py",
+        "(end[order][:-1] > start[order][1:] + table.tolerance)",
+        "(end[order][:-1] > start[order][1:] + 1e9)",
+        SCHEDULES,
+    ),
+    Mutation(
+        "schedules/verify.py",
+        "for op in np.argwhere(count_3KDMP != 1):",
+        "for op in np.argwhere(count_3KDMP > 1):",
+        SCHEDULES,
+    ),
+    Mutation(
+        "schedules/ticks.py", "back = Kind.B if schedule.problem.decoupled else Kind.W", "back = Kind.B", LOWERING
+    ),
+    Mutation(
+        "schedules/ticks.py",
+        "np.maximum.at(length_T, tick_n, durations(schedule))",
+        "np.minimum.at(length_T, tick_n, durations(schedule))",
+        LOWERING,
+    ),
+    Mutation("schedules/lower.py", "np.append(0, last_ticks + 1)", "np.append(0, last_ticks)", LOWERING),
+    # Checkpoints.
+    Mutation(
+        "checkpoint/selection.py",
+        "np.lexsort((saved_at_LE, -unsaved_LE), axis=-1)",
+        "np.lexsort((saved_at_LE, unsaved_LE), axis=-1)",
+        PLT,
+    ),
+    Mutation(
+        "checkpoint/selection.py",
+        "return (turn_L + k) % max",
+        "return (turn_L + 1) % max",
+        (*PLT, "tests/checkpoint/test_partial.py"),
+    ),
+    Mutation("checkpoint/plt.py", "popularity_LE - dropped_LE,", "popularity_LE,", PLT),
+    Mutation("checkpoint/plt.py", "plt <= budget else", "plt >= budget else", PLT),
+    Mutation("checkpoint/buddies.py", "self.step_CLE.argmin(axis=0)", "self.step_CLE.argmax(axis=0)", BUDDIES),
+    Mutation("checkpoint/buddies.py", "(rank + 1) % num_ranks", "rank", BUDDIES),
+    Mutation(
+        "checkpoint/directory.py",
+        "for step in steps[:-num_kept]:",
+        "for step in steps[:0]:",
+        ("tests/checkpoint/test_partial.py", *DAMAGE),
+    ),
+    Mutation(
+        "checkpoint/directory.py",
+        "if newer > step:",
+        "if newer >= step:",
+        ("tests/checkpoint", "tests/launch/test_keeper_trouble.py"),
+    ),
+)
+
+
+def main(names: Sequence[str] = ()) -> int:
+    """Applies the mutations of some files, all unless named, and says which survive; 1 if any does."""
+    chosen = [one for one in MUTATIONS if not names or any(name in one.path for name in names)]
+    survivors = []
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
+        for name in ("swift", "tests", "experiments", "benchmarks", "docs"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, copy)
+        (copy / ".jax_cache").symlink_to(ROOT / ".jax_cache")  # of programs; a mutated one is another
+        for mutation in chosen:
+            begun = time.monotonic()
+            is_found = found(mutation, copy)
+            verdict = "found" if is_found else "SURVIVES"
+            print(
+                f"{verdict} in {time.monotonic() - begun:3.0f} s: {mutation.path}: {mutation.wrong.strip()}", flush=True
+            )
+            if not is_found:
+                survivors.append(mutation)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} found")
+    return 1 if survivors else 0
+
+
+def found(mutation: Mutation, copy: Path) -> bool:
+    """Whether one of the tests fails in a copy of the tree that has the mutation; the copy is as before afterwards."""
+    path = copy / "swift" / mutation.path
+    text = path.read_text()
+    path.write_text(text.replace(mutation.right, mutation.wrong))
+    try:
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", *mutation.tests]
+        ended = subprocess.run(pytest, cwd=copy, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return True  # it hangs, where it passes otherwise
+    finally:
+        path.write_text(text)
+    assert ended.returncode in (0, 1, 2), ended.stdout + ended.stderr  # 2: a file can no longer be imported
+    return ended.returncode != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
