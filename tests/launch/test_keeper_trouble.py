@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
 from swift.cli.configuration import config_text
+from swift.errors import RunError
 from swift.launch.keep import Keep
+from swift.launch.keeper import _check_state
 from swift.launch.keeper_wire import Failed, Load, Loaded, Save, Saved, command_line, read_answer
 from swift.mesh.epochs import Process, Stamp
 from swift.record import CLASS_COUNTS, METRICS
@@ -69,12 +72,6 @@ def spoil_weights(keeper, kept):
     Keep(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
 
 
-def misplace_class(keeper, kept):
-    for process in RANKS:
-        state = kept(keeper, process, Stamp(3, 4))
-        Keep(keeper.keeps, process).save(Stamp(3, 4), replace(state, placement=np.maximum(state.placement, 1)))
-
-
 def block_directory(keeper, _):
     keeper.checkpoints.write_text("a file")
 
@@ -88,7 +85,6 @@ def block_directory(keeper, _):
         (lose_part, "No such file"),
         (mislabel_parts, r"the parts are of the state after iteration \[2\], not 4"),
         (spoil_weights, "the weights are not finite after iteration 4"),
-        (misplace_class, r"class 0 of 0 to \d has no slot in layer 0 after iteration 4: mend the policy"),
         (block_directory, "File exists"),
     ],
 )
@@ -105,6 +101,12 @@ def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kep
     bad, good = served(elsewhere, Save(Stamp(3, 4), RANKS[:1]), Save(Stamp(3, 2), RANKS))
     assert (type(bad), type(good)) == (Failed, Saved)
     assert checkpoint_steps(elsewhere.checkpoints) == [2]
+
+
+def test_a_placement_with_a_class_without_a_slot_is_not_saved():
+    state = SimpleNamespace(step=np.array([4]), master={}, placement=np.ones((1, 1, 2, 1), np.int32))
+    with pytest.raises(RunError, match="class 0 of 0 to 1 has no slot in layer 0 after iteration 4: mend the policy"):
+        _check_state(state, 4, num_classes=2)
 
 
 def test_holders_that_are_no_whole_worker_are_refused(keeper):

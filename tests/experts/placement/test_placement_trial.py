@@ -78,12 +78,12 @@ def keeping_call(_, load, now, state):
     return now + KEPT[0].sum() * 0, state
 
 
-NOT_YET = "needs a number where JAX has none yet"
+NOT_YET = r"__call__( \(test_placement_trial\.py:\d+\))? needs a number where JAX has none yet"
 
 
 @pytest.mark.parametrize("call", [numpy_call, branching_call, indexing_call, keeping_call])
 def test_what_jax_cannot_trace_is_told_in_a_sentence(call):
-    assert refusal(call).startswith(f"__call__ {NOT_YET}")
+    assert re.match(NOT_YET, refusal(call))
 
 
 def test_the_line_of_the_users_own_file_is_named(tmp_path, monkeypatch):
