@@ -107,7 +107,7 @@ def _scaling(
     """A round: the shares of every source's slots in their classes, in units of 2^-22 and at least 1 -> the next."""
     num_ranks = len(counts_NM)
     shift = BITS - (num_ranks * most_pairs).bit_length()  # a load is in units of 2^-shift pairs
-    tokens_NM, room, buffer = (pairs << shift for pairs in (counts_NM, *rooms))
+    tokens_NM, room, buffer = counts_NM << shift, rooms.rank << shift, rooms.buffer << shift
 
     def ratio(room: int, load: jax.Array, most: int) -> jax.Array:
         room = min(room, ONE)  # which is as much as all tokens there are

@@ -110,7 +110,8 @@ class _Trial:
     def same(self, method: str, before: Any, after: Any) -> None:
         """Refuses another state than before in structure, shapes or types."""
         kinds = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)] for state in (before, after)]
-        if jax.tree.structure(before) != jax.tree.structure(after) or kinds[0] != kinds[1]:
+        trees: list[Any] = [jax.tree.structure(state) for state in (before, after)]
+        if trees[0] != trees[1] or kinds[0] != kinds[1]:
             allowed = f"must stay as init makes it, {_described(before)}"
             self.refuse(f"{method} returns {_described(after)} as the state: {allowed}")
 
