@@ -37,8 +37,8 @@ _TOUR = (
     ("train", "shim"),
 )
 _VOLLEYS_OF_TOUR = 4
-_COLD = 0.15
-"""The share of episodes that have to compile all that they need."""
+_COLD, _EARLY = 0.15, 0.2
+"""Shares of episodes: those that have to compile all they need, those with faults before the first checkpoint."""
 
 
 @dataclass
@@ -73,23 +73,34 @@ class Campaign:
         rng = Random(seed)
         shape, storage = SHAPES[rng.choice(sorted(self.shapes))], rng.choice(STORAGES)
         deck = Deck(self._dealt(), rng)
-        self._episode(seed, shape, storage, deck, most=_VOLLEYS, is_cold=rng.random() < _COLD)
+        is_cold, is_early = rng.random() < _COLD, rng.random() < _EARLY
+        self._episode(seed, shape, storage, deck, most=_VOLLEYS, is_cold=is_cold, is_early=is_early)
 
     def tour(self, seed: int) -> None:
         """Short episodes on runs of all shapes, until every kind has come that can."""
         deck = Deck(self._dealt(), Random(seed), comes_again=False)
         for shape, storage in _TOUR * 3:
             if deck and shape in self.shapes and not self.is_called_off():
-                self._episode(seed, SHAPES[shape], storage, deck, most=_VOLLEYS_OF_TOUR, is_cold=False)
+                self._episode(seed, SHAPES[shape], storage, deck, most=_VOLLEYS_OF_TOUR)
 
     def _dealt(self) -> list[Kind]:
         return [KINDS[name] for name in sorted(self.kinds)]
 
-    def _episode(self, seed: int, shape: Shape, storage: str, deck: Deck, *, most: int, is_cold: bool) -> None:
+    def _episode(
+        self,
+        seed: int,
+        shape: Shape,
+        storage: str,
+        deck: Deck,
+        *,
+        most: int,
+        is_cold: bool = False,
+        is_early: bool = False,
+    ) -> None:
         """An episode; what it left is kept where something was wrong."""
         begun, is_good = time.time(), True
         with self._run(seed, shape, storage, is_cold=is_cold) as run:
-            episode = Episode(run, KINDS, deck, Reference(self.place, shape))
+            episode = Episode(run, KINDS, deck, Reference(self.place, shape), is_early=is_early)
             try:
                 for number, verdict in enumerate(episode.volleys(most, self.is_called_off)):
                     self.tell(_told(verdict))

@@ -1,5 +1,6 @@
 """The life of one run directory: volleys of faults, each of which is judged."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ _STEPS_AFTER = 3
 """Iterations that all have to do together before a run is well."""
 _LAST_STEPS = 3 * EVERY
 _ENDING_S = 60.0
-_REFUSED = (2, 3)
+_REFUSED, _GIVES_UP = (2, 3), 3
 """Exit codes of a run that does not begin, or gives up, with a sentence."""
 
 
@@ -45,11 +46,14 @@ class Episode:
         kinds: by name.
         deck: of volleys.
         reference: losses without faults.
+        is_early: whether faults strike before there is a checkpoint.
     """
 
-    def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, reference: Reference):
+    def __init__(
+        self, run: Run, kinds: Mapping[str, Kind], deck: Deck, reference: Reference, *, is_early: bool = False
+    ):
         self._run, self._kinds, self._deck, self._reference = run, kinds, deck, reference
-        self._excused: set[int] = set()
+        self._excused, self._is_early = set[int](), is_early
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
         """Strikes and judges until the run has ended, enough volleys have struck, none is left, or something was wrong.
@@ -94,10 +98,9 @@ class Episode:
         return Verdict(faults, after.complaints, seconds, observed)
 
     def _begin(self, after: Aftermath) -> None:
-        """Waits for the first checkpoint: a fault is of interest once there is something to lose."""
-        if not self._run.wait(
-            lambda: evidence.promised(self._run.events()) is not None, "there is no first checkpoint"
-        ):
+        """Waits for the first iterations, or the first checkpoint: most faults are of interest once there is one."""
+        run, last = self._run, _STEPS_AFTER if self._is_early else EVERY
+        if not run.wait(lambda: run.newest_step() >= last and (self._is_early or _promised(run)), "it does not begin"):
             after.complaints += judge.of_exit(self._run.life.first.wait(), (), self._run.life.said)
 
     def _finish(self, after: Aftermath) -> None:
@@ -121,7 +124,8 @@ class Episode:
         if not after.has_ended and self._is_well_again(known, after):
             self._judge_restores(known, promised, after)
         else:
-            self._end(after, after.codes | {0})
+            gives_up = {_GIVES_UP} if promised is None else set()
+            self._end(after, after.codes | gives_up | {0})
             if run.life.first.returncode != 0:
                 self._resume(after)
 
@@ -170,8 +174,22 @@ class Episode:
             run.sweep()
         after.complaints += [f"left behind: {one}" for one in run.leftovers()]
 
+    def _begin_anew(self, after: Aftermath) -> None:
+        """Nothing was saved yet: that is told, and another run may begin."""
+        run = self._run
+        run.start(resume=True)
+        run.wait(run.is_over, "it is resumed from no checkpoint")
+        after.complaints += judge.of_exit(run.life.first.wait(), {2}, run.life.said)
+        shutil.rmtree(run.run_dir)
+        self._excused.clear()
+        run.start(resume=False)
+        self._begin(after)
+
     def _resume(self, after: Aftermath) -> None:
         """Starts the run again, which has to go on from what it had promised."""
+        if after.promised is None and not _promised(self._run):
+            self._begin_anew(after)
+            return
         run, promised = self._run, after.promised or evidence.promised(self._run.events())
         if (step := after.observed.get("step_at_signal")) is not None and (promised or 0) < step:
             after.complaints.append(
@@ -196,6 +214,10 @@ class Episode:
         after.complaints += judge.of_restore(resumed, promised, after.may_be_older)
         if not self._is_well_again(len(run.events()), Aftermath()):
             after.complaints += judge.of_exit(run.life.first.wait(), {0}, run.life.said)
+
+
+def _promised(run: Run) -> int | None:
+    return evidence.promised(run.events())
 
 
 def _count_resumes(run: Run) -> int:
