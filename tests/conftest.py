@@ -8,9 +8,12 @@ waits only for its own members: it is found where the predicate differs over its
 for the programmer to keep together.
 """
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import pytest
@@ -222,3 +225,26 @@ def _ppermutes_in_varying_branches() -> Callable[..., list[str]]:
 @pytest.fixture(scope="session", name="varying_branches")
 def _varying_branches() -> Callable[[Jaxpr, str], list[str]]:
     return varying_branches
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A directory for sockets: its name is short enough, which that of ``tmp_path`` is not."""
+    with TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="session")
+def listening_at() -> Callable[[int], set[str]]:
+    """Tells the IPv4 addresses at which a process listens, by its id."""
+
+    def find(pid: int) -> set[str]:
+        descriptors, addresses = list(Path(f"/proc/{pid}/fd").iterdir()), set()
+        inodes = {os.readlink(path) for path in descriptors if path.is_symlink()}
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            _, address, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                addresses.add(socket.inet_ntoa(bytes.fromhex(address.partition(":")[0])[::-1]))
+        return addresses
+
+    return find

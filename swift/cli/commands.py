@@ -32,7 +32,7 @@ from swift.train.stored_config import GIN_NAME, write_config
 
 _OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
 """What a model that is trained has no more use for: it may be of a class that nobody has any more."""
-_MAX_CACHE_BYTES = 4 * 2**30
+_CACHE, _MAX_CACHE_BYTES = Path.home() / ".cache" / "swift", 4 * 2**30
 
 
 def train(options: argparse.Namespace) -> None:
@@ -50,6 +50,7 @@ def train(options: argparse.Namespace) -> None:
             _profile_window(options.profile),
             options.prepare,
             deadlines_of(options.deadline, OF_ONE).stopping,
+            corpora_directory(),
         ),
     )
     show_run(read_run(run_dir), summary, options.format)
@@ -83,7 +84,8 @@ def compare(options: argparse.Namespace) -> None:
         if run_dir.exists():
             raise SettingError("--run-dir", str(top), f"holds {run_dir.name} already; choose another directory")
     for experiment, run_dir in zip(experiments, run_dirs, strict=True):
-        run_training(experiment, TrainOptions(run_dir, config_text(experiment), stopping_s=stopping_s))
+        run = TrainOptions(run_dir, config_text(experiment), stopping_s=stopping_s, corpora=corpora_directory())
+        run_training(experiment, run)
     runs = [read_run(run_dir) for run_dir in run_dirs]
     page = top / "report.html"
     write_report(runs, page)
@@ -171,6 +173,11 @@ def distance_line(run: Run, other: Run, topology: Topology) -> str:
     )
 
 
+def corpora_directory() -> Path:
+    """Where indexes of corpora outlive the run that made them, see ``find_index``."""
+    return _CACHE / "corpora"
+
+
 def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
     """Settles, before JAX starts, what all experiments of this process share."""
     for name in ("ranks", "compute_dtype"):
@@ -185,7 +192,7 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
-        cache = Path.home() / ".cache" / "swift" / "programs"
+        cache = _CACHE / "programs"
         with suppress(OSError):  # without a home of its own JAX does without the cache
             cache.mkdir(parents=True, exist_ok=True)
             cache.chmod(0o700)  # what lies there is run

@@ -7,28 +7,33 @@ import time
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jax.extend.backend import clear_backends
 from rich.console import Console
 
-from swift.cli.commands import distance_line, run_dir_of, show_run
+from swift.cli.commands import corpora_directory, distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.deadlines import OF_PROCESSES, deadlines_of
 from swift.cli.nodes import Entrance, Nodes, nodes_of
+from swift.data import find_index
 from swift.errors import RunError, SettingError, check_count
 from swift.launch.behind import Behind
 from swift.launch.chaos import Chaos, parse_chaos
 from swift.launch.children import MEMORY, Children
+from swift.launch.demand import Demand, Place, choose_place
 from swift.launch.display import Display, goodput_table
 from swift.launch.journal import Journal
-from swift.launch.node import serve
+from swift.launch.node import coming, serve
 from swift.launch.preparing import PREPARER, Preparing
 from swift.launch.ranks import is_elastic
 from swift.launch.reporter import Reporter
 from swift.launch.saving import KEEPER, Saving
 from swift.launch.scratch import Scratch
 from swift.launch.supervisor import Supervisor
+from swift.launch.surroundings import settle_jax
 from swift.launch.terms import Terms
 from swift.mesh.distributed import check_support
 from swift.mesh.epochs import Deadlines, Member, Process, processes_of
@@ -53,28 +58,43 @@ def launch(options: argparse.Namespace) -> None:
     chaos = parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps)
     against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
+    here = [process for index, process in enumerate(processes) if nodes.place(index, len(processes)) == nodes.own]
     if nodes.own > 0:
-        with Interrupt().hold() as interrupt:
-            serve(
-                options.run_dir,
-                nodes.own,
-                deadlines,
-                os.environ,
-                lambda: interrupt.requested,
-                is_trusted=options.insecure_network,
-            )
+        _serve(experiment, options, _place(experiment, here, by_rank, nodes, options.run_dir), nodes, deadlines)
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
+    place = _place(experiment, here, by_rank, nodes, run.run_dir)
     try_placement(experiment)
     if is_elastic(experiment, by_rank=by_rank) and experiment.topology.num_expert_ranks > 1:
         try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
     with own_run(run) as lease:
-        summary = _launch(experiment, options, run, lease, processes, deadlines, nodes, chaos)
+        summary = _launch(experiment, options, run, lease, processes, deadlines, nodes, chaos, place)
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
     if against is not None:
         line = distance_line(ended, against, experiment.topology)
         print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+
+
+def _serve(
+    experiment: Experiment, options: argparse.Namespace, place: Place, nodes: Nodes, deadlines: Deadlines
+) -> None:
+    """Runs as another node."""
+    _tell(nodes, place.text)
+    run_dir, is_trusted = options.run_dir, options.insecure_network
+    with coming(run_dir, nodes.own, is_trusted):
+        corpus = find_index(experiment.data, corpora_directory(), partial(_tell, nodes))
+    with Interrupt().hold() as interrupt:
+        serve(
+            run_dir,
+            nodes.own,
+            deadlines,
+            os.environ,
+            place.path,
+            corpus,
+            lambda: interrupt.requested,
+            is_trusted=is_trusted,
+        )
 
 
 def _launch(
@@ -86,19 +106,22 @@ def _launch(
     deadlines: Deadlines,
     nodes: Nodes,
     chaos: Chaos,
+    place: Place,
 ) -> dict[str, Any]:
     """Runs as the first node, and returns the summary."""
     by_rank = _is_by_rank(options.processes, experiment.topology)
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
     check_range(experiment, run, done, experiment.num_steps)
-    data = experiment.loader("train").state()  # so that a mistake in the data is told once, and here
+    corpus = find_index(experiment.data, corpora_directory(), partial(_tell, nodes))
+    data = experiment.loader("train", corpus).state()  # so that a mistake in the data is told once, and here
+    _tell(nodes, place.text)
     shared = run.run_dir if nodes.count > 1 else None
     with (
         Interrupt().hold() as interrupt,
         Entrance.of(nodes) as entrance,
         open_run(experiment, run, done, lease) as directory,
-        Scratch.of(run.config_text, data, shared) as scratch,
+        Scratch.of(run.config_text, data, place.path, corpus, shared) as scratch,
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
@@ -111,7 +134,7 @@ def _launch(
             restarts,
             chaos,
             resume,
-            nodes.host,
+            scratch.sockets if nodes.count == 1 else nodes.host,
             is_elastic(experiment, by_rank=by_rank),
         )
         preparer = commands.preparer() if options.prepare == "next" else None
@@ -200,6 +223,18 @@ def _supervise(
         summary = summarize(experiment, directory, "cpu", goodput=goodput)
     Console(stderr=True).print(goodput_table(goodput))
     return summary
+
+
+def _tell(nodes: Nodes, text: str) -> None:
+    print(f"node {nodes.own}: {text}" if nodes.count > 1 else text, file=sys.stderr, flush=True)
+
+
+def _place(experiment: Experiment, processes: Sequence[Process], by_rank: bool, nodes: Nodes, run_dir: Path) -> Place:
+    """Where the processes of this node keep their states; raises SettingError where there is no room."""
+    settle_jax(experiment, num_devices=1)
+    demand = Demand.of(experiment, processes, by_rank=by_rank, is_alone=nodes.count == 1)
+    clear_backends()  # the supervisor has no use for devices
+    return choose_place(demand, run_dir)
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:

@@ -20,6 +20,8 @@ from swift.launch.scratch import Scratch
 from swift.mesh.distributed import LOOPBACK
 from swift.mesh.epochs import Deadlines
 
+_BACKLOG = 1024
+"""Calls that wait while others are taken."""
 _SILENCE = 3.0
 """So many heartbeats after it was last heard the first node is given up by the others: longer than the other way."""
 
@@ -104,7 +106,7 @@ class Entrance:
             yield cls(nodes, None)
             return
         try:
-            listener = socket.create_server((nodes.host, nodes.port))
+            listener = socket.create_server((nodes.host, nodes.port), backlog=_BACKLOG)
         except OSError as error:
             where = f"{nodes.host}:{nodes.port}"
             raise SettingError("--listen", where, f"cannot be listened at: {error.strerror}") from error

@@ -41,7 +41,7 @@ def keeper(options: argparse.Namespace) -> None:
 def preparer(options: argparse.Namespace) -> None:
     """The process that compiles what may be needed next."""
     experiment, scratch = _told(options)
-    prepare(experiment, scratch.programs, _num_devices(experiment, options.by_rank))
+    prepare(experiment, scratch.programs, scratch.sockets, _num_devices(experiment, options.by_rank))
 
 
 def _told(options: argparse.Namespace) -> tuple[Experiment, Scratch]:

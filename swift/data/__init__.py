@@ -2,6 +2,7 @@
 
 from swift.data.config import DataConfig, Split
 from swift.data.files import DataError
+from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
 from swift.data.sources import Document, StandardLibrary, TextFiles, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile
@@ -22,4 +23,5 @@ __all__ = [
     "Tokenizer",
     "TokenizerFile",
     "check_same_data",
+    "find_index",
 ]

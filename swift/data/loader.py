@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self, get_args
 
 import grain
@@ -9,8 +10,8 @@ import numpy as np
 
 from swift.data.config import DataConfig, Split
 from swift.data.files import BeyondVocabulary, DataError
+from swift.data.index import corpus_stream
 from swift.data.sources import TokenFile
-from swift.data.stream import open_stream
 from swift.data.tokenizer import Tokenizer
 from swift.data.windows import Batch, Windows, count_windows
 from swift.errors import SettingError, check_count
@@ -36,6 +37,7 @@ class Loader(Iterator[Batch]):
         sequences_per_microbatch: B.
         sequence_length: T.
         seed: of the order of the training windows.
+        corpus: the index of the corpus, see ``find_index``; without it the corpus is read and cut here.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -51,6 +53,7 @@ class Loader(Iterator[Batch]):
         sequences_per_microbatch: int,
         sequence_length: int,
         seed: int,
+        corpus: Path | None = None,
     ):
         check_count("Experiment.num_microbatches", num_microbatches, least=1)
         check_count("Experiment.sequences_per_microbatch", sequences_per_microbatch, least=1)
@@ -59,7 +62,7 @@ class Loader(Iterator[Batch]):
         if split not in get_args(Split):
             raise SettingError("Loader.split", split, f"must be one of {', '.join(get_args(Split))}")
         try:
-            stream = open_stream(config, split)
+            stream = corpus_stream(config, split, corpus)
             checksum = stream.checksum()
         except DataError as error:
             raise SettingError("DataConfig.source", config.source, _refusal(error)) from error

@@ -30,10 +30,13 @@ class Document:
     Args:
         name: the same on every machine that has the document, and on no other document of its source.
         read: returns the text.
+        path: the file of which it is the whole text; None: what is made of it cannot be used again, as nothing tells
+            whether it has changed.
     """
 
     name: str
     read: Callable[[], str]
+    path: str | None = None
 
 
 class TextSource(Protocol):
@@ -64,7 +67,7 @@ class StandardLibrary:
         if not names:
             allowed = f"{root} holds no .py files, so this Python cannot serve as data: use TextFiles"
             raise SettingError("DataConfig.source", self, allowed)
-        return [Document(name, functools.partial(self._read, paths[name])) for name in names]
+        return [Document(name, functools.partial(self._read, paths[name]), str(paths[name])) for name in names]
 
     def _read(self, path: Path) -> str:
         try:
@@ -100,7 +103,7 @@ class TextFiles:
             raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
         directory = os.path.dirname(re.split(r"[*?[]", self.pattern, maxsplit=1)[0]) or "."
         named = {Path(os.path.relpath(path, directory)).as_posix(): path for path in paths}
-        return [Document(name, functools.partial(self._read, named[name])) for name in sorted(named)]
+        return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
     def _check(self, path: Path) -> None:
         """Refuses what is there and no file; what is not there any more is told when it is read."""

@@ -5,6 +5,7 @@ Shapes: N tokens at hand, S spans of them that belong to the split.
 
 import hashlib
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +28,14 @@ class TokenStream:
         starts_S: int64, where each span starts in ``tokens_N``.
         offsets_S: int64, where each span starts in the stream, from 0 and ascending.
         num_tokens: the length of the stream.
+        known_digest: of every token of the stream, where the file is an index of texts.
     """
 
     tokens_N: np.ndarray | TokenReader
     starts_S: np.ndarray
     offsets_S: np.ndarray
     num_tokens: int
+    known_digest: str | None = None
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer or none where it ends before."""
@@ -51,14 +54,14 @@ class TokenStream:
 
     @property
     def file(self) -> FileState | None:
-        """Of the file that the tokens are in; None where they are in memory."""
-        return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) else None
+        """Of the token file that the tokens are in; None where they are those of texts."""
+        return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) and self.known_digest is None else None
 
     def digest(self) -> str | None:
         """Of every token of the stream; None where they are in a file, too many to be read for it."""
         if isinstance(self.tokens_N, TokenReader):
-            return None
-        return hashlib.blake2b(self.read(0, self.num_tokens).data, digest_size=16).hexdigest()
+            return self.known_digest
+        return new_digest(self.read(0, self.num_tokens).data).hexdigest()
 
     def checksum(self) -> int:
         """A CRC-32 of pieces spread evenly over the stream, so that a file of any size is checked in milliseconds."""
@@ -67,6 +70,11 @@ class TokenStream:
         for start in np.unique(np.linspace(0, last_start, _CHECKSUM_PIECES).astype(np.int64)).tolist():
             crc = zlib.crc32(self.read(start, start + _CHECKSUM_TOKENS).astype("<u4").tobytes(), crc)
         return crc
+
+
+def new_digest(content: memoryview | bytes = b"") -> "hashlib.blake2b":
+    """A digest of tokens, to which more can be added."""
+    return hashlib.blake2b(content, digest_size=16)
 
 
 def open_stream(config: DataConfig, split: Split) -> TokenStream:
@@ -81,33 +89,44 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream:
     """
     source = config.source
     if isinstance(source, TokenFile):
-        return _spans_of_file(config, source, split)
+        tokens_N = source.tokens(config.vocab_size)
+        return TokenStream(tokens_N, *spans_of(source.document_bounds(tokens_N), split, config.validation_share))
     documents = source.documents()
     members = in_split((document.name for document in documents), split, config.validation_share)
     chosen = [document for document, member in zip(documents, members, strict=True) if member]
-    tokens_N = _tokenize(chosen, config.tokenizer)
-    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N))
+    dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
+    cut_N = np.concatenate([np.empty(0, dtype), *document_tokens(chosen, config.tokenizer)])
+    return TokenStream(cut_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(cut_N))
 
 
-def _tokenize(documents: list[Document], tokenizer: Tokenizer) -> np.ndarray:
+def document_tokens(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """The tokens of each document that is not empty, then the separator; unsigned, as small as they can be."""
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     separator_1 = np.array([tokenizer.separator], dtype)
-    pieces = [np.empty(0, dtype)]
     for document in documents:
         tokens = tokenizer.encode(document.read())
         if len(tokens):
             assert int(tokens.max()) < tokenizer.vocab_size, f"{tokenizer} exceeds its vocabulary"
-            pieces += [tokens.astype(dtype, copy=False), separator_1]
-    return np.concatenate(pieces)
+            yield from (tokens.astype(dtype, copy=False), separator_1)
 
 
-def _spans_of_file(config: DataConfig, source: TokenFile, split: Split) -> TokenStream:
-    tokens_N = source.tokens(config.vocab_size)
-    bounds = source.document_bounds(tokens_N)
-    members = in_split((str(number) for number in range(len(bounds) - 1)), split, config.validation_share)
+def spans_of(bounds: np.ndarray, split: Split, validation_share: float) -> tuple[np.ndarray, np.ndarray, int]:
+    """Where the documents of a split lie in a token file.
+
+    Args:
+        bounds: where all documents begin, then the end of the file.
+        split: the split.
+        validation_share: the expected share of the documents that validate.
+
+    Returns:
+        (``starts_S``, ``offsets_S``, ``num_tokens``), see ``TokenStream``.
+
+    Raises:
+        SettingError: the split would have no document.
+    """
+    members = in_split((str(number) for number in range(len(bounds) - 1)), split, validation_share)
     # Neighbours of the same split are one span: a span begins and ends where membership changes.
     changes = np.flatnonzero(np.diff(members, prepend=False, append=False))
     starts_S, ends_S = bounds[changes[0::2]], bounds[changes[1::2]]
     ends_in_stream = np.cumsum(ends_S - starts_S)
-    offsets_S = ends_in_stream - (ends_S - starts_S)
-    return TokenStream(tokens_N, starts_S, offsets_S, int(ends_in_stream[-1]))
+    return starts_S, ends_in_stream - (ends_S - starts_S), int(ends_in_stream[-1])

@@ -1,7 +1,9 @@
 """Text to tokens and back: bytes, or the vocabulary of a Hugging Face ``tokenizers`` file."""
 
 import functools
+import hashlib
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,6 +96,11 @@ class TokenizerFile:
     def decode(self, tokens: np.ndarray) -> str:
         """The text of tokens, [length], special tokens included."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
+
+    def digest(self) -> str:
+        """A digest of all that decides which tokens it makes of a text."""
+        made = self._tokenizer
+        return hashlib.sha256(f"{version('tokenizers')} {made.to_str()}".encode()).hexdigest()
 
     @functools.cached_property
     def _tokenizer(self) -> Any:

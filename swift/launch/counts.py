@@ -13,7 +13,7 @@ import numpy as np
 
 from swift.checkpoint import Ledger, Tally, checkpoint_path, checkpoint_steps, read_manifest
 from swift.errors import SettingError
-from swift.files import replace_file
+from swift.launch.spill import remove_kept, write_kept
 from swift.pipeline import Program
 from swift.record import CLASS_COUNTS, METRICS, ClassCounts, lines_from_end, parse_object
 from swift.train import Experiment
@@ -62,13 +62,14 @@ class Counts:
     def note_loss(self, ledger: Ledger, step: int) -> None:
         """Notes what a recovery has cost, by the ledger that counts the iterations up to ``step``."""
         said = {"step": step, "k": ledger.k, "classes": ledger.num_classes, "tally": ledger.tally.to_json()}
-        replace_file(self.losses, json.dumps(said).encode())
+        content, temporary = json.dumps(said).encode(), self.losses.with_name(f".{self.losses.name}.tmp")
+        write_kept(self.losses, temporary, lambda file: file.write(content))
 
     def forget_losses(self, step: int) -> None:
         """A checkpoint after this iteration has been written, or all go on from one of an earlier iteration."""
         found = self._noted()
         if found is not None and found[0] <= step:
-            self.losses.unlink()
+            remove_kept(self.losses)
 
     def _base(self, program: Program, step: int) -> tuple[int, Ledger]:
         """What counting begins with. A checkpoint of the same iteration is about to be replaced."""

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from swift.errors import RunError
+from swift.launch.admission import Admission
 from swift.launch.children import Death, Heard, OwnChildren
 from swift.launch.meeting import Wire
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
@@ -67,7 +68,7 @@ class Fleet:
         silence_s: float,
     ):
         self._own, self._heard = own, heard
-        self._node_of, self._listener, self._key, self._silence_s = node_of, listener, key, silence_s
+        self._node_of, self._listener, self._silence_s = node_of, listener, silence_s
         self._is_first, self._is_followed = is_first, False
         self._lock = threading.Lock()
         self._nodes: dict[int, _Node] = {}
@@ -76,7 +77,7 @@ class Fleet:
         self._shunned: set[int] = set()
         self._names: dict[str, Hashable] = {}
         self._looked, self._is_closed = time.monotonic(), False
-        self._listener.settimeout(_PULSE_S)
+        self._admission = Admission(listener, key, self._refusal, self._let_in)
         self._serving: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, name="nodes", daemon=True)
         self._watching = threading.Thread(target=self._watch, name="is first", daemon=True)
@@ -92,6 +93,7 @@ class Fleet:
         with self._lock:
             self._is_closed = True
         self._thread.join()
+        self._admission.close()
         self._listener.close()
         for node in self._there():
             node.wire.send(message_line(End(is_finished=kind is None)))
@@ -201,24 +203,22 @@ class Fleet:
         pulsed = time.monotonic()
         while not self._is_closed:
             try:
-                connection, _ = self._listener.accept()
-                connection.settimeout(None)
-                serving = threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True)
-                self._serving = [*filter(threading.Thread.is_alive, self._serving), serving]
-                serving.start()
-            except OSError:  # nobody has called; or the connection is no more, or the network not there now
+                self._admission.turn(_PULSE_S)
+            except OSError:  # no more connections can be had, or the network is not there now
                 time.sleep(_PAUSE_S)
             if time.monotonic() - pulsed >= _PULSE_S:
                 pulsed = time.monotonic()
                 for node in self._there():
                     node.wire.send(message_line(Pulse()))
 
-    def _serve(self, wire: Wire) -> None:
-        """A connection from its beginning to its end."""
+    def _let_in(self, number: int, connection: socket.socket) -> None:
+        serving = threading.Thread(target=self._serve, args=(number, Wire(connection)), daemon=True)
+        self._serving = [*filter(threading.Thread.is_alive, self._serving), serving]
+        serving.start()
+
+    def _serve(self, number: int, wire: Wire) -> None:
+        """A connection of a node that was let in, to its end."""
         with closing(wire):
-            number = wire.receive(self._key, self._refusal)
-            if number is None:
-                return
             node = _Node(number, wire, time.monotonic())
             with self._lock:
                 if self._is_closed or self._away.pop(number, None) is None:  # another has come meanwhile
@@ -234,9 +234,12 @@ class Fleet:
             finally:
                 self._lose(node)
 
-    def _refusal(self, number: int) -> str | None:
+    def _refusal(self, number: int, is_ready: bool) -> str | None:
         """Why a node that calls is not let in; it may try again."""
         with self._lock:
+            if not is_ready and number in self._away:
+                self._away[number] = time.monotonic()  # it is on its way
+                return "it is not ready"
             if self._is_closed:
                 return "the run is over"
             if number in self._nodes:

@@ -6,18 +6,18 @@ one is here, and whoever takes the place of a process that was killed finds it a
 
 import json
 import math
-import os
-import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 
 from swift.checkpoint.digests import array_digest, digest
 from swift.errors import RunError
+from swift.launch.spill import remove_kept, share_kept, write_kept
 from swift.mesh.epochs import Process, Stamp
 
 _PREFIX, _ALIGNMENT = "state-", 64
@@ -48,23 +48,24 @@ class Keep:
             stamp: of the state.
             tree: the state.
             records: of the iterations up to it that may not be written yet; JSON.
+
+        Raises:
+            OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
         """
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
         head = {"arrays": [_shape(array) for array in arrays], "digest": array_digest(arrays)}
         text = json.dumps(list(records))
         head |= {"records": text, "records_digest": digest(text.encode())}
-        path, temporary = self._path(stamp), self._temporary(stamp)
-        try:
-            with temporary.open("wb") as file:
-                file.write(json.dumps(head).encode() + b"\n")
-                for array in arrays:
-                    file.seek(_aligned(file.tell()))
-                    file.write(_bytes(array).data)
-                file.truncate()
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+
+        def write(file: BinaryIO) -> None:
+            file.write(json.dumps(head).encode() + b"\n")
+            for array in arrays:
+                file.seek(_aligned(file.tell()))
+                file.write(_bytes(array).data)
+            file.truncate()
+
+        if write_kept(self._path(stamp), self._temporary(stamp), write):
+            print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
 
     def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
         """A state; its arrays are views of the file, which may be removed meanwhile.
@@ -110,20 +111,14 @@ class Keep:
     def hand_over(self, other: "Keep") -> None:
         """Has another one have all states of this, too; on the same file system that costs nothing."""
         for stamp in self.stamps() - other.stamps():
-            path, temporary = other._path(stamp), other._temporary(stamp)
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(self._path(stamp), temporary)
-            except OSError:
-                shutil.copyfile(self._path(stamp), temporary)
-            temporary.replace(path)
+            share_kept(self._path(stamp), other._path(stamp), other._temporary(stamp))
 
     def forget(self, but: frozenset[Stamp] = frozenset()) -> None:
         """Removes all states but some."""
         for stamp in self.stamps() - but:
-            self._path(stamp).unlink(missing_ok=True)
+            remove_kept(self._path(stamp))
         for half in self._directory.glob(f".{_PREFIX}*"):  # of a life that ended in the midst of it
-            half.unlink(missing_ok=True)
+            remove_kept(half)
 
     def _path(self, stamp: Stamp) -> Path:
         return self._directory / f"{_PREFIX}{stamp.epoch}-{stamp.step}"

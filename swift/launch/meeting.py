@@ -4,14 +4,13 @@ Who can read the file holds its key, and each side proves to the other that it d
 signed nor encrypted, nor is what processes send each other in an epoch (gloo): networks have to be asked for.
 """
 
-import hmac
 import ipaddress
 import json
 import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +18,10 @@ from typing import Self
 
 from swift.errors import SettingError
 from swift.files import replace_file
-from swift.mesh.distributed import LOOPBACK
+from swift.launch.handshake import LONGEST, line_of, proof, proves
 
 _FILE = ".meeting.json"
 _HANDSHAKE_S, _SEND_S = 5.0, 2
-_LONGEST = 1024
-"""Of the lines before the caller is known."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +67,14 @@ class Meeting:
 
 
 def check_network(host: str, *, is_trusted: bool) -> None:
-    """Whether this node may and can be one of a run.
+    """Raises SettingError where the first node listens on a network that may not be used.
 
     Args:
         host: the address of the first node.
-        is_trusted: whether the network may be used.
-
-    Raises:
-        SettingError: it may not, or the others could not reach its processes.
+        is_trusted: whether networks may be used.
     """
-    if ipaddress.ip_address(host).is_loopback:
-        return
-    if not is_trusted:
+    if not is_trusted and not ipaddress.ip_address(host).is_loopback:
         allowed = "is a network, on which nothing is encrypted; add --insecure-network where that can be trusted"
-        raise SettingError("--listen", host, allowed)
-    name = socket.gethostname()
-    try:
-        own = socket.gethostbyname(name)
-    except OSError:
-        own = LOOPBACK
-    if ipaddress.ip_address(own).is_loopback:
-        allowed = f"processes listen at the name of their machine, and {name} stands for {own} here; see /etc/hosts"
         raise SettingError("--listen", host, allowed)
 
 
@@ -134,25 +118,16 @@ class Wire:
         self._reader.close()
         self._connection.close()
 
-    def receive(self, key: str, refusal: Callable[[int], str | None]) -> int | None:
-        """As the first node: which node calls; None if it does not prove to be one, or is refused for a reason."""
-        challenge = secrets.token_hex(16)
-        self.send(_line(challenge=challenge))
-        called = self._next()
-        node = called.get("node")
-        if not isinstance(node, int) or not _proves(called, key, f"node {node} {challenge}"):
-            return None
-        refused = refusal(node)
-        self.send(_line(proof=_proof(key, f"first {called.get('challenge')}"), refused=refused))
-        return node if refused is None else None
+    def call(self, key: str, node: int, *, is_ready: bool = True) -> str | None:
+        """As another node: None if the first has let it in, and proved to be it; or why it has not.
 
-    def call(self, key: str, node: int) -> str | None:
-        """As another node: None if the first has let it in, and proved to be it; or why it has not."""
+        Who is not ready is not let in; the first then knows that it is coming.
+        """
         challenge = secrets.token_hex(16)
-        proof = _proof(key, f"node {node} {self._next().get('challenge')}")
-        self.send(_line(node=node, challenge=challenge, proof=proof))
+        proved = proof(key, f"node {node} {self._next().get('challenge')}")
+        self.send(line_of(node=node, is_ready=is_ready, challenge=challenge, proof=proved))
         answer = self._next()
-        if not _proves(answer, key, f"first {challenge}"):
+        if not proves(answer, key, f"first {challenge}"):
             return "it does not answer as the first node does"
         refused = answer.get("refused")
         return None if refused is None else str(refused)
@@ -162,21 +137,9 @@ class Wire:
         watch = threading.Timer(_HANDSHAKE_S, self.end)
         watch.start()
         try:
-            said = json.loads(self._reader.readline(_LONGEST) or "{}")
+            said = json.loads(self._reader.readline(LONGEST) or "{}")
             return said if isinstance(said, dict) else {}
         except (OSError, ValueError):
             return {}
         finally:
             watch.cancel()
-
-
-def _line(**said: object) -> str:
-    return json.dumps(said) + "\n"
-
-
-def _proof(key: str, text: str) -> str:
-    return hmac.digest(key.encode(), text.encode(), "sha256").hex()
-
-
-def _proves(said: dict[str, object], key: str, text: str) -> bool:
-    return hmac.compare_digest(str(said.get("proof")).encode(), _proof(key, text).encode())

@@ -100,7 +100,8 @@ class Crew:
 
     def __init__(self, part: Part, commands: TextIO):
         self._part, self._experiment = part, part.experiment
-        self._data = part.experiment.loader("train"), part.experiment.loader("validation")
+        corpus = part.scratch.corpus
+        self._data = part.experiment.loader("train", corpus), part.experiment.loader("validation", corpus)
         check_same_data(part.scratch.data(), self._data[0].state())
         self._store, self._kept = ProgramStore(part.scratch.programs), part.states()
         # No array of this backend is kept: an epoch has its own.
@@ -205,14 +206,19 @@ class Crew:
         self._link = None
 
     def _keep_states(self) -> None:
-        """Keeps what is on the devices, and forgets what is older."""
+        """Keeps what is on the devices, and forgets what is older; without room for it, this process has lost it.
+
+        Then it has what it has kept before, and whoever decides from which state to go on knows what that is.
+        """
         with self._saving:
-            for stamp, state in self._states.items():
-                if stamp not in self._own:
-                    records = [record for step, record in list(self._records.items()) if step <= stamp.step]
-                    self._kept.save(stamp, fetch_parts(state), records)
+            for stamp in sorted(self._states.keys() - self._own):
+                records = [record for step, record in list(self._records.items()) if step <= stamp.step]
+                try:
+                    self._kept.save(stamp, fetch_parts(self._states[stamp]), records)
                     self._own.add(stamp)
-            if self._states:
+                except OSError as error:
+                    print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)
+            if self._states and self._states.keys() <= self._own:
                 self._own &= self._states.keys()
                 self._kept.forget(but=frozenset(self._states))
 
@@ -221,7 +227,10 @@ class Crew:
         if self._handover is not None and members != self._members:
             lost = {process for process, _ in set(self._members) - set(members)}
             lost |= {process for process in self._handover.processes if process not in {one for one, _ in members}}
-            self._handover.hand_over(self._part.process, self._kept, self._part.copies(), lost)
+            try:
+                self._handover.hand_over(self._part.process, self._kept, self._part.copies(), lost)
+            except OSError as error:  # the others go on with what there is
+                print(f"not all states are handed over: {error}", file=sys.stderr, flush=True)
         self._members = members
 
     def _found(self, held: frozenset[Stamp]) -> Found:

@@ -9,22 +9,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
-from swift.errors import RunError
+from swift.errors import RunError, SettingError
 from swift.launch.children import Heard, OwnChildren
 from swift.launch.meeting import Meeting, Wire, check_network
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
 from swift.launch.scratch import own_memory
 from swift.mesh.epochs import Deadlines
 from swift.record import SUMMARY
+from swift.record.run_lock import last_beat
 
 _FIRST = "first node"
 _PULSE_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
-_ASLEEP_S = 1.0
+_ASLEEP_S, _COMING_S = 1.0, 5.0
 _LINGER_S = 10.0
 """How much longer than that takes a node that is told to end waits for the first to end the run in order: it may have
 been told the same."""
@@ -35,6 +36,8 @@ def serve(
     number: int,
     deadlines: Deadlines,
     environment: Mapping[str, str],
+    place: Path,
+    corpus: Path | None,
     told: Callable[[], bool],
     *,
     is_trusted: bool = False,
@@ -46,6 +49,8 @@ def serve(
         number: of this node, from 1.
         deadlines: of the run; how long to wait for a first node, and for the end of a run that stops.
         environment: of the children.
+        place: in which the memory of this node is made, see ``own_memory``.
+        corpus: the index of the corpus on this node, see ``find_index``.
         told: whether this node was told to end.
         is_trusted: whether a network may be used.
 
@@ -63,7 +68,7 @@ def serve(
         meeting, wire = met
         _tell(f"node {number}: found the first node at {meeting.host}:{meeting.port}")
         heard = SimpleQueue[Heard]()
-        with own_memory() as memory, OwnChildren(environment, memory, heard) as children:
+        with own_memory(place, corpus) as memory, OwnChildren(environment, memory, heard) as children:
             end = _Relay(wire, children, heard, meeting.silence_s, deadlines.stopping + _LINGER_S).run(told)
         wire.end()
         if end is not None and end.is_finished:
@@ -79,11 +84,13 @@ def _meet(
     run_dir: Path, number: int, patience_s: float, told: Callable[[], bool], is_trusted: bool
 ) -> tuple[Meeting, Wire] | None:
     """The first node; None where the run is finished without this one."""
-    deadline, why = time.monotonic() + patience_s, "has it the same --run-dir?"
+    deadline, why, beat = time.monotonic() + patience_s, "has it the same --run-dir?", None
     while time.monotonic() < deadline:
         if told():
             raise KeyboardInterrupt
         meeting = Meeting.find(run_dir)
+        if meeting is None and (now := last_beat(run_dir)) != beat:  # it is there, and not ready yet
+            beat, deadline = now, time.monotonic() + patience_s
         if meeting is None and (run_dir / SUMMARY).exists():
             return None
         if meeting is not None:
@@ -101,6 +108,37 @@ def _meet(
                 why = f"{meeting.host}:{meeting.port}: {error.strerror or error}"
         time.sleep(_RETRY_S)
     raise RunError(f"node {number}: no first node was found in {patience_s:g} s: stopped; {why}")
+
+
+@contextmanager
+def coming(run_dir: Path, number: int, is_trusted: bool = False) -> Iterator[None]:
+    """With the first node knowing, where there is one, that this one is on its way, however long that takes.
+
+    Args:
+        run_dir: the run directory.
+        number: of this node, from 1.
+        is_trusted: whether a network may be used.
+    """
+    is_over = threading.Event()
+
+    def call() -> None:
+        while not is_over.wait(_COMING_S):
+            meeting = Meeting.find(run_dir)
+            if meeting is None:
+                continue
+            with suppress(OSError, SettingError):
+                check_network(meeting.host, is_trusted=is_trusted)
+                connection = socket.create_connection((meeting.host, meeting.port), _CONNECT_S)
+                with closing(Wire(connection)) as wire:
+                    wire.call(meeting.key, number, is_ready=False)
+
+    thread = threading.Thread(target=call, name="coming", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(_CONNECT_S)
 
 
 class _Relay:

@@ -83,10 +83,12 @@ class Preparer:
     Args:
         experiment: what is run.
         programs: the directory of the run's programs.
+        sockets: a directory that only its owner may enter.
     """
 
-    def __init__(self, experiment: Experiment, programs: Path):
+    def __init__(self, experiment: Experiment, programs: Path, sockets: Path):
         self._experiment, self._store = experiment, ProgramStore(programs, trims=True)
+        self._sockets = sockets
         self._programs = Programs(experiment)
         program = self._programs.on(experiment.topology.num_expert_ranks)
         self._configurator = Configurator(experiment.plan_settings(program))
@@ -109,7 +111,7 @@ class Preparer:
         missing = [key for key in self._keys(job, configuration, program.live.num_ranks) if key not in self._store]
         if missing:
             num_devices = len(configuration.places) * program.live.num_ranks
-            with Rehearsal(num_devices // self._devices_per_process) as rehearsal:
+            with Rehearsal(num_devices // self._devices_per_process, self._sockets) as rehearsal:
                 # In a function of its own: what it makes has to be gone when the devices go.
                 self._compile(rehearsal, configuration, program, job)
             _return_memory()
@@ -149,12 +151,13 @@ class Preparer:
                 compiled_neighbour(program, self._store, k)
 
 
-def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> NoReturn:
+def prepare(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
     """The main function of the process: follows what comes on standard input until that ends.
 
     Args:
         experiment: what is run.
         programs: the directory of the run's programs.
+        sockets: a directory that only its owner may enter.
         num_local_devices: of each process of the run: all expert ranks of a worker, or one.
     """
     settle_jax(experiment, num_local_devices)
@@ -163,7 +166,7 @@ def prepare(experiment: Experiment, programs: Path, num_local_devices: int) -> N
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
     listener.start()
     try:
-        preparer = Preparer(experiment, programs)
+        preparer = Preparer(experiment, programs, sockets)
         while True:
             wish = wishes.get()
             for job in jobs_for(experiment, wish):

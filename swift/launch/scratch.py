@@ -12,36 +12,55 @@ from pathlib import Path
 from typing import Any, Self
 
 from swift.files import replace_file
+from swift.launch.spill import SPILL
 
-_SHARED_MEMORY = Path("/dev/shm")
-_PREFIX, _LOCK, _STATES, _COPIES = "swift-", "lock", "states", "copies"
+_PREFIX, _LOCK, _STATES, _COPIES, _SOCKETS, _CORPUS = "swift-", "lock", "states", "copies", "sockets", "corpus"
 _DATA = "data.json"
 
 
 @contextmanager
-def own_memory() -> Iterator[Path]:
-    """A directory in the memory of this node, where the machine has that; gone with the block.
+def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
+    """A directory of this node, best in its memory, and one on a disk for what does not fit; gone with the block.
 
     Those of others that were killed with all their processes are removed: they would fill the memory up.
+
+    Args:
+        place: the directory in which it is made, see ``choose_place``.
+        corpus: the index of the corpus, to which it has a link.
     """
-    top = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    for other in top.glob(f"{_PREFIX}*"):
-        with suppress(OSError), (other / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who lives has it
-            shutil.rmtree(other, ignore_errors=True)
+    for other in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if other.is_symlink() or other.stat().st_uid != os.getuid():
+                continue
+            with (other / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who lives has it
+                _remove_memory(other)
     # Without its name until it is locked, lest another takes it for one that was left behind.
-    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=top))
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=place))
+    disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     memory = made.with_name(made.name[1:])
     try:
         with (made / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name in (_STATES, _COPIES):
                 (made / name).mkdir()
+            (disk / _SOCKETS).mkdir()
+            (made / SPILL).symlink_to(disk.absolute())
+            if corpus is not None:
+                (made / _CORPUS).symlink_to(corpus.absolute())
             made.rename(memory)
             yield memory
     finally:
-        for path in (made, memory):
+        for path in (made, memory, disk):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_memory(memory: Path) -> None:
+    """Removes what ``own_memory`` has made, where it could not."""
+    disk = (memory / SPILL).resolve()
+    if disk.name.startswith(_PREFIX):
+        shutil.rmtree(disk, ignore_errors=True)
+    shutil.rmtree(memory, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,7 @@ class Scratch:
 
     Attributes:
         path: for the configuration and programs; all nodes see it.
-        memory: for states; each node has its own.
+        memory: for states and sockets, see ``own_memory``; each node has its own.
     """
 
     path: Path
@@ -58,12 +77,21 @@ class Scratch:
 
     @classmethod
     @contextmanager
-    def of(cls, config: str, data: Mapping[str, Any], shared: Path | None = None) -> Iterator[Self]:
+    def of(
+        cls,
+        config: str,
+        data: Mapping[str, Any],
+        place: Path,
+        corpus: Path | None = None,
+        shared: Path | None = None,
+    ) -> Iterator[Self]:
         """New ones for a configuration, gone with the block.
 
         Args:
             config: gin.
             data: state of a loader.
+            place: in which the memory of this node is made.
+            corpus: the index of the corpus on this node, see ``find_index``.
             shared: a directory that all nodes see, where there are several.
         """
         prefix = f"{_PREFIX}{os.getpid()}-"  # should something be left after all, one knows whose it was
@@ -73,7 +101,7 @@ class Scratch:
                 shutil.rmtree(earlier, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:
-            with own_memory() as memory:
+            with own_memory(place, corpus) as memory:
                 scratch = cls(path, memory)
                 replace_file(scratch.config, config.encode())
                 replace_file(path / _DATA, json.dumps(data).encode())
@@ -113,6 +141,17 @@ class Scratch:
         return self.memory / _COPIES
 
     @property
+    def sockets(self) -> Path:
+        """The directory of sockets, which only the user that runs this may enter."""
+        return (self.memory / SPILL).resolve() / _SOCKETS
+
+    @property
+    def corpus(self) -> Path | None:
+        """The index of the corpus on this node; None where there is none."""
+        link = self.memory / _CORPUS
+        return link.resolve() if link.is_symlink() else None
+
+    @property
     def handed(self) -> Path:
         """The directory of what is handed over when ranks are lost or come back, see ``swift.launch.handover``."""
         return self.path / "handed"
@@ -124,6 +163,6 @@ class Scratch:
 
     def remove(self) -> None:
         """Removes what no other node sees; any process may, whose supervisor is gone."""
-        shutil.rmtree(self.memory, ignore_errors=True)
+        _remove_memory(self.memory)
         if self.snapshots.is_symlink():
             shutil.rmtree(self.path, ignore_errors=True)

@@ -12,7 +12,7 @@ from swift.data import Batch, Loader
 from swift.launch.buddy import Buddy
 from swift.launch.keep import Keep
 from swift.launch.orders import Orders, Voice
-from swift.launch.wire import Done, Halt, Leave, Order, Planned, Record, Snapshot
+from swift.launch.wire import Done, Halt, Leave, NoSnapshot, Order, Planned, Record, Snapshot
 from swift.mesh.epochs import Process, Stamp, Took
 from swift.mesh.sharing import fetch_parts
 from swift.pipeline import Steps, Sums, TrainState
@@ -20,7 +20,7 @@ from swift.train import Experiment
 from swift.train.metrics import mean_loss, plan_facts, step_record
 from swift.train.recovery import is_due, window_length
 
-_NUM_SNAPSHOTS = 3
+NUM_SNAPSHOTS = 3
 """One that is made, one that is saved, one that waits."""
 
 
@@ -175,9 +175,13 @@ class Shift:
         loss = self._evaluate(1) if self._halt is None else None
         live, stamp = self.steps.program.live, Stamp(self.number, newest.step)
         if self.process.worker in [live.workers[row] for row in live.first_rows]:
-            self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
-            self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-_NUM_SNAPSHOTS:]))
-            self.voice.say(Snapshot, stamp=stamp, loss=loss)
+            try:
+                self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
+            except OSError as error:
+                self.voice.say(NoSnapshot, stamp=stamp, why=str(error))
+            else:
+                self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
+                self.voice.say(Snapshot, stamp=stamp, loss=loss)
         self._saved = newest.step
 
     def _evaluate(self, num_batches: int) -> float:

@@ -29,6 +29,7 @@ from swift.launch.wire import (
     Hang,
     Leave,
     News,
+    NoSnapshot,
     Order,
     Planned,
     Record,
@@ -202,6 +203,9 @@ class Supervisor:
                 self._saving.add(news, is_full=self._is_stopping)
             case Unreadable():
                 self._end_without_data(news)
+            case NoSnapshot(member, stamp, why):
+                text = f"iteration {stamp.step} cannot be saved: {member.process} has no room for its part: {why}"
+                self._reporter.note("checkpoint_failed", stamp.step, text, error=why)
             case Done(member, number):
                 if number == self._membership.went:
                     self._done.add(member)
@@ -263,7 +267,7 @@ class Supervisor:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Form(_, members, _):
-                self._services.append(Service(len(members), self._terms.host))
+                self._services.append(Service(len(members), self._terms.services))
                 self._done, self._restoring, self._is_loading = set(), None, False
                 self._say(members, Order(command, self._services[-1].address))
             case Enter(_, members):

@@ -25,7 +25,7 @@ class Terms:
         max_restarts: how often a process is started again that was not killed on purpose.
         chaos: what is done to processes on purpose.
         resumed: the run goes on from its newest checkpoint.
-        host: where coordination services listen.
+        services: where coordination services listen, see ``Service``.
         is_elastic: any processes can go on without the others, see ``swift.mesh.cuts``.
     """
 
@@ -37,7 +37,7 @@ class Terms:
     max_restarts: int = 10
     chaos: Chaos = field(default_factory=Chaos)
     resumed: bool = False
-    host: str = LOOPBACK
+    services: Path | str = LOOPBACK
     is_elastic: bool = False
 
     def log(self, name: str) -> Path:

@@ -79,6 +79,20 @@ class Snapshot(NamedTuple):
     loss: float | None
 
 
+class NoSnapshot(NamedTuple):
+    """A member cannot keep its part of a state that was to be saved.
+
+    Attributes:
+        member: whose.
+        stamp: of the state.
+        why: in a few words.
+    """
+
+    member: Member
+    stamp: Stamp
+    why: str
+
+
 class Done(NamedTuple):
     """A member has run all iterations that it is to run in this epoch."""
 
@@ -101,7 +115,7 @@ class Unreadable(NamedTuple):
 
 
 Command = Order | Enter | Leave | Halt | Hang | Stop
-News = Message | Record | Planned | Snapshot | Done | Unreadable
+News = Message | Record | Planned | Snapshot | NoSnapshot | Done | Unreadable
 
 
 def order_line(order: Command) -> str:
@@ -165,6 +179,8 @@ def read_news(line: str, member: Member, time: float) -> News:
             return Planned(said["number"], said["facts"])
         case "snapshot":
             return Snapshot(member, Stamp(*said["stamp"]), said["loss"])
+        case "nosnapshot":
+            return NoSnapshot(member, Stamp(*said["stamp"]), said["why"])
         case "done":
             return Done(member, said["number"])
         case "unreadable":

@@ -13,20 +13,25 @@ backend holds is lost with it: state is fetched to the host before.
 
 CPU collectives (gloo) are aborted here, by their sockets: a process whose peer has died gets an error at once, but one
 that waits for a third would wait for ever. On GPU the runtime aborts NCCL by itself (not run here).
+
+Left to itself, gloo listens at the address that the machine's own name stands for. Here the CPU backend is made with
+the address from which this process reaches the service of its epoch: the loopback device, unless that is on a network.
 """
 
 import gc
 import json
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.backend import clear_backends
+from jax.extend.backend import clear_backends, register_backend_factory
 
 from swift.errors import RunError
 
@@ -34,6 +39,8 @@ _NO_HEARTBEAT_S = 86_400
 """Heartbeats are the supervisor's, which also sees whether there is progress."""
 LOOPBACK = "127.0.0.1"
 _NUM_PORTS = 3
+_SOCKET, _LONGEST_PATH = "unix:", 107
+"""Of the address of a socket that is a file, and how many bytes its path may have (see ``man 7 unix``)."""
 _Address = tuple[str, int]
 _ADDRESSES = "swift/addresses/{}"
 _DEVICES, _ALL_DEVICES = "cpu:local_topology/cpu/{}", "cpu:global_topology/cpu"
@@ -46,15 +53,16 @@ def check_support() -> None:
     _internals()
 
 
-def _internals() -> tuple[Any, Any]:
-    """The state that JAX keeps of its group, and the module that makes services and clients."""
+def _internals() -> tuple[Any, Any, Any]:
+    """The state that JAX keeps of its group, what makes services and clients, and what makes a backend of the CPU."""
     with suppress(ImportError):
-        from jax._src import distributed
+        from jax._src import distributed, xla_bridge
         from jax._src.lib import _jax
 
-        is_there = hasattr(_jax, "get_distributed_runtime_service") and hasattr(_jax, "get_distributed_runtime_client")
-        if is_there and hasattr(distributed, "global_state"):
-            return distributed.global_state, _jax
+        made = ("get_distributed_runtime_service", "get_distributed_runtime_client", "make_gloo_tcp_collectives")
+        is_there = all(hasattr(_jax, name) for name in made)
+        if is_there and hasattr(distributed, "global_state") and hasattr(xla_bridge, "make_cpu_client"):
+            return distributed.global_state, _jax, xla_bridge.make_cpu_client
     raise RunError(
         f"jax {jax.__version__} does not have what groups of processes are made of here; "
         "use a version that pyproject.toml names"
@@ -64,23 +72,24 @@ def _internals() -> tuple[Any, Any]:
 class Service:
     """The coordination service of one epoch, hosted outside of its processes.
 
+    Who reaches it may take any place in the epoch. A directory that only its owner may enter keeps other users of the
+    machine out; at an address nobody is.
+
     Args:
         num_processes: of the epoch.
-        host: the address of this machine to listen at.
+        where: the directory for its socket; or an address of this machine, for processes of several machines.
 
     Attributes:
         address: where processes find it.
 
     Raises:
-        RunError: no port could be had.
+        RunError: it could not be started there.
     """
 
-    def __init__(self, num_processes: int, host: str = LOOPBACK):
+    def __init__(self, num_processes: int, where: Path | str):
         errors = []
         for _ in range(_NUM_PORTS):  # somebody else may take the port between the two
-            with socket.socket() as probe:
-                probe.bind((host, 0))
-                self.address = f"{host}:{probe.getsockname()[1]}"
+            self.address = _free_address(where)
             try:
                 self._service = self._made(num_processes)
                 return
@@ -89,7 +98,7 @@ class Service:
         raise RunError(f"no coordination service could be started: {'; '.join(errors)}")
 
     def _made(self, num_processes: int) -> Any:
-        _, makers = _internals()
+        _, makers, _ = _internals()
         return makers.get_distributed_runtime_service(
             self.address, num_processes, heartbeat_timeout=_NO_HEARTBEAT_S, shutdown_timeout=1, recoverable=True
         )
@@ -115,7 +124,7 @@ class Link:
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
         jax.config.update("jax_enable_recoverability", True)
-        self._state, makers = _internals()
+        self._state, makers, _ = _internals()
         assert self._state.client is None, "this process is in another epoch"
         self._address, self._index, self._num_processes, self._timeout_s = address, index, num_processes, timeout_s
         self._lock, self._addresses, self._is_connected = threading.Lock(), set[_Address](), False
@@ -153,11 +162,20 @@ class Link:
         told = [json.loads(self._client.blocking_key_value_get(key, 1000 * self._timeout_s)) for key in keys]
         self._addresses = {(host, port) for addresses in told for host, port in addresses}
 
+    def _cpu_client(self) -> Any:
+        """A backend of the CPU: of the epoch, or after it one of this process alone."""
+        _, makers, make = _internals()
+        if self._client is None:
+            return make()
+        host = _own_address(self._address)
+        return make(makers.make_gloo_tcp_collectives(distributed_client=self._client, hostname=host))
+
     def _take_place(self, index: int) -> None:
         """What the next backend is made for."""
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = self._address, index, self._num_processes
         state.client = self._client
+        register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """The devices of the epoch ``[rows, num_ranks]``, in the order of the processes."""
@@ -204,6 +222,28 @@ class Link:
         self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend lives as long as its last array, and its connections with it
+
+
+def _free_address(where: Path | str) -> str:
+    """Where nothing listens: in a directory, or at an address of this machine."""
+    if isinstance(where, Path):
+        path = where / secrets.token_hex(4)
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            raise RunError(f"{path}: no socket can have such a long path ({_LONGEST_PATH} bytes); use a shorter TMPDIR")
+        return f"{_SOCKET}{path}"
+    with socket.socket() as probe:
+        probe.bind((where, 0))
+        return f"{where}:{probe.getsockname()[1]}"
+
+
+def _own_address(service: str) -> str:
+    """The address of this machine from which a service is reached."""
+    if service.startswith(_SOCKET):
+        return LOOPBACK
+    host, _, port = service.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def is_called_off(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ that word, and stays at the first.
 JAX can compile for devices that are not there (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
 """
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -28,13 +29,14 @@ class Rehearsal(Link):
 
     Args:
         num_processes: of the group, each with as many devices as this process (``jax_num_cpu_devices``).
+        sockets: a directory that only its owner may enter.
 
     Raises:
         RunError: this JAX forms its groups in another way.
     """
 
-    def __init__(self, num_processes: int):
-        self._service = Service(1)
+    def __init__(self, num_processes: int, sockets: Path):
+        self._service = Service(1, sockets)
         try:
             super().__init__(self._service.address, 0, num_processes)
             self.join()

@@ -165,6 +165,11 @@ def take(
     raise SettingError("--run-dir", str(run_dir), "others take it at the same time; try again")
 
 
+def last_beat(run_dir: Path) -> int | None:
+    """The time stamp of the last heartbeat of whoever has a run directory; None where nobody has it."""
+    return max((found.beat_ns for found in _leases(run_dir)), default=None)
+
+
 def this_process() -> Owner:
     """A new owner: this process, now."""
     since = datetime.now(UTC).isoformat(timespec="seconds")

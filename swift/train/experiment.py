@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -184,8 +185,13 @@ class Experiment:
         num_microbatches = self.topology.num_pipelines * self.num_microbatches
         return num_microbatches * self.sequences_per_microbatch * self.model.sequence_length
 
-    def loader(self, split: Split) -> Loader:
-        """The batches of a split."""
+    def loader(self, split: Split, corpus: Path | None = None) -> Loader:
+        """The batches of a split.
+
+        Args:
+            split: which.
+            corpus: the index of the corpus, see ``find_index``; without it the corpus is read and cut here.
+        """
         return Loader(
             self.data,
             split,
@@ -193,6 +199,7 @@ class Experiment:
             sequences_per_microbatch=self.sequences_per_microbatch,
             sequence_length=self.model.sequence_length,
             seed=self.seed,
+            corpus=corpus,
         )
 
     def on_ranks(self, num_ranks: int) -> "Experiment":

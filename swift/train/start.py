@@ -45,6 +45,7 @@ class TrainOptions:
         profile: (first, last) iteration to trace with the profiler, or None.
         prepare: ``next`` plans and compiles ahead what a failure or a return of one worker would need.
         stopping_s: from Ctrl-C or SIGTERM to the end of the process, which keeps a checkpoint in that time.
+        corpora: the directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut anew.
     """
 
     run_dir: Path
@@ -54,6 +55,7 @@ class TrainOptions:
     profile: tuple[int, int] | None = None
     prepare: Prepare = "next"
     stopping_s: float = Deadlines.stopping
+    corpora: Path | None = None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The training loop: batches in, iterations, and a run directory out."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint import Plan, checkpoint_steps, restore_lines
-from swift.data import Batch, DataError, Loader
+from swift.data import Batch, DataError, Loader, find_index
 from swift.errors import RunError
 from swift.experts.placement import unsound_placement
 from swift.mesh import own_row
@@ -63,6 +64,10 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         return _train(experiment, options, failures, lease)
 
 
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _train(
     experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease
 ) -> dict[str, Any]:
@@ -73,7 +78,8 @@ def _train(
     listed = experiment.failure_list
     failures = listed if failures is None else failures
     first = done + next_length(experiment, options, done, last_step)
-    loader, validation = experiment.loader("train"), experiment.loader("validation")
+    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, _tell)
+    loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
     with (
         Cluster(experiment, options.prepare, failures, done + 1, first) as cluster,
         Interrupt(options.stopping_s) as interrupt,

@@ -34,18 +34,6 @@ def test_nodes_are_those_asked_for_or_those_of_the_scheduler(given, environment,
     assert nodes_of(options(**given), environment) == nodes
 
 
-@pytest.mark.parametrize(("own", "fits"), [("10.0.0.8", True), ("127.0.1.1", False)])
-def test_on_a_network_the_name_of_the_machine_has_to_be_one_that_others_can_reach(own, fits, monkeypatch):
-    """As some distributions write it to /etc/hosts, it is not."""
-    monkeypatch.setattr(socket, "gethostbyname", lambda host: own if host == socket.gethostname() else host)
-    given = options(nodes=2, node=0, listen="10.0.0.7", insecure_network=True)
-    if fits:
-        assert nodes_of(given, {}) == Nodes(2, 0, "10.0.0.7")
-    else:
-        with pytest.raises(SettingError, match=r"stands for 127\.0\.1\.1 here; see /etc/hosts"):
-            nodes_of(given, {})
-
-
 def test_a_name_that_stands_for_the_loopback_device_is_no_place_to_be_found_at(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
     with pytest.raises(SettingError, match=r"stands for 127\.0\.1\.1, which no other can reach"):

@@ -105,9 +105,18 @@ def scratch(pid):
 
 
 @contextmanager
-def launched(config, *arguments, processes=2):
-    """A run under way, which does not outlive its test."""
-    command = [*SWIFT, "launch", "--processes", str(processes), str(config), "--run-dir", str(config.parent / "run")]
+def launched(config, *arguments, processes=2, inside=()):
+    """A run under way, which does not outlive its test; ``inside`` begins its command."""
+    command = [
+        *inside,
+        *SWIFT,
+        "launch",
+        "--processes",
+        str(processes),
+        str(config),
+        "--run-dir",
+        str(config.parent / "run"),
+    ]
     with subprocess.Popen(
         [*command, *arguments], stderr=subprocess.PIPE, text=True, env=environment(config)
     ) as process:

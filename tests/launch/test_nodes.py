@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
@@ -16,13 +17,16 @@ from queue import SimpleQueue
 import pytest
 
 from swift.errors import RunError
+from swift.launch import node as node_module
+from swift.launch.admission import Admission
 from swift.launch.children import OwnChildren
 from swift.launch.fleet import NODES, Fleet
 from swift.launch.meeting import Meeting, Wire
-from swift.launch.node import serve
+from swift.launch.node import coming, serve
 from swift.launch.node_wire import Pulse, Said, Start, message_line, read_message
 from swift.launch.scratch import own_memory
 from swift.mesh.epochs import Deadlines
+from swift.record.run_lock import this_process
 
 NODE = """
 import os, sys
@@ -33,7 +37,10 @@ from swift.launch.node_wire import Pulse, Said, Start, message_line, read_messag
 from swift.launch.scratch import own_memory
 from swift.mesh.epochs import Deadlines
 try:
-    serve(Path(sys.argv[1]), int(sys.argv[2]), Deadlines(start=float(sys.argv[3])), os.environ, lambda: False)
+    serve(
+        Path(sys.argv[1]), int(sys.argv[2]), Deadlines(start=float(sys.argv[3])), os.environ, Path("/dev/shm"), None,
+        lambda: False,
+    )
 except RunError as error:
     sys.exit(str(error))
 """
@@ -199,7 +206,7 @@ def test_a_node_ends_as_the_run_does(fleet, tmp_path, error, code, said):
 
 def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
-    serve(tmp_path, 1, Deadlines(start=60.0), os.environ, lambda: False)
+    serve(tmp_path, 1, Deadlines(start=60.0), os.environ, tmp_path, None, lambda: False)
 
 
 def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
@@ -208,14 +215,17 @@ def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path)
         until_dead(fleet)
 
 
-def test_memory_that_nobody_holds_any_more_is_given_back():
-    with own_memory() as held:
+def test_memory_that_nobody_holds_any_more_is_given_back(tmp_path):
+    with own_memory(tmp_path) as held:
         left = held.with_name(f"{held.name}-left")
         left.mkdir()
         (left / "lock").touch()
-        with own_memory():
+        disk = tempfile.mkdtemp(prefix="swift-0-")
+        (left / "swift-spill").symlink_to(disk)
+        with own_memory(tmp_path):
             assert held.is_dir()
             assert not left.exists()
+            assert not Path(disk).exists()
     assert not held.exists()
 
 
@@ -278,12 +288,22 @@ def test_a_node_that_is_silent_is_lost_and_ends_its_children_before_it_comes_bac
         assert fleet.deaths() == []
 
 
+def called(listener, key):
+    """The connection of the node that calls next."""
+    admitted = []
+    admission = Admission(listener, key, lambda *_: None, lambda *call: admitted.append(call))
+    while not admitted:
+        admission.turn(1.0)
+    admission.close()
+    ((number, connection),) = admitted
+    assert number == 1
+    return connection
+
+
 def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path):
     meeting = Meeting.of(listener, tmp_path / "scratch", SILENCE_S)
     with meeting.announced(tmp_path), node(tmp_path, patience_s=2.0) as process:
-        connection, _ = listener.accept()
-        with closing(Wire(connection)) as wire:
-            assert wire.receive(meeting.key, lambda _: None) == 1
+        with closing(Wire(called(listener, meeting.key))) as wire:
             code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
             wire.send(message_line(Start("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
             for said in map(read_message, wire.lines()):
@@ -319,6 +339,38 @@ def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
     with pytest.raises(
         RunError, match=r"node 1: no first node was found in 0.1 s: stopped; has it the same --run-dir\?"
     ):
-        serve(tmp_path, 1, Deadlines(start=0.1), os.environ, lambda: False)
+        serve(tmp_path, 1, Deadlines(start=0.1), os.environ, tmp_path, None, lambda: False)
     with pytest.raises(KeyboardInterrupt):
-        serve(tmp_path, 1, Deadlines(start=60.0), os.environ, lambda: True)
+        serve(tmp_path, 1, Deadlines(start=60.0), os.environ, tmp_path, None, lambda: True)
+
+
+def test_a_node_that_is_on_its_way_is_not_away(fleet, tmp_path, monkeypatch):
+    """It may have to read the corpus first."""
+    monkeypatch.setattr(node_module, "_COMING_S", 0.1)
+    with coming(tmp_path, 1):
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            fleet.deaths()
+            time.sleep(0.05)
+        assert 0 < fleet.away_s("far") < 1
+    assert fleet.heard(0.0) == []
+    with node(tmp_path):
+        assert hear(fleet) == [come()]
+
+
+def test_a_first_node_that_is_not_ready_is_waited_for_as_long_as_it_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_module, "_RETRY_S", 0.05)
+    lease, begun = tmp_path / ".lease-1.json", time.monotonic()
+    lease.write_bytes(this_process().encode())
+
+    def beat():
+        while time.monotonic() - begun < 2:
+            os.utime(lease)
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    with pytest.raises(RunError, match=r"no first node was found in 0.5 s"):
+        serve(tmp_path, 1, Deadlines(start=0.5), os.environ, tmp_path, None, lambda: False)
+    assert time.monotonic() - begun > 2
+    thread.join()

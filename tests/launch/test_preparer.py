@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ CheckpointConfig.every = 100
 MAIN = (
     "import sys; from pathlib import Path; from swift.cli.configuration import load_experiment\n"
     "from swift.launch.preparer import prepare\n"
-    "prepare(load_experiment(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]))"
+    "prepare(load_experiment(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))"
 )
 
 
@@ -77,7 +78,8 @@ def start(*arguments):
 @contextmanager
 def preparer(config, programs, num_local):
     """The process, and what it says; None when it has ended."""
-    process, heard = start("-c", MAIN, config, programs, num_local), Queue()
+    sockets = tempfile.TemporaryDirectory()
+    process, heard = start("-c", MAIN, config, programs, sockets.name, num_local), Queue()
 
     def listen():
         with process.stdout:
@@ -93,6 +95,7 @@ def preparer(config, programs, num_local):
         process.kill()
         process.wait()
         process.stdin.close()
+        sockets.cleanup()
 
 
 def wish(process, *failed):
@@ -176,7 +179,7 @@ def key_of(configuration, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_local", [2, 1])
-def test_a_return_finds_all_programs_ready(config, tmp_path, num_local):
+def test_a_return_finds_all_programs_ready(config, tmp_path, sockets, num_local):
     """With a process for each worker of two ranks, and with one for each rank."""
     programs, kinds = tmp_path / "programs", ("single", "evaluate")
     with preparer(config, programs, num_local) as (process, heard):
@@ -189,16 +192,16 @@ def test_a_return_finds_all_programs_ready(config, tmp_path, num_local):
         assert [one.compiled for one in said] == [0, 0, 0]  # whoever has failed, the program is the same
     ready = files(programs)
     assert len(ready) == 5
-    for index, (step, loss) in enumerate(run_group(config, programs, num_local)):
+    for index, (step, loss) in enumerate(run_group(config, programs, sockets, num_local)):
         assert step == 8, index
         assert loss == pytest.approx(math.log(load_experiment(config).data.vocab_size), rel=1e-5)
     assert files(programs) == ready
 
 
-def run_group(config, programs, num_local):
+def run_group(config, programs, sockets, num_local):
     """The iteration after, and the loss of each process of a real group of all workers."""
     count = 4 // num_local
-    service, script = Service(count), Path(__file__).parent / "prepared_member.py"
+    service, script = Service(count, sockets), Path(__file__).parent / "prepared_member.py"
     members = [start(script, config, programs, num_local, service.address, index, count) for index in range(count)]
     try:
         said = [member.communicate(timeout=WAIT_S)[0].splitlines()[-1].split() for member in members]

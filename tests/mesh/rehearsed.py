@@ -18,10 +18,10 @@ AXES = ("worker", "expert")
 SPEC = PartitionSpec(*AXES)
 
 
-def rehearse(programs, counts):
+def rehearse(sockets, programs, counts):
     """Compiles for groups one after another; a number that comes again gets a program of its own."""
     for number, count in enumerate(counts):
-        with Rehearsal(count) as group:
+        with Rehearsal(count, sockets) as group:
             grid = group.grid(jax.local_device_count())
             program(Path(programs) / str(number), grid, lambda function, rows: function.lower(rows).compile())
 
@@ -62,16 +62,16 @@ def program(programs, grid, compiled):
     return ProgramStore(programs).get("sum", lambda: compiled(function, rows), list(grid.flat))
 
 
-def tell(name, value):
+def tell(sockets, name, value):
     """Rehearses in a JAX in which something has another name, and in the one that is there."""
     usual = getattr(rehearsal, name)
     setattr(rehearsal, name, value)
     try:
-        Rehearsal(3)
+        Rehearsal(3, sockets)
     except RunError as error:
         print(error, flush=True)
     setattr(rehearsal, name, usual)
-    with Rehearsal(3) as group:
+    with Rehearsal(3, sockets) as group:
         print(group.grid(1).shape, flush=True)
 
 
@@ -81,8 +81,8 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", int(local))
     jax.config.update("jax_enable_compilation_cache", False)
     if mode == "rehearse":
-        rehearse(rest[0], map(int, rest[1:]))
+        rehearse(Path(rest[0]), rest[1], map(int, rest[2:]))
     elif mode == "join":
         join(rest[0], rest[1], int(rest[2]), int(rest[3]))
     else:
-        tell(*rest)
+        tell(Path(rest[0]), *rest[1:])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import jax
 import pytest
 
 from swift.errors import RunError
-from swift.mesh.distributed import Service, check_support
+from swift.mesh.distributed import LOOPBACK, Service, check_support
 
 WAIT_S = 120
 
@@ -22,11 +23,12 @@ WAIT_S = 120
 class Group:
     """Processes by name, and the epochs that they are told."""
 
-    def __init__(self):
+    def __init__(self, where, elsewhere=()):
+        self.where, self.elsewhere = where, elsewhere
         self.processes, self.heard, self.services, self.epoch = {}, {}, [], 0
 
     def start(self, name):
-        command = [sys.executable, str(Path(__file__).parent / "member.py")]
+        command = [*self.elsewhere, sys.executable, str(Path(__file__).parent / "member.py")]
         environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
         process = subprocess.Popen(
             command,
@@ -47,7 +49,7 @@ class Group:
 
     def form(self, names, **more):
         self.epoch += 1
-        self.services.append(Service(len(names)))
+        self.services.append(Service(len(names), self.where))
         for index, name in enumerate(names):
             order = {"epoch": self.epoch, "address": self.services[-1].address, "index": index, "count": len(names)}
             self.processes[name].stdin.write(json.dumps(order | more.get(name, {})) + "\n")
@@ -78,8 +80,8 @@ class Group:
 
 
 @pytest.fixture
-def group():
-    with Group() as group:
+def group(sockets):
+    with Group(sockets) as group:
         for name in "abc":
             group.start(name)
         yield group
@@ -137,7 +139,7 @@ def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
         return real(service, num_processes)
 
     monkeypatch.setattr(Service, "_made", taken)
-    Service(1).close()
+    Service(1, LOOPBACK).close()
     assert len(set(made)) == 3
 
     def never(*_):
@@ -145,4 +147,37 @@ def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
 
     monkeypatch.setattr(Service, "_made", never)
     with pytest.raises(RunError, match=r"no coordination service could be started.*in use"):
-        Service(1)
+        Service(1, LOOPBACK)
+
+
+@pytest.fixture
+def another_name(tmp_path):
+    """What begins a command that is to run where the machine's name stands for no address that it should listen at."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root can give itself another name, with unshare")
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.9 elsewhere\n")
+    inside = 'mount --bind "$0" /etc/hosts && hostname elsewhere && exec "$@"'
+    return "unshare", "--uts", "--mount", "sh", "-c", inside, str(tmp_path / "hosts")
+
+
+@pytest.mark.parametrize("is_on_network", [False, True])
+def test_processes_listen_where_the_service_is_whatever_the_name_of_the_machine(
+    another_name, sockets, listening_at, is_on_network
+):
+    where = "127.0.0.3" if is_on_network else sockets
+    with Group(where, another_name) as group:
+        for name in "ab":
+            group.start(name)
+        group.form("ab")
+        assert [group.hear(name, "total") for name in "ab"] == [3.0] * 2
+        for name in "ab":
+            assert listening_at(group.processes[name].pid) == {"127.0.0.1"}
+        if not is_on_network:
+            (path,) = sockets.iterdir()
+            assert path.is_socket()
+    assert not any(sockets.iterdir())
+
+
+def test_a_directory_with_too_long_a_name_is_told(tmp_path):
+    with pytest.raises(RunError, match="no socket can have such a long path"):
+        Service(1, tmp_path / ("long" * 30))

@@ -26,9 +26,9 @@ def said(process):
     return output.splitlines()
 
 
-def run_group(programs, count, num_local):
+def run_group(sockets, programs, count, num_local):
     """What every device of a real group has after the program."""
-    service = Service(count)
+    service = Service(count, sockets)
     try:
         members = [start("join", num_local, programs, service.address, index, count) for index in range(count)]
         return [ast.literal_eval(said(member)[-1]) for member in members]
@@ -44,11 +44,11 @@ def expected(count, num_local):
 
 
 @pytest.mark.parametrize("num_local", [1, 2])
-def test_a_real_group_runs_what_was_compiled_in_a_rehearsal(tmp_path, num_local):
+def test_a_real_group_runs_what_was_compiled_in_a_rehearsal(tmp_path, sockets, num_local):
     counts = [3, 2, 3]
-    said(start("rehearse", num_local, tmp_path, *counts))
-    assert run_group(tmp_path / "2", 3, num_local) == expected(3, num_local)  # the last: others went before it
-    assert run_group(tmp_path / "1", 2, num_local) == expected(2, num_local)
+    said(start("rehearse", num_local, sockets, tmp_path, *counts))
+    assert run_group(sockets, tmp_path / "2", 3, num_local) == expected(3, num_local)  # the last: others went before it
+    assert run_group(sockets, tmp_path / "1", 2, num_local) == expected(2, num_local)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_a_real_group_runs_what_was_compiled_in_a_rehearsal(tmp_path, num_local)
         ("_TIMEOUT", "jax_no_such_setting", "jax_no_such_setting"),
     ],
 )
-def test_an_unknown_jax_is_told_at_once_and_leaves_nothing_behind(name, value, told):
+def test_an_unknown_jax_is_told_at_once_and_leaves_nothing_behind(sockets, name, value, told):
     begun = time.monotonic()
-    error, shape = said(start("tell", 1, name, value))
+    error, shape = said(start("tell", 1, sockets, name, value))
     assert "does not form groups in a way that one process can rehearse" in error
     assert told in error
     assert error.count("rehearse") == 1

@@ -1,0 +1,232 @@
+"""A corpus as it is cut: its tokens, or where the documents of a token file lie, in files that all processes read.
+
+An index is a directory. Its name is a digest of all that it is made of: the names, sizes and times of the files, the
+tokenizer, the share that validates. It is there as a whole or not at all.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, get_args
+from uuid import uuid4
+
+import numpy as np
+
+from swift.data.config import DataConfig, Split, in_split
+from swift.data.files import TokenReader
+from swift.data.sources import TokenFile
+from swift.data.stream import TokenStream, document_tokens, new_digest, open_stream, spans_of
+from swift.data.tokenizer import ByteTokenizer, TokenizerFile
+from swift.errors import SettingError
+from swift.files import replace_file, sync_directory
+
+_VERSION = 1
+_HEAD = "index.json"
+_SETTLED_NS = 2_000_000_000
+"""A file that was written in the last seconds before may have been written again within the grain of its time."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the making of an index is."""
+
+    num_documents: int
+    num_done: int
+    num_bytes: int
+
+
+class CorpusState(NamedTuple):
+    """What tells a corpus from another without reading it.
+
+    Attributes:
+        name: of its index.
+        newest_ns: when one of its files was last written to, in nanoseconds since 1970.
+    """
+
+    name: str
+    newest_ns: int
+
+
+def corpus_state(config: DataConfig) -> CorpusState | None:
+    """The present state of a corpus; None where it cannot be told.
+
+    That is so with sources and tokenizers of other kinds than those of ``swift.data``.
+
+    Raises:
+        SettingError: the source has no documents, or a file of it is not there.
+    """
+    source, tokenizer = config.source, config.tokenizer
+    parts: list[Any] = [_VERSION, config.validation_share]
+    if isinstance(source, TokenFile):
+        parts += ["tokens", source.dtype, source.end_of_document]
+        named: dict[str, str | None] = {"": source.path}
+    else:
+        named = {document.name: document.path for document in source.documents()}
+        if isinstance(tokenizer, ByteTokenizer):
+            parts += ["texts", "bytes"]
+        elif isinstance(tokenizer, TokenizerFile):
+            parts += ["texts", tokenizer.digest(), tokenizer.end_of_document]
+        else:
+            return None
+    newest_ns = 0
+    for name, path in named.items():
+        if path is None:
+            return None
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise SettingError("DataConfig.source", source, f"cannot read {path}: {error.strerror}") from error
+        parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
+        newest_ns = max(newest_ns, found.st_mtime_ns)
+    return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
+
+
+def make_index(config: DataConfig, path: Path, tell: Callable[[Progress], None]) -> None:
+    """Reads a corpus once and writes its index.
+
+    Args:
+        config: the data.
+        path: of the index; where another process has made it meanwhile, that is the one.
+        tell: is told how far it is.
+
+    Raises:
+        SettingError: the source cannot be read, or a split would have no document.
+        DataError: a token is beyond the vocabulary, or a token file changes while it is read.
+        OSError: the index cannot be written.
+    """
+    made = path.with_name(f".{path.name}.{uuid4().hex}")
+    made.mkdir(mode=0o700)
+    try:
+        begun = time.time_ns()
+        splits = (_write_spans if isinstance(config.source, TokenFile) else _write_texts)(config, made, tell)
+        replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "splits": splits}).encode())
+        sync_directory(made)
+        if not path.exists():
+            made.rename(path)
+    finally:
+        remove_index(made)
+
+
+def remove_index(path: Path) -> None:
+    """Removes an index, or what is there of one."""
+    if path.exists():
+        for file in path.iterdir():
+            file.unlink(missing_ok=True)
+        path.rmdir()
+
+
+def is_sound(path: Path, newest_ns: int) -> bool:
+    """Whether an index is there and as it was written, and no file of the corpus may have changed unseen.
+
+    Args:
+        path: of the index.
+        newest_ns: when a file of the corpus was last written to.
+    """
+    try:
+        head = _head(path)
+        if newest_ns > head["begun"] - _SETTLED_NS:
+            return False
+        return all(_digest(path / split) == head["splits"][split]["digest"] for split in get_args(Split))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
+    """The stream of a split, of a sound index.
+
+    Raises:
+        OSError: it is not there any more, or has not the size that it was written with.
+        SettingError: the source is a token file that cannot be read.
+        DataError: a token is beyond the vocabulary.
+    """
+    head = _head(path)["splits"][split]
+    if (path / split).stat().st_size != head["bytes"]:
+        raise OSError(f"{path / split} has not the {head['bytes']} bytes that were written")
+    if isinstance(config.source, TokenFile):
+        starts_S, offsets_S = np.fromfile(path / split, np.int64).reshape(2, -1)
+        return TokenStream(config.source.tokens(config.vocab_size), starts_S, offsets_S, head["num_tokens"])
+    vocab_size = config.tokenizer.vocab_size
+    tokens_N = TokenReader(str(path / split), np.min_scalar_type(vocab_size - 1), vocab_size)
+    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N), head["digest"])
+
+
+def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream:
+    """The stream of a split, of an index where there is one; else, or where that is gone, the corpus is read.
+
+    Raises:
+        SettingError: the source cannot be read, or a split would have no document.
+    """
+    if path is not None:
+        try:
+            return indexed_stream(path, config, split)
+        except SettingError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"the corpus is read again: {error}", file=sys.stderr)
+    return open_stream(config, split)
+
+
+class _Written:
+    """A file of an index, and what the head says of it."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._digest = file, new_digest()
+        self.num_bytes = 0
+
+    def add(self, array: np.ndarray) -> None:
+        content = np.ascontiguousarray(array).data
+        self._file.write(content)
+        self._digest.update(content)
+        self.num_bytes += content.nbytes
+
+    def close(self, num_tokens: int) -> dict[str, Any]:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"bytes": self.num_bytes, "digest": self._digest.hexdigest(), "num_tokens": num_tokens}
+
+
+def _write_texts(config: DataConfig, path: Path, tell: Callable[[Progress], None]) -> dict[str, Any]:
+    source, dtype = config.source, np.min_scalar_type(config.tokenizer.vocab_size - 1)
+    assert not isinstance(source, TokenFile)
+    documents = source.documents()
+    trains = in_split((document.name for document in documents), "train", config.validation_share)
+    num_bytes = 0
+    with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
+        written = {True: _Written(train), False: _Written(validation)}
+        for number, (document, is_training) in enumerate(zip(documents, trains.tolist(), strict=True)):
+            for tokens in document_tokens([document], config.tokenizer):
+                written[is_training].add(tokens)
+                num_bytes += tokens.nbytes
+            tell(Progress(len(documents), number + 1, num_bytes))
+        return {
+            split: one.close(one.num_bytes // dtype.itemsize)
+            for split, one in (("train", written[True]), ("validation", written[False]))
+        }
+
+
+def _write_spans(config: DataConfig, path: Path, tell: Callable[[Progress], None]) -> dict[str, Any]:
+    splits, source = {}, config.source
+    assert isinstance(source, TokenFile)
+    bounds = source.document_bounds(source.tokens(config.vocab_size))
+    for split in get_args(Split):
+        starts_S, offsets_S, num_tokens = spans_of(bounds, split, config.validation_share)
+        with (path / split).open("wb") as file:
+            one = _Written(file)
+            one.add(np.stack([starts_S, offsets_S]))
+            splits[split] = one.close(num_tokens)
+        tell(Progress(len(bounds) - 1, len(bounds) - 1, one.num_bytes))
+    return splits
+
+
+def _head(path: Path) -> dict[str, Any]:
+    return json.loads((path / _HEAD).read_text())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, new_digest).hexdigest()
