@@ -32,7 +32,7 @@ from swift.train.stored_config import GIN_NAME, write_config
 
 _OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
 """What a model that is trained has no more use for: it may be of a class that nobody has any more."""
-_CACHE, _MAX_CACHE_BYTES = Path.home() / ".cache" / "swift", 4 * 2**30
+_MAX_CACHE_BYTES = 4 * 2**30
 
 
 def train(options: argparse.Namespace) -> None:
@@ -175,7 +175,7 @@ def distance_line(run: Run, other: Run, topology: Topology) -> str:
 
 def corpora_directory() -> Path:
     """Where indexes of corpora outlive the run that made them, see ``find_index``."""
-    return _CACHE / "corpora"
+    return Path.home() / ".cache" / "swift" / "corpora"
 
 
 def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
@@ -192,7 +192,7 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
-        cache = _CACHE / "programs"
+        cache = Path.home() / ".cache" / "swift" / "programs"
         with suppress(OSError):  # without a home of its own JAX does without the cache
             cache.mkdir(parents=True, exist_ok=True)
             cache.chmod(0o700)  # what lies there is run
