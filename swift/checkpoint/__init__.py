@@ -8,13 +8,14 @@ from swift.checkpoint.lost_ranks import RankCopy, Recovered, recover_ranks
 from swift.checkpoint.manifest import Copy, Ledger, Manifest, read_manifest
 from swift.checkpoint.plt import Tally, dynamic_k
 from swift.checkpoint.restoring import Plan, load_plan, plan_restore, record_restore
-from swift.checkpoint.saving import save_checkpoint
+from swift.checkpoint.saving import RETRY_PAUSES_S, save_checkpoint
 from swift.checkpoint.selection import partial_bytes
 from swift.checkpoint.snapshots import begin_snapshot
 from swift.checkpoint.split import Snapshot, Split
 from swift.checkpoint.wording import restore_facts, restore_lines, save_facts, source_lines
 
 __all__ = [
+    "RETRY_PAUSES_S",
     "BuddyCopies",
     "CheckpointConfig",
     "Copy",

@@ -7,6 +7,8 @@ damaged array by array, and so that a file takes the bytes of its array.
 import json
 import logging
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 _ARRAYS = "state"
+_CODE = re.compile(r"os_error_code='(\d+)'")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -26,7 +29,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         arrays: by name, without slashes; none is empty, which Orbax does not take.
 
     Raises:
-        OSError, ValueError: as Orbax tells that a file could not be written.
+        OSError: a file could not be written.
+        ValueError: the same, where Orbax does not tell the system's reason.
     """
     context = ocp.Context()
     context.array.saving.use_ocdbt = False
@@ -34,7 +38,13 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     context.array.saving.use_compression = False
     context.array.saving.enable_write_sharding_file = False
     with _quiet(), context:
-        ocp.save_async(path.absolute(), dict(arrays), overwrite=True).result()
+        try:
+            ocp.save_async(path.absolute(), dict(arrays), overwrite=True).result()
+        except ValueError as error:  # of TensorStore, which wraps the system's errors in half a page
+            code = _CODE.search(str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:

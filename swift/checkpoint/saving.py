@@ -18,6 +18,9 @@ from swift.checkpoint.orbax_files import files_of, write_arrays
 from swift.checkpoint.split import Snapshot, Split, Unit, shape_text
 from swift.files import sync_directory
 
+RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
+"""Before a save that has failed is tried again, time after time; then the next one that is due has to do."""
+
 
 def save_checkpoint(
     directory: Path,

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,16 @@ from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.interrupt import Interrupt
-from swift.train.start import TrainOptions, check_range, find_start, open_run, own_run, try_placement
+from swift.train.start import (
+    TrainOptions,
+    check_range,
+    conclude,
+    find_start,
+    is_to_conclude,
+    open_run,
+    own_run,
+    try_placement,
+)
 from swift.train.summary import summarize
 
 
@@ -112,6 +121,8 @@ def _launch(
     by_rank = _is_by_rank(options.processes, experiment.topology)
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
+    if is_to_conclude(experiment, run, done):
+        return conclude(experiment, run, lease, "cpu")
     check_range(experiment, run, done, experiment.num_steps)
     corpus = find_index(experiment.data, corpora_directory(), partial(_tell, nodes))
     data = experiment.loader("train", corpus).state()  # so that a mistake in the data is told once, and here
@@ -206,11 +217,14 @@ def _supervise(
         limits = terms.deadlines
         preparing = Preparing(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
         saving = Saving(children, keeper, log, directory.checkpoints_path, terms.processes, deadline_s)
+        if experiment.checkpoint.every:
+            reporter.saved(saving.newest)
         try:
             with Supervisor(terms, children, saving, preparing, reporter) as supervisor:
-                supervisor.run(lambda: interrupt.requested)
+                _run(supervisor, saving, interrupt)
         except RunError:
-            reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
+            with suppress(OSError, RunError):  # the record may be what has ended the run
+                reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
             raise
         if interrupt.requested:
             how = "no checkpoint was saved" if saving.newest is None else f"--resume goes on from {saving.newest}"
@@ -235,6 +249,25 @@ def _place(experiment: Experiment, processes: Sequence[Process], by_rank: bool, 
     demand = Demand.of(experiment, processes, by_rank=by_rank, is_alone=nodes.count == 1)
     clear_backends()  # the supervisor has no use for devices
     return choose_place(demand, run_dir)
+
+
+def _run(supervisor: Supervisor, saving: Saving, interrupt: Interrupt) -> None:
+    """Runs to the end; raises RunError where the newest state is not saved then, once it is kept where it can be."""
+    try:
+        supervisor.run(lambda: interrupt.requested)
+    except (RunError, OSError) as error:
+        kept = supervisor.keep_unsaved()
+        told = str(error)
+        if isinstance(error, OSError):
+            newest = "there is no checkpoint yet" if saving.newest is None else f"--resume goes on from {saving.newest}"
+            told = f"{error}: stopped; {newest}"
+        raise RunError(told if kept is None else f"{told}; {kept}") from error
+    kept = supervisor.keep_unsaved()
+    if kept is not None:
+        newest = (
+            "no other checkpoint is" if saving.newest is None else f"the checkpoint of iteration {saving.newest} is"
+        )
+        raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {newest} there")
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:

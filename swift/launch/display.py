@@ -14,7 +14,7 @@ from rich.text import Text
 from swift.launch.goodput import CAUSES
 from swift.mesh.epochs import Seat, State
 from swift.mesh.membership import Membership
-from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration
+from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
 
 _MAX_REDRAWS_PER_S = 4
 
@@ -39,6 +39,8 @@ class Display:
         self._membership: Membership | None = None
         self._metrics: Mapping[str, Any] = {}
         self._step = self._num_lines = 0
+        self._tells_saved = False
+        self._newest: int | None = None
         self._timed: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -85,11 +87,16 @@ class Display:
             self._num_lines = num_lines_due
             self.note(self._progress(), self._now)
 
+    def saved(self, newest: int | None) -> None:
+        """Shows, from the next step on, how old the newest checkpoint is: of this step; None: there is none yet."""
+        self._tells_saved, self._newest = True, newest
+
     def _progress(self) -> str:
         if not self._timed:
             return f"{self._title}: waiting for the first step"
         counter = f"{self._title}: step {int(self._metrics['step']):,}/{self._num_steps:,}"
-        parts = [counter, *describe(self._metrics), self._time_left()]
+        saved = saved_text(self._step, self._newest) if self._tells_saved else ""
+        parts = [counter, *describe(self._metrics), saved, self._time_left()]
         return "  ".join(part for part in parts if part)
 
     def _time_left(self) -> str:

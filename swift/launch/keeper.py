@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -44,6 +44,7 @@ from swift.launch.keeper_wire import (
     Answer,
     Command,
     Failed,
+    Kept,
     Load,
     Loaded,
     Recut,
@@ -61,6 +62,7 @@ from swift.mesh.sharing import part_shapes
 from swift.pipeline import Program, TrainState
 from swift.record import sync_record, writes_checkpoints
 from swift.train import Experiment
+from swift.train.rescue import keep_elsewhere
 from swift.train.saved_state import extra_of, ledger_after, load_state, split_of
 
 _PATIENCE_S = 20.0
@@ -120,6 +122,9 @@ class Keeper:
         begun = time.perf_counter()
         try:
             match command:
+                case Save(stamp, holders, is_full, True):
+                    write = partial(self.save, stamp, holders, is_full=is_full)
+                    return Kept(stamp.step, keep_elsewhere(self.checkpoints, stamp.step, write))
                 case Save(stamp, holders, is_full):
                     facts = save_facts(self.save(stamp, holders, is_full=is_full))
                     path = checkpoint_path(self.checkpoints, stamp.step)
@@ -135,12 +140,15 @@ class Keeper:
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 
-    def save(self, stamp: Stamp, holders: Sequence[Process], *, is_full: bool = False) -> Manifest:
+    def save(
+        self, stamp: Stamp, holders: Sequence[Process], directory: Path | None = None, *, is_full: bool = False
+    ) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
         Args:
             stamp: of the state.
             holders: whose parts: one process for every stage, or for every stage and rank.
+            directory: for checkpoints; the run's unless given.
             is_full: save all experts, whatever K is; that of the last iteration always is.
 
         Returns:
@@ -157,10 +165,11 @@ class Keeper:
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step, program.experts.num_classes)
         ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
-        sync_record(self.checkpoints.parent)  # what the ledger counts must not be lost while the checkpoint stays
+        if directory is None:  # what the ledger counts must not be lost while the checkpoint stays
+            sync_record(self.checkpoints.parent)
         chosen_LK = ledger.choose(config.selection, full=is_full or stamp.step == self.experiment.num_steps)
         manifest = save_checkpoint(
-            self.checkpoints,
+            directory or self.checkpoints,
             stamp.step,
             split.host_snapshot(state, chosen_LK),
             split,

@@ -14,11 +14,13 @@ class Save(NamedTuple):
         stamp: of the state.
         holders: whose parts, one process for every stage and rank.
         is_full: save all experts, whatever K is.
+        is_elsewhere: where there is room for it, since it cannot be written where it belongs.
     """
 
     stamp: Stamp
     holders: tuple[Process, ...]
     is_full: bool = False
+    is_elsewhere: bool = False
 
 
 class Load(NamedTuple):
@@ -67,6 +69,18 @@ class Saved(NamedTuple):
     facts: dict[str, Any]
 
 
+class Kept(NamedTuple):
+    """A checkpoint is not where it belongs, but where there was room for it.
+
+    Attributes:
+        step: after this iteration.
+        text: a line on the place, and on how to resume from there.
+    """
+
+    step: int
+    text: str
+
+
 class Loaded(NamedTuple):
     """The parts of all processes are kept.
 
@@ -112,15 +126,15 @@ class Failed(NamedTuple):
 
 
 Command = Save | Load | Recut
-Answer = Saved | Loaded | Anew | Failed
+Answer = Saved | Kept | Loaded | Anew | Failed
 
 
 def command_line(command: Command) -> str:
     """A command as a line."""
     match command:
-        case Save(stamp, holders, is_full):
+        case Save(stamp, holders, is_full, is_elsewhere):
             said: dict[str, Any] = {"save": stamp.step, "epoch": stamp.epoch, "holders": _lists(holders)}
-            said["is_full"] = is_full
+            said |= {"is_full": is_full, "elsewhere": is_elsewhere}
         case Load(step, epoch, processes):
             said = {"load": step, "epoch": epoch, "processes": _lists(processes)}
         case Recut(stamp, cut, epoch, processes):
@@ -138,7 +152,8 @@ def read_command(line: str) -> Command:
         processes, epochs = said["cut"]
         cut = Cut(_processes(processes), tuple(epochs))
         return Recut(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
-    return Save(Stamp(said["epoch"], said["save"]), _processes(said["holders"]), said["is_full"])
+    holders = _processes(said["holders"])
+    return Save(Stamp(said["epoch"], said["save"]), holders, said["is_full"], said["elsewhere"])
 
 
 def answer_line(answer: Answer) -> str:
@@ -146,6 +161,8 @@ def answer_line(answer: Answer) -> str:
     match answer:
         case Saved(step, seconds, path, facts):
             said: dict[str, Any] = {"saved": step, "seconds": seconds, "path": path, "facts": facts}
+        case Kept(step, text):
+            said = {"kept": step, "text": text}
         case Loaded(stamp, lines, facts):
             said = {"loaded": stamp.step, "epoch": stamp.epoch, "lines": lines, "facts": facts}
         case Anew(stamp, lines, facts):
@@ -160,6 +177,8 @@ def read_answer(line: str) -> Answer:
     said = json.loads(line)
     if "saved" in said:
         return Saved(said["saved"], said["seconds"], said["path"], said["facts"])
+    if "kept" in said:
+        return Kept(said["kept"], said["text"])
     if "loaded" in said:
         return Loaded(Stamp(said["epoch"], said["loaded"]), said["lines"], said["facts"])
     if "anew" in said:

@@ -69,6 +69,10 @@ class Reporter:
         """Who does what now."""
         self._display.update(membership, time.monotonic())
 
+    def saved(self, newest: int | None) -> None:
+        """The newest checkpoint is of this iteration; None: there is none yet."""
+        self._display.saved(newest)
+
     def goodput(self) -> dict[str, Any]:
         """Where the time went so far."""
         return self._journal.goodput(time.monotonic())

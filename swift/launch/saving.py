@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
+from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
 from swift.errors import SettingError
 from swift.launch.children import Children
-from swift.launch.keeper_wire import Answer, Command, Load, Recut, Save, command_line, read_answer
+from swift.launch.keeper_wire import Answer, Command, Load, Recut, Save, Saved, command_line, read_answer
 from swift.launch.wire import Snapshot
 from swift.mesh.epochs import Cut, Process, Stamp
 
@@ -20,6 +20,8 @@ _MAX_LIVES = 3
 
 class Saving:
     """Asks the keeper, a process of its own, one thing after the other; who dies is started again and asked again.
+
+    A save that has failed is asked for again after pauses, see ``RETRY_PAUSES_S``, unless a newer one comes first.
 
     Args:
         children: among which the keeper is.
@@ -48,6 +50,9 @@ class Saving:
         self._deadline_s, self._clock = deadline_s, clock
         self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
         self._num_lives = 0
+        self._unsaved: Save | None = None  # what has failed; None: the newest save is there, or under way
+        self._num_failures = 0
+        self._again_at: float | None = None
 
     def go_on(self, processes: Sequence[Process]) -> None:
         """With an epoch of these processes; a checkpoint has a part of each stage and rank of theirs."""
@@ -69,8 +74,18 @@ class Saving:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was asked for that has not been answered."""
-        return bool(self._asked)
+        """Whether something was asked for that has not been answered, or a save is to be tried again."""
+        return bool(self._asked) or self._again_at is not None
+
+    @property
+    def unsaved(self) -> Save | None:
+        """The newest save, where it has failed."""
+        return self._unsaved
+
+    @property
+    def pause_s(self) -> float | None:
+        """How long a save that has failed waits until it is tried again; None: it is not."""
+        return None if self._again_at is None else self._again_at - self._clock()
 
     def start(self) -> None:
         """Starts the keeper, unless it is there."""
@@ -85,11 +100,17 @@ class Saving:
         parts = self._parts.setdefault(snapshot.stamp, {})
         parts[stage, rank] = process
         if len(parts) == self._num_parts:
+            self._unsaved, self._num_failures, self._again_at = None, 0, None
             self._ask(Save(snapshot.stamp, tuple(sorted(parts.values())), is_full))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, epoch: int, processes: Sequence[Process]) -> None:
-        """Asks for the parts of the newest checkpoint that is there when what was asked before is done."""
+        """Asks for the parts of the newest checkpoint that is there when what was asked before is done.
+
+        What could not be saved is tried once more before.
+        """
+        if self._unsaved is not None and self._unsaved not in self._asked:
+            self._try_again(self._unsaved)
         self._ask(Load(None, epoch, tuple(processes)))
 
     def recut(self, stamp: Stamp, cut: Cut, epoch: int, processes: Sequence[Process]) -> None:
@@ -99,9 +120,22 @@ class Saving:
     def hear(self, line: str) -> Answer:
         """What the keeper has answered, to what it was asked first."""
         self._num_lives = 1
-        del self._asked[0]
+        answer, command = read_answer(line), self._asked.pop(0)
+        if isinstance(command, Save) and not command.is_elsewhere:
+            self._note_save(command, is_saved=isinstance(answer, Saved))
         self._say_next()
-        return read_answer(line)
+        return answer
+
+    def try_again_if_due(self) -> None:
+        """Asks again for a save that has failed, once it has waited."""
+        if self._unsaved is not None and self._again_at is not None and self._clock() >= self._again_at:
+            self._try_again(self._unsaved)
+
+    def keep_elsewhere(self) -> None:
+        """Asks for what could not be saved to be kept where there is room, now that nothing follows."""
+        if self._unsaved is not None:
+            self._again_at = None
+            self._ask(self._unsaved._replace(is_elsewhere=True))
 
     def died(self) -> bool:
         """The keeper has died. Whether it was started again."""
@@ -119,6 +153,19 @@ class Saving:
         self._asked_at = None
         self._children.signal(KEEPER, signal.SIGKILL)
         return True
+
+    def _note_save(self, command: Save, *, is_saved: bool) -> None:
+        if any(isinstance(other, Save | Load) for other in self._asked):
+            self._unsaved = None  # a newer one is on its way, or all resume from another state
+            return
+        self._unsaved = None if is_saved else command
+        self._num_failures = 0 if is_saved else self._num_failures + 1
+        has_tries = 0 < self._num_failures <= len(RETRY_PAUSES_S)
+        self._again_at = self._clock() + RETRY_PAUSES_S[self._num_failures - 1] if has_tries else None
+
+    def _try_again(self, save: Save) -> None:
+        self._again_at = None
+        self._ask(save)
 
     def _ask(self, command: Command) -> None:
         """Saves that wait are dropped for a newer one: their parts may be gone by the time that they are due."""

@@ -9,13 +9,14 @@ import math
 import signal
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from swift.errors import RunError
 from swift.launch.children import Children, Death
 from swift.launch.fleet import NODES
-from swift.launch.keeper_wire import Anew, Failed, Loaded, Saved
+from swift.launch.keeper_wire import Anew, Failed, Kept, Loaded, Saved
 from swift.launch.preparer_wire import Trouble, Wish
 from swift.launch.preparing import PREPARER, Preparing
 from swift.launch.reporter import Reporter
@@ -103,6 +104,7 @@ class Supervisor:
         self._step_s = _HEARING_S  # of the newest iteration
         self._is_stopping, self._is_loading = False, False
         self._halted = self._last = self._saved = 0  # the newest epoch told to halt; its last iteration; the last saved
+        self._kept = ""  # what was told last of a save that has failed
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +137,26 @@ class Supervisor:
         elif self._unreadable is not None:
             raise RunError(f"{self._unreadable.why}: stopped; {self._remedy()}, {_MENDED}")
 
+    def keep_unsaved(self) -> str | None:
+        """Has what could not be saved kept elsewhere, now that nothing follows.
+
+        Returns:
+            A line on where it is; None where nothing is unsaved.
+        """
+        if self._saving.unsaved is None:
+            return None
+        self._saving.keep_elsewhere()
+        deadline = time.monotonic() + 2 * self._terms.deadlines.saving  # for a keeper that cannot be killed
+        while self._saving.is_busy and time.monotonic() < deadline:
+            if any(death.who == KEEPER and not self._saving.died() for death in self._children.deaths()):
+                break
+            for who, line, _ in self._children.heard(_PAUSE_S):
+                if who == KEEPER:
+                    with suppress(OSError, RunError):  # the disk may not take the events either
+                        self._hear_keeper(line)
+            self._saving.end_if_late()
+        return self._kept
+
     def _turn(self) -> None:
         """Hears what has happened, decides, and does it."""
         try:
@@ -155,6 +177,7 @@ class Supervisor:
         for death in deaths:
             self._mourn(death)
         self._decide(time.monotonic())
+        self._saving.try_again_if_due()
         self._make_trouble()
         self._look_ahead()
         self._reporter.show(self._membership)
@@ -227,10 +250,15 @@ class Supervisor:
             case Saved(step, seconds, path, facts):
                 self._saved = step
                 self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds, **facts)
+                self._reporter.saved(step)
+            case Kept(step, text):
+                self._kept = text
             case Loaded() | Anew():
                 self._restored(answer)
             case Failed("save", step, why, _):
-                text = f"the checkpoint of iteration {step} was not saved: {why}"
+                pause_s = self._saving.pause_s
+                again = "" if pause_s is None else f"; trying again in {pause_s:.0f} s"
+                text = self._kept = f"the checkpoint of iteration {step} was not saved: {why}{again}"
                 self._reporter.note("checkpoint_failed", step or 0, text, error=why)
             case Failed("recut", step, why, epoch):
                 if self._is_restoring(epoch):
@@ -323,6 +351,7 @@ class Supervisor:
             return
         if isinstance(answer, Loaded):
             event, text = "restore", f"all go on from the checkpoint of iteration {stamp.step}"
+            self._reporter.saved(stamp.step)
         else:
             event = "recut"
             text = cut_text(answer.facts["ranks"], answer.facts["ranks_before"], stamp.step)

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,7 +170,9 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        # What a full disk does not take has been told by whoever wrote it; the error that ends the run is the news.
+        with nullcontext() if error is None else suppress(OSError):
+            self.close()
 
 
 @contextmanager

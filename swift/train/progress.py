@@ -36,6 +36,8 @@ class Progress:
         self._console = console or Console(stderr=True)
         self._num_lines = 0
         self._metrics: Mapping[str, Any] = {}
+        self._tells_saved = False
+        self._newest: int | None = None
         self._updates: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -67,8 +69,12 @@ class Progress:
         self._updates.append((self._step, time.monotonic()))
         if self._live is None and (is_first or num_lines_due > self._num_lines):
             self._num_lines = num_lines_due
-            parts = [f"{self._title}: step {self._counter()}", *describe(metrics), self._time_left()]
+            parts = [f"{self._title}: step {self._counter()}", *describe(metrics), self._saved(), self._time_left()]
             self._print("  ".join(part for part in parts if part))
+
+    def saved(self, newest: int | None) -> None:
+        """Shows, from the next step on, how old the newest checkpoint is: of this step; None: there is none yet."""
+        self._tells_saved, self._newest = True, newest
 
     def note(self, text: str) -> None:
         """Prints a line that stays, above the live display."""
@@ -76,6 +82,9 @@ class Progress:
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True, highlight=False)
+
+    def _saved(self) -> str:
+        return saved_text(self._step, self._newest) if self._tells_saved else ""
 
     def _counter(self) -> str:
         return f"{self._step:,}/{self._num_steps:,}"
@@ -96,7 +105,9 @@ class Progress:
         line.add_column(no_wrap=True)
         bar = ProgressBar(total=self._num_steps, completed=self._step)
         line.add_row(Text(self._title, style="bold"), bar, Text(self._counter()), Text(self._time_left()))
-        metrics = "  ".join(describe(self._metrics)) if self._updates else "waiting for the first step, which compiles"
+        metrics = "waiting for the first step, which compiles"
+        if self._updates:
+            metrics = "  ".join(part for part in (self._saved(), *describe(self._metrics)) if part)
         return Constrain(Group(line, Text(metrics, no_wrap=True, overflow="ellipsis")), MAX_WIDTH)
 
 
@@ -111,6 +122,18 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
         "period_ratio": lambda value: f"period {value:.2f} x",
     }
     return [show(metrics[name]) for name, show in formats.items() if metrics.get(name) is not None]
+
+
+def saved_text(step: int, newest: int | None) -> str:
+    """How old the newest checkpoint is.
+
+    >>> saved_text(7, None), saved_text(8, 8), saved_text(20, 8)
+    ('no checkpoint yet', 'checkpoint of this iteration', 'checkpoint 12 iterations old')
+    """
+    if newest is None:
+        return "no checkpoint yet"
+    age = step - newest
+    return f"checkpoint {age:,} iteration{'s' * (age > 1)} old" if age > 0 else "checkpoint of this iteration"
 
 
 def format_duration(seconds: float) -> str:

@@ -1,14 +1,18 @@
 """Checkpoints of a run, written behind its iterations, and snapshots of its ranks in the memory of others."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
 from swift.checkpoint import (
+    RETRY_PAUSES_S,
     BuddyCopies,
     Ledger,
     Manifest,
@@ -31,11 +35,19 @@ from swift.errors import RunError, SettingError
 from swift.pipeline import Program, TrainState
 from swift.record import RunDirectory, sync_record
 from swift.train.experiment import Experiment
+from swift.train.rescue import keep_elsewhere
 from swift.train.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
+
+
+class _Spoilt(Exception):
+    """A state that must not take the place of a good checkpoint."""
 
 
 class Saver:
     """Saves one checkpoint and one snapshot at a time, while training goes on. A context manager.
+
+    A checkpoint that cannot be written is tried again after pauses, see ``RETRY_PAUSES_S``, without the devices: what
+    it saves is on the host by then.
 
     Args:
         experiment: what is run.
@@ -52,6 +64,12 @@ class Saver:
         self._room: Snapshot | None = None
         self._waited_ms = 0.0
         self._saving: Future[Manifest] | None = None
+        self._write: Callable[..., Manifest] | None = None
+        self._unsaved: int | None = None
+        self.is_spoilt = False  # what was to be saved last; to try again is of no use
+        self._is_hurried = Event()
+        self._failures: SimpleQueue[str] = SimpleQueue()
+        self.newest = None if start is None else start.step
         self._buddies = BuddyCopies(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
@@ -64,9 +82,15 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.follow(wait=True)
+        with nullcontext() if error is None else suppress(OSError, RunError):
+            self.follow(wait=True)
         self._thread.shutdown()
         self._buddies.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is under way; its end is noted by ``follow``."""
+        return self._saving is not None
 
     @property
     def ledger(self) -> Ledger:
@@ -96,46 +120,102 @@ class Saver:
             take = partial(_fail, error)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
-        save = partial(
+        self._is_hurried.clear()
+        self._write = partial(
             save_checkpoint,
-            self._directory.checkpoints_path,
-            done,
+            step=done,
             split=self._split,
             ledger=self._ledger,
             identity=self._experiment.identity(),
             extra=extra_of(program, position),
             num_kept=config.num_kept,
         )
-        self._saving = self._thread.submit(self._write, take, save)
+        self._saving = self._thread.submit(self._save, take, self._write)
 
-    def _write(self, take: Callable[[], Snapshot], save: Callable[..., Manifest]) -> Manifest:
-        self._room = snapshot = take()
+    def _save(self, take: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
+        self._room = None  # what it has is written over, or would pass for this iteration's
+        snapshot = take()
         if not all(map(is_finite, (*snapshot.dense.values(), *snapshot.blocks.values()))):
-            raise RunError("its numbers are not finite")
-        sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
-        return save(snapshot=snapshot)
+            raise _Spoilt("its numbers are not finite")
+        self._room = snapshot
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                return self._write_here(write, snapshot)
+            except Exception as error:
+                if self._is_hurried.is_set():
+                    raise
+                self._failures.put(f"{_line(error)}; trying again in {pause_s:g} s")
+                self._is_hurried.wait(pause_s)
+        return self._write_here(write, snapshot)
 
-    def follow(self, *, wait: bool) -> str | None:
-        """Notes the end of the checkpoint that is under way.
+    def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
+        sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
+        return write(self._directory.checkpoints_path, snapshot=snapshot)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end of the checkpoint that is under way, but no longer than that."""
+        wait([] if self._saving is None else [self._saving], seconds)
+
+    def follow(self, *, wait: bool) -> list[str]:
+        """Notes what has come of the checkpoint that is under way.
 
         Args:
-            wait: for it, if there is one.
+            wait: for its end, if there is one; what has failed is tried once more then, at once.
 
         Returns:
-            Why it was not saved, a line; None where nothing went wrong.
+            What went wrong, a line each.
         """
         self._waited_ms = 0.0
-        if self._saving is None or not (wait or self._saving.done()):
-            return None
-        begun, saving, self._saving = time.perf_counter(), self._saving, None
-        step, error = self._begun["step"], saving.exception()
+        if self._saving is None:
+            return []
+        step, begun = self._begun["step"], time.perf_counter()
+        if wait:
+            self._is_hurried.set()
+        has_ended = wait or self._saving.done()
+        error = self._saving.exception() if has_ended else None
         self._waited_ms = 1000 * (time.perf_counter() - begun)
+        failures = list(self._told())
         if error is not None:
-            why = " ".join(f"{error}".split()) or type(error).__name__
+            failures.append(_line(error))
+        saving = self._saving
+        if has_ended:  # noted first: the disk may not take the events either
+            self._saving, self.is_spoilt = None, isinstance(error, _Spoilt)
+            self._unsaved = None if error is None or self.is_spoilt else step
+        for why in failures:
             self._directory.log_event("checkpoint_failed", step, error=why)
-            return f"the checkpoint of iteration {step} was not saved: {why}"
-        manifest = saving.result()
+        if has_ended and error is None:
+            self._note_saved(step, saving.result())
+        return [f"the checkpoint of iteration {step} was not saved: {why}" for why in failures]
+
+    def keep_unsaved(self) -> str | None:
+        """Keeps elsewhere what could not be saved, now that nothing follows.
+
+        Returns:
+            A line on where it is; None where nothing is unsaved.
+        """
+        if self._unsaved is None:
+            return None
+        step, room, write = self._unsaved, self._room, self._write
+        self._unsaved = None  # told once
+        if room is None or write is None:
+            return f"nothing of the state after iteration {step} could be kept"
+        try:
+            directory = self._directory.checkpoints_path
+            return keep_elsewhere(directory, step, lambda place: write(place, snapshot=room))
+        except RunError as error:
+            return f"the state after iteration {step} could not be kept elsewhere either: {error}"
+
+    def _told(self) -> Iterator[str]:
+        """The failures that the thread has told of."""
+        while True:
+            try:
+                yield self._failures.get_nowait()
+            except Empty:
+                return
+
+    def _note_saved(self, step: int, manifest: Manifest) -> None:
         self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has gone on counting
+        self.newest = step
         self._directory.log_event(
             "checkpoint",
             step,
@@ -144,7 +224,6 @@ class Saver:
             save_ms=1000 * (time.perf_counter() - self._begun["at"]),
             **save_facts(manifest),
         )
-        return None
 
     def snapshot(self, program: Program, state: TrainState, done: int) -> None:
         """Begins a snapshot where one is due, or where there is none; see ``save``."""
@@ -198,3 +277,7 @@ class Saver:
 
 def _fail(error: Exception) -> Snapshot:
     raise error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{error}".split()) or type(error).__name__

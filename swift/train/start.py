@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -13,11 +14,22 @@ from swift.errors import SettingError
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
 from swift.mesh.epochs import Deadlines
 from swift.pipeline import Prepare, Program, TrainState
-from swift.record import Lease, RunDirectory, check_is_run, check_new_run, check_same_run, take, writes_checkpoints
+from swift.record import (
+    SUMMARY,
+    Lease,
+    RunDirectory,
+    check_is_run,
+    check_new_run,
+    check_same_run,
+    take,
+    writes_checkpoints,
+)
 from swift.train.experiment import Experiment
 from swift.train.recovery import window_length
+from swift.train.rescue import take_back
 from swift.train.saved_state import load_state, put_state
 from swift.train.stored_config import write_config
+from swift.train.summary import summarize
 
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
@@ -123,10 +135,24 @@ def find_start(experiment: Experiment, options: TrainOptions) -> Plan | None:
     check_same_run(options.run_dir, options.config_text, MAY_CHANGE)
     directory = options.run_dir / "checkpoints"
     settle(directory)
+    for line in take_back(directory):
+        print(line, file=sys.stderr)
     if not checkpoint_steps(directory):
         allowed = "holds no checkpoint to resume from; start again in another --run-dir"
         raise SettingError("--resume", str(options.run_dir), allowed)
     return plan_restore(directory, experiment.identity())
+
+
+def is_to_conclude(experiment: Experiment, options: TrainOptions, done: int) -> bool:
+    """Whether all iterations are done and saved, and the run's end is all that was not written."""
+    return options.resume and done == experiment.num_steps and not (options.run_dir / SUMMARY).exists()
+
+
+def conclude(experiment: Experiment, options: TrainOptions, lease: Lease, device: str) -> dict[str, Any]:
+    """Writes the end of a run that has nothing left to do, and returns its summary."""
+    with open_run(experiment, options, experiment.num_steps, lease) as directory:
+        directory.log_event("finish", experiment.num_steps)
+        return summarize(experiment, directory, device)
 
 
 def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:

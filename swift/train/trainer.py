@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -31,7 +31,9 @@ from swift.train.start import (
     TrainOptions,
     begin,
     check_range,
+    conclude,
     find_start,
+    is_to_conclude,
     next_length,
     open_run,
     own_run,
@@ -74,6 +76,8 @@ def _train(
     last_step = experiment.num_steps if options.stop_at is None else options.stop_at
     start = find_start(experiment, options)
     done = 0 if start is None else start.step
+    if is_to_conclude(experiment, options, done):
+        return conclude(experiment, options, lease, jax.devices()[0].device_kind)
     check_range(experiment, options, done, last_step)
     listed = experiment.failure_list
     failures = listed if failures is None else failures
@@ -95,8 +99,13 @@ def _train(
         ):
             run = _Run(experiment, options, cluster, directory, saver, progress, interrupt)
             run.announce(done, start, changes)
+            if experiment.checkpoint.every:
+                progress.saved(saver.newest)
             # Given away: kept here, it would take memory as long as the run.
-            run.loop(first_state.pop(), loader, validation, last_step)
+            try:
+                run.loop(first_state.pop(), loader, validation, last_step)
+            except (OSError, RunError) as error:
+                raise run.broken_off(error) from None
             return summarize(experiment, directory, jax.devices()[0].device_kind)
 
 
@@ -199,7 +208,7 @@ class _Run:
                 self._interrupted(state, position, done)
                 raise KeyboardInterrupt
             started = time.perf_counter()
-        self._follow_save(wait=True)
+        self._end_save()
         self.directory.log_event("finish" if done == self.experiment.num_steps else "stop", done)
 
     def _next(self, loader: Loader, done: int, last_step: int) -> tuple[list[Batch], DataError | None]:
@@ -282,16 +291,46 @@ class _Run:
         return mean_loss(partial(self.engine.evaluate, state), validation, num_batches)
 
     def _follow_save(self, *, wait: bool) -> None:
-        """Raises RunError where the checkpoint under way has come to nothing."""
-        why = self.saver.follow(wait=wait)
-        if why is not None:
-            raise RunError(f"{why}: stopped; {self._how_to_go_on()}")
+        """Tells what has come of the checkpoint under way; one that failed is tried again, or the next has to do.
+
+        Raises:
+            RunError: its numbers are not finite.
+        """
+        lines = self.saver.follow(wait=wait)
+        if self.saver.is_spoilt:
+            raise RunError(f"{lines[-1]}: stopped; {self._how_to_go_on(_REMEDY)}")
+        for line in lines:
+            self.progress.note(line)
+        if self.experiment.checkpoint.every:
+            self.progress.saved(self.saver.newest)
+
+    def _end_save(self) -> None:
+        """Waits for the last checkpoint as long as it is tried again; raises RunError where it is not saved."""
+        while self.saver.is_busy:
+            self.saver.wait(1.0)
+            self._follow_save(wait=False)
+        self._check_saved()
+
+    def _check_saved(self) -> None:
+        """Raises RunError where the last checkpoint was not saved, once it is kept where it can be."""
+        kept = self.saver.keep_unsaved()
+        if kept is not None:
+            raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {self._newest()}")
 
     def _end_without_data(self, state: TrainState, position: dict[str, Any], done: int, trouble: DataError) -> NoReturn:
         """Ends a run whose data cannot be read any more, with a checkpoint of the last iteration that had them."""
         self._save_last(state, position, done)
         self.directory.log_event("data_lost", done, error=str(trouble))
         raise RunError(f"{trouble}: stopped; {self._how_to_go_on()}, {_MENDED}") from trouble
+
+    def broken_off(self, error: OSError | RunError) -> RunError:
+        """What ends a run, once what was not saved is kept where it can be, be it that nothing can be recorded."""
+        with suppress(OSError, RunError):
+            self.saver.follow(wait=True)
+        if isinstance(error, OSError):
+            return RunError(f"{error}: stopped; {self._how_to_go_on()}")
+        kept = self.saver.keep_unsaved()
+        return error if kept is None else RunError(f"{error}; {kept}")
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):
@@ -316,7 +355,14 @@ class _Run:
             f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self._how_to_go_on(remedy)}"
         )
 
+    def _newest(self) -> str:
+        newest = max(checkpoint_steps(self.directory.checkpoints_path), default=None)
+        return "no other checkpoint is there" if newest is None else f"the checkpoint of iteration {newest} is there"
+
     def _how_to_go_on(self, remedy: str = "") -> str:
+        kept = self.saver.keep_unsaved()
+        if kept is not None:
+            return f"{kept}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
         steps = checkpoint_steps(self.directory.checkpoints_path)
         if not steps:
             return "there is no checkpoint yet; start again in another --run-dir" + (
@@ -337,6 +383,7 @@ class _Run:
         self.progress.note(f"stopping: saves iteration {done}; a second Ctrl-C or SIGTERM ends at once")
         self._save_last(state, position, done)
         self.directory.log_event("interrupt", done)
+        self._check_saved()
         self.progress.note(f"interrupted after iteration {done}, which is saved; --resume goes on from it")
 
     @contextmanager

@@ -33,22 +33,27 @@ TINY = Experiment(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run directory with a checkpoint, and the weights in it."""
+    """A run directory with a sound checkpoint, and the weights in it; a newer one is damaged."""
     directory, program = tmp_path_factory.mktemp("run"), TINY.program()
     state = program.init(jax.random.key(3))
     split = split_of(program)
     ledger = Ledger.first(split.num_layers, split.num_classes, 3)
     snapshot = begin_snapshot(split, state, program.live, ledger.choose("sequential", full=True))()
-    save_checkpoint(
-        directory / "checkpoints", 7, snapshot, split, ledger, identity=TINY.identity(), extra={}, num_kept=1
-    )
+    for step in (7, 8):
+        options = {"identity": TINY.identity(), "extra": {}, "num_kept": 2}
+        ledger = save_checkpoint(directory / "checkpoints", step, snapshot, split, ledger, **options).ledger
+        snapshot.dense["step"] += 1
+    (file,) = (directory / "checkpoints/step-00000008/arrays/state/step").glob("[0-9]*")
+    file.write_bytes(b"?" + file.read_bytes()[1:])
     return directory, program.gpt.unpack(program.whole_classes(state))
 
 
 @pytest.fixture(scope="module")
 def model(run, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("exported") / "model"
-    assert export_model(TINY, run[0], path).step == 7
+    plan = export_model(TINY, run[0], path)
+    assert (plan.step, len(plan.passed_over)) == (7, 1)
+    assert plan.passed_over[0].startswith("step-00000008 is damaged: its file arrays/state/step/0 ")
     return path
 
 
@@ -86,6 +91,14 @@ def test_a_directory_that_is_there_is_left_alone(run, tmp_path):
         with pytest.raises(SettingError, match=r"--out = .* cannot be made a directory: File exists"):
             export_model(TINY, run[0], path)
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_an_iteration_that_is_asked_for_is_that_one_or_none(run, tmp_path):
+    with pytest.raises(SettingError, match="cannot be restored: step-00000008 is damaged"):
+        export_model(TINY, run[0], tmp_path / "model", step=8)
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(SettingError, match="--step = 9: must be one of 7, 8, which have a checkpoint"):
+        export_model(TINY, run[0], tmp_path / "model", step=9)
 
 
 def write(model: Path, prompt: str = "def ", num_tokens: int = 12, **options) -> str:

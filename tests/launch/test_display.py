@@ -67,6 +67,17 @@ def test_a_log_gets_events_and_a_plain_line_for_every_tenth_of_the_run():
     assert lines[1] == "   20.0 s  kill [x]: step 20/200  loss 3.220  12,346 tokens/s  1:30 left"
 
 
+def test_a_line_says_how_old_the_newest_checkpoint_is():
+    def show(display):
+        for step, newest in ((1, None), (20, 20), (40, 20)):
+            display.update(live(), 1010)
+            display.saved(newest)
+            display.record(metrics(step))
+
+    told = [line.split("tokens/s  ")[1].split("  ")[0] for line in shown(show).splitlines()]
+    assert told == ["no checkpoint yet", "checkpoint of this iteration", "checkpoint 20 iterations old"]
+
+
 def test_steps_that_are_run_again_get_no_second_line_nor_a_wrong_pace():
     def run_again(display):
         for step, time in [(20, 1010), (39, 1020), (20, 1024), (39, 1028), (40, 1031)]:

@@ -19,9 +19,10 @@ from swift.cli.configuration import config_text
 from swift.errors import RunError
 from swift.launch.keep import Keep
 from swift.launch.keeper import _check_state
-from swift.launch.keeper_wire import Failed, Load, Loaded, Save, Saved, command_line, read_answer
+from swift.launch.keeper_wire import Failed, Kept, Load, Loaded, Save, Saved, command_line, read_answer
 from swift.mesh.epochs import Process, Stamp
 from swift.record import CLASS_COUNTS, METRICS
+from swift.train.rescue import take_back
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
 
@@ -107,6 +108,20 @@ def test_a_placement_with_a_class_without_a_slot_is_not_saved():
     state = SimpleNamespace(step=np.array([4]), master={}, placement=np.ones((1, 1, 2, 1), np.int32))
     with pytest.raises(RunError, match="class 0 of 0 to 1 has no slot in layer 0 after iteration 4: mend the policy"):
         _check_state(state, 4, num_classes=2)
+
+
+def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(keeper, elsewhere, tmp_path, monkeypatch):
+    keeper.load(epoch=3, processes=RANKS, step=4)
+    block_directory(elsewhere, None)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    failed, kept = served(elsewhere, Save(Stamp(3, 4), RANKS), Save(Stamp(3, 4), RANKS, is_elsewhere=True))
+    assert (type(failed), type(kept), kept.step) == (Failed, Kept, 4)
+    (place,) = (tmp_path / "tmp").glob("kept-by-swift-*")
+    assert kept.text.startswith(f"the state after iteration 4 is kept in {place} on ")
+    elsewhere.checkpoints.unlink()
+    assert len(take_back(elsewhere.checkpoints)) == 1
+    assert isinstance(served(elsewhere, Load(None, 7, RANKS))[0], Loaded)
 
 
 def test_holders_that_are_no_whole_worker_are_refused(keeper):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift.launch import saving
-from swift.launch.keeper_wire import Load, Save, Saved, answer_line, read_command
+from swift.launch.keeper_wire import Failed, Kept, Load, Save, Saved, answer_line, read_command
 from swift.launch.saving import KEEPER, Saving
 from swift.launch.wire import Snapshot
 from swift.mesh.epochs import Member, Process, Stamp
@@ -52,6 +52,15 @@ class Keeping:
     def dies(self):
         self.children.alive.remove(KEEPER)
         return self.saving.died()
+
+    def fails(self, step):
+        self.saving.hear(answer_line(Failed("save", step, "No space left on device")))
+
+    def tries_again_after(self, seconds):
+        """Whether it asks again, after so many seconds."""
+        self.now, before = self.now + seconds, len(self.children.asked)
+        self.saving.try_again_if_due()
+        return len(self.children.asked) > before
 
     def answers(self, step):
         self.saving.hear(answer_line(Saved(step, 0.1, f"step-{step}", {})))
@@ -138,3 +147,73 @@ def test_a_checkpoint_is_preferred_to_states_where_it_is_newer_and_nothing_is_lo
     monkeypatch.setattr(saving, "checkpoint_steps", lambda _: [20, 40])
     monkeypatch.setattr(saving, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
     assert keeping.saving.goes_beyond(step) == goes
+
+
+def test_a_save_that_has_failed_is_tried_again_after_pauses_and_then_given_up(keeping):
+    keeping.add(5)
+    for pause_s in saving.RETRY_PAUSES_S:
+        keeping.fails(5)
+        assert keeping.saving.is_busy
+        assert keeping.saving.pause_s == pause_s
+        assert not keeping.tries_again_after(0.9 * pause_s)
+        assert keeping.tries_again_after(0.2 * pause_s)
+        assert not keeping.tries_again_after(100), "it is asked already"
+    keeping.fails(5)
+    assert not keeping.saving.is_busy
+    assert not keeping.tries_again_after(1000)
+    assert keeping.children.asked == [save(5)] * (1 + len(saving.RETRY_PAUSES_S))
+    assert keeping.saving.unsaved == save(5)
+
+
+def test_a_save_that_succeeds_in_the_end_leaves_nothing_unsaved(keeping):
+    keeping.add(5)
+    keeping.fails(5)
+    assert keeping.tries_again_after(100)
+    keeping.answers(5)
+    assert keeping.saving.unsaved is None
+    assert not keeping.saving.is_busy
+    keeping.add(10)
+    keeping.fails(10)
+    assert keeping.saving.pause_s == saving.RETRY_PAUSES_S[0]
+
+
+def test_a_newer_save_takes_the_place_of_one_that_has_failed(keeping):
+    keeping.add(5)
+    keeping.fails(5)
+    keeping.add(10)
+    assert not keeping.tries_again_after(100)
+    keeping.answers(10)
+    keeping.add(15)
+    keeping.add(20)
+    keeping.fails(15)
+    assert keeping.saving.unsaved is None
+    assert keeping.children.asked == [save(step) for step in (5, 10, 15, 20)]
+
+
+def test_what_could_not_be_saved_is_tried_once_more_before_a_checkpoint_is_loaded_and_then_no_more(keeping):
+    """All resume from the checkpoint that is loaded then; that state is none of theirs any more."""
+    keeping.add(5)
+    keeping.fails(5)
+    keeping.saving.load(2, [ONLY])
+    keeping.fails(5)
+    assert keeping.children.asked == [save(5), save(5), Load(None, 2, (ONLY,))]
+    assert keeping.saving.unsaved is None
+    assert not keeping.tries_again_after(100)
+
+
+def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
+    keeping.add(5)
+    keeping.fails(5)
+    keeping.saving.keep_elsewhere()
+    assert keeping.children.asked == [save(5), Save(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
+    assert keeping.saving.is_busy
+    keeping.saving.hear(answer_line(Kept(5, "there")))
+    assert not keeping.saving.is_busy
+    assert not keeping.tries_again_after(100)
+
+
+def test_nothing_is_kept_elsewhere_where_all_is_saved(keeping):
+    keeping.add(5)
+    keeping.answers(5)
+    keeping.saving.keep_elsewhere()
+    assert keeping.children.asked == [save(5)]

@@ -135,6 +135,9 @@ class Kept:
     def start(self):
         pass
 
+    def try_again_if_due(self):
+        pass
+
 
 class Told:
     """A reporter."""

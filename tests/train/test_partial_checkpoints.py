@@ -9,7 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, begin_snapshot, checkpoint_steps, load_plan, plan_restore, read_manifest
+from swift.checkpoint import (
+    CheckpointConfig,
+    begin_snapshot,
+    checkpoint_steps,
+    load_plan,
+    plan_restore,
+    read_manifest,
+    saving,
+)
 from swift.checkpoint.inspection import coverage
 from swift.checkpoint.split import by_name
 from swift.data import DataConfig, TextFiles
@@ -18,7 +26,7 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement import FlexMoE
 from swift.models import ModelConfig
-from swift.record import CLASS_COUNTS, METRICS, read_run
+from swift.record import CLASS_COUNTS, METRICS, RunDirectory, read_run
 from swift.report.coverage import coverage_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
@@ -248,16 +256,87 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
     assert [record["step"] for record in read_run(again).metrics] == list(range(1, 8))
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_one_before(experiment, again, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
+@pytest.fixture
+def full_disk(monkeypatch, tmp_path):
+    """Has writing into run directories fail where it is asked to; pauses are short, and other places this test's."""
+    monkeypatch.setattr("swift.train.saver.RETRY_PAUSES_S", (0.01, 0.01))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr("swift.train.rescue._MEMORY", tmp_path / "elsewhere")
+    write, is_full = saving.write_arrays, []
 
-    monkeypatch.setattr("swift.checkpoint.saving.write_arrays", fail)
-    line = "the checkpoint of iteration 10 was not saved: .*No space left on device: stopped; the checkpoint of .* 8 is"
+    def write_or_fail(path, arrays):
+        if is_full and is_full[0](path.parent.name) and "elsewhere" not in path.parts:
+            raise OSError(28, "No space left on device")
+        write(path, arrays)
+
+    monkeypatch.setattr(saving, "write_arrays", write_or_fail)
+    return is_full
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_kept_elsewhere_and_ends_the_run(experiment, again, full_disk):
+    full_disk.append(lambda _: True)
+    line = (
+        r"the last checkpoint was not saved: stopped; the state after iteration 12 is kept in .*elsewhere.* 8 is there"
+    )
     with pytest.raises(RunError, match=line):
         run(experiment, again, resume=True, stop_at=12)
     assert checkpoint_steps(again / "checkpoints") == [6, 8]
-    assert events(again, "checkpoint_failed")[0]["step"] == 10
+    assert events(again, "finish") == []
+    failed = events(again, "checkpoint_failed")
+    assert {event["step"] for event in failed} == {10, 12}
+    assert failed[-2]["error"] == "[Errno 28] No space left on device; trying again in 0.01 s"
+    full_disk.clear()
+    run(experiment, again, resume=True, stop_at=13)
+    assert [event["step"] for event in events(again, "restore")] == [8, 12]
+    assert [record["step"] for record in read_run(again).metrics] == list(range(1, 14))
+
+
+def test_a_record_that_cannot_be_written_either_ends_the_run_in_one_line(experiment, again, full_disk, monkeypatch):
+    """From iteration 11 on the disk takes nothing at all, not even a line on that."""
+    full_disk.append(lambda _: True)
+    log_step, log_event = RunDirectory.log_step, RunDirectory.log_event
+
+    def fail_late(log):
+        def write(self, record_or_event, *arguments, **fields):
+            if len(read_run(again).metrics) >= 10:
+                raise OSError(28, "No space left on device")
+            log(self, record_or_event, *arguments, **fields)
+
+        return write
+
+    monkeypatch.setattr(RunDirectory, "log_step", fail_late(log_step))
+    monkeypatch.setattr(RunDirectory, "log_event", fail_late(log_event))
+    with pytest.raises(RunError, match="No space left on device: stopped; the state after iteration 10 is kept in"):
+        run(experiment, again, resume=True, stop_at=12)
+
+
+def test_after_the_last_iteration_only_the_end_is_left_to_be_written(experiment, again, full_disk):
+    full_disk.append(lambda _: True)
+    with pytest.raises(RunError, match="the state after iteration 20 is kept in"):
+        run(experiment, again, resume=True)
+    assert read_run(again).summary is None
+    full_disk.clear()
+    assert run(experiment, again, resume=True) == read_run(again).summary
+    assert checkpoint_steps(again / "checkpoints")[-1] == 20
+    with pytest.raises(SettingError, match="has nothing left to do"):
+        run(experiment, again, resume=True)
+
+
+def test_a_checkpoint_that_cannot_be_written_at_first_is_tried_again(experiment, again, full_disk):
+    tries = []
+    full_disk.append(lambda name: tries.append(name) or tries.count(".step-00000012.tmp") == 1)
+    run(experiment, again, resume=True, stop_at=12)
+    assert tries == [".step-00000010.tmp", ".step-00000012.tmp", ".step-00000012.tmp"]
+    assert checkpoint_steps(again / "checkpoints")[-2:] == [10, 12]
+    assert [event["step"] for event in events(again, "checkpoint_failed")] == [12]
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_next(experiment, again, full_disk):
+    full_disk.append(lambda name: name == ".step-00000010.tmp")
+    run(experiment, again, resume=True, stop_at=12)
+    assert checkpoint_steps(again / "checkpoints") == [6, 8, 12]
+    assert events(again, "checkpoint_failed")
 
 
 def test_partial_checkpoints_are_refused_where_no_expert_has_a_state_of_its_own(experiment):

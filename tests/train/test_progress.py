@@ -45,6 +45,22 @@ def test_short_resumed_and_windowed_runs(num_steps, first_step, stride, steps):
     assert [int(line.split("step ")[1].split("/")[0]) for line in lines] == steps
 
 
+def test_a_line_says_how_old_the_newest_checkpoint_is():
+    file = io.StringIO()
+    with Progress("symi", 4, 1, Console(file=file, width=200)) as shown:
+        shown.saved(None)
+        shown.update(record(1))
+        shown.saved(2)
+        for step in (2, 3, 4):
+            shown.update(record(step))
+    assert [line.split("imbalance 2.50  ")[1].split("  ")[0] for line in file.getvalue().splitlines()] == [
+        "no checkpoint yet",
+        "checkpoint of this iteration",
+        "checkpoint 1 iteration old",
+        "checkpoint 2 iterations old",
+    ]
+
+
 def test_a_terminal_gets_one_line_that_is_redrawn_and_its_cursor_back():
     text = run(num_steps=3, force_terminal=True, legacy_windows=False)
     assert "\x1b[?25l" in text
