@@ -7,7 +7,7 @@ from dataclasses import replace
 from swift.errors import SettingError
 from swift.mesh.epochs import Deadlines
 
-OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "stopping")
+OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping")
 """Those of a run of real processes."""
 OF_ONE = ("stopping",)
 """Those of a run in one process."""

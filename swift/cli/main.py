@@ -123,8 +123,8 @@ def command_line() -> argparse.ArgumentParser:
     )
     add_deadlines(
         launch,
-        "start, forming (of an epoch), heartbeat, progress (of an iteration), saving (of a checkpoint), stopping (from "
-        "Ctrl-C or SIGTERM until the last iteration is saved)",
+        "start, forming (of an epoch), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
+        "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(
         "--against", type=Path, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"

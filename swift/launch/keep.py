@@ -99,10 +99,13 @@ class Keep:
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """The records that were kept with the states that are here, by iteration, but for those that are damaged."""
+        """The records that were kept with the states that are here, by iteration, but for those that cannot be read."""
         found: dict[int, dict[str, Any]] = {}
         for stamp in sorted(self.stamps()):
-            with suppress(ValueError, TypeError, KeyError, AttributeError), self._path(stamp).open("rb") as file:
+            with (
+                suppress(OSError, ValueError, TypeError, KeyError, AttributeError),
+                self._path(stamp).open("rb") as file,
+            ):
                 head = json.loads(file.readline())
                 if digest(head["records"].encode()) == head["records_digest"]:
                     found |= {record["step"]: record for record in json.loads(head["records"])}

@@ -104,6 +104,7 @@ class Preparer:
         Raises:
             RunError: this JAX does not let a process pretend to be a group.
             SettingError: the planner cannot plan for these failures.
+            OSError: the store has no room for the programs.
         """
         configuration = self._configurator.configure(job.failed)
         program = self._programs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
@@ -115,6 +116,8 @@ class Preparer:
                 # In a function of its own: what it makes has to be gone when the devices go.
                 self._compile(rehearsal, configuration, program, job)
             _return_memory()
+            if any(key not in self._store for key in missing):
+                raise OSError("what was compiled cannot be kept, see the log")
         return len(missing)
 
     def _keys(self, job: Job, configuration: Configuration, num_ranks: int) -> list[object]:

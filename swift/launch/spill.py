@@ -104,6 +104,8 @@ def _spill_of(path: Path) -> Path | None:
     """The directory on a disk that belongs to the memory in which a file is to be."""
     with suppress(OSError):
         for parent in path.parent.resolve().parents:
-            if (parent / SPILL).is_dir():
-                return (parent / SPILL).resolve()
+            link = parent / SPILL
+            # Anybody may make one in a directory that is everybody's, such as that for temporary files.
+            if link.is_symlink() and link.lstat().st_uid == os.getuid() and link.is_dir():
+                return link.resolve()
     return None

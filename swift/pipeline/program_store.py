@@ -4,7 +4,8 @@ A program is bound to the ids of its devices, not to the process that compiled i
 the ids are the same (see ``swift.mesh.distributed``), so a file is good for all processes and for later epochs.
 
 Reading waits for nobody: files come by renaming, so each is whole or not there. A lock keeps two processes from
-compiling the same; its owner may be frozen, so others wait for it only so long.
+compiling the same; its owner may be frozen, so others wait for it only so long. Nor does anybody need the directory: where
+it is full or cannot be read, each process compiles for itself.
 
 It stands in for JAX's persistent compilation cache, which has other keys in every process and, on CPU, gives programs
 that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
@@ -13,9 +14,10 @@ that cannot be serialized again: they lack their functions ("NOT_FOUND: Function
 import fcntl
 import hashlib
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,7 +72,10 @@ class ProgramStore:
             content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
             # All processes run what was loaded, also who compiled it; and what cannot be loaded is not kept.
             program = _loaded(content, devices)
-            replace_file(path, hashlib.sha256(content).digest() + content)
+            try:
+                replace_file(path, hashlib.sha256(content).digest() + content)
+            except OSError as error:  # a full disk, say: this process has what it needs
+                print(f"a compiled program is not kept for others: {error}", file=sys.stderr, flush=True)
             return program
 
     def _path(self, key: object) -> Path:
@@ -98,10 +103,11 @@ def _serialized(program: Compiled, *, trims: bool) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file, or None where it is not there or not whole."""
-    if not path.exists():
+    """The content of a file, or None where it is not there, not whole, or cannot be read."""
+    try:
+        whole = path.read_bytes()
+    except OSError:
         return None
-    whole = path.read_bytes()
     digest, content = whole[:32], whole[32:]
     return content if hashlib.sha256(content).digest() == digest else None
 
@@ -112,15 +118,17 @@ def _turn(path: Path, patience_s: float) -> Iterator[None]:
 
     The lock of a process that is killed is free. That of one that is frozen, or on a machine that is gone, is not.
     """
-    with path.with_suffix(".lock").open("wb") as lock:
-        deadline, before = time.monotonic() + patience_s, _made(path)
-        while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
-            time.sleep(_PAUSE_S)
+    with ExitStack() as held:
+        with suppress(OSError):  # without a lock, two may compile the same
+            lock = held.enter_context(path.with_suffix(".lock").open("wb"))
+            deadline, before = time.monotonic() + patience_s, _made(path)
+            while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
+                time.sleep(_PAUSE_S)
         yield
 
 
 def _is_taken(lock: BinaryIO) -> bool:
-    """Whether the lock is this process's now."""
+    """Whether the lock is this process's now; raises OSError where the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -77,3 +77,12 @@ def test_records_that_are_damaged_are_not_told(tmp_path, damage):
     (file,) = tmp_path.glob("*/state-3-8")
     file.write_bytes(file.read_bytes().replace(*damage, 1))
     assert keep.records() == {}
+
+
+def test_records_that_cannot_be_read_are_not_told(tmp_path):
+    keep = Keep(tmp_path, WHO)
+    keep.save(Stamp(3, 8), STATE, [{"step": 8, "loss": 0.25}])
+    (file,) = tmp_path.glob("*/state-3-8")
+    file.unlink()
+    file.symlink_to(tmp_path / "on-a-disk-that-is-gone")
+    assert keep.records() == {}

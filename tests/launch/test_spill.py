@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,3 +119,27 @@ def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, cap
     assert crew._own == kept - {OLD}
     said = capsys.readouterr().err
     assert all(f"the state after iteration {stamp.step} is not kept" in said for stamp in {NEW, NEWEST} - kept)
+
+
+def test_only_a_link_of_ones_own_leads_to_a_disk(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    memory = tmp_path / "run" / "states" / "0-0-0"
+    memory.mkdir(parents=True)
+    path, temporary = memory / "state-1-1", memory / ".state-1-1.tmp"
+    (tmp_path / spill.SPILL).mkdir()  # as somebody else may make it in a directory that is everybody's
+    seen = []
+    monkeypatch.setattr(spill, "uuid4", lambda: seen.append(path) or SimpleNamespace(hex="name"))
+    with pytest.raises(OSError, match="No space left"):
+        spill.write_kept(path, temporary, full)
+    assert seen == []
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run" / spill.SPILL).symlink_to(tmp_path / "disk")
+    with pytest.raises(OSError, match="No space left"):
+        spill.write_kept(path, temporary, full)
+    assert seen == [path]
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    with pytest.raises(OSError, match="No space left"):
+        spill.write_kept(path, temporary, full)
+    assert seen == [path]

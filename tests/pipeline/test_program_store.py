@@ -1,5 +1,6 @@
 """Compiled programs as files: made once, loaded by whoever runs the same, never trusted when damaged."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from swift.pipeline import program_store
 from swift.pipeline.program_store import ProgramStore
 from swift.pipeline.steps import Steps
 
@@ -160,3 +162,30 @@ def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypat
         monkeypatch.setattr(Steps, "_function", None)
     np.testing.assert_array_equal(*losses)
     assert int(jax.device_get(state.step)[0]) == 1
+
+
+def test_a_store_that_cannot_be_written_or_read_costs_nobody_its_program(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(program_store, "replace_file", full)
+    monkeypatch.setattr(program_store, "_serialized", lambda made, trims: made)
+    monkeypatch.setattr(program_store, "_loaded", lambda content, _: content)
+    store = ProgramStore(tmp_path / "programs")
+    assert store.get("sum", lambda: b"compiled", []) == b"compiled"
+    assert "is not kept for others: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert "sum" not in store
+    shutil.rmtree(tmp_path / "programs")  # not even a lock can be made
+    (tmp_path / "programs").write_text("")
+    assert store.get("sum", lambda: b"compiled", []) == b"compiled"
+
+
+def test_where_there_are_no_locks_whoever_needs_a_program_compiles_it(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(program_store, "_serialized", lambda made, trims: made)
+    monkeypatch.setattr(program_store, "_loaded", lambda content, _: content)
+    assert ProgramStore(tmp_path).get("sum", lambda: b"compiled", []) == b"compiled"
+    assert ProgramStore(tmp_path).get("sum", lambda: b"another", []) == b"compiled"
