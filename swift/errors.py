@@ -2,6 +2,8 @@
 
 INTERRUPTED = 130
 """Exit code of a run that Ctrl-C or SIGTERM has stopped, as a shell has it for Ctrl-C."""
+STOPPED = 3
+"""Exit code of a run that cannot continue, or has not kept what it should have."""
 
 
 class SettingError(ValueError):

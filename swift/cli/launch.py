@@ -54,6 +54,9 @@ from swift.train.start import (
 )
 from swift.train.summary import summarize
 
+_ENDING_S = 30.0
+"""From the end of the time that a stop has to that of this process, which may wait for a file system for ever."""
+
 
 def launch(options: argparse.Namespace) -> None:
     """``swift launch --processes N CONFIG.gin``."""
@@ -129,7 +132,7 @@ def _launch(
     _tell(nodes, place.text)
     shared = run.run_dir if nodes.count > 1 else None
     with (
-        Interrupt().hold() as interrupt,
+        Interrupt(deadlines.stopping + _ENDING_S).hold() as interrupt,
         Entrance.of(nodes) as entrance,
         open_run(experiment, run, done, lease) as directory,
         Scratch.of(run.config_text, data, place.path, corpus, shared) as scratch,
@@ -230,6 +233,7 @@ def _supervise(
             how = "no checkpoint was saved" if saving.newest is None else f"--resume goes on from {saving.newest}"
             text = f"interrupted after iteration {reporter.written}; {how}"
             reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
+            behind.settle()  # a record that cannot be written is no stop in order
             raise KeyboardInterrupt
         goodput = reporter.goodput()
         reporter.note("finish", experiment.num_steps, None, goodput=goodput)

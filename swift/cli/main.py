@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from swift.cli.deadlines import add_deadlines
 from swift.cli.planning_options import add_compile, add_plan, add_simulate
-from swift.errors import INTERRUPTED, RunError, SettingError
+from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingError as error:
         return _tell(error, 2)
     except RunError as error:
-        return _tell(error, 3)
+        return _tell(error, STOPPED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has seen enough

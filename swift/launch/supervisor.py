@@ -8,6 +8,7 @@ import json
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -64,6 +65,8 @@ from swift.mesh.epochs import (
 from swift.mesh.membership import Membership
 
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
+_NUM_TIMED = 10
+"""Iterations of which the shortest tells how many a second may hold: a single one may have waited for something."""
 _HEARING_S = 1.0
 """How long it may take until all members have heard something."""
 _MENDED = "once the data are mended"
@@ -101,10 +104,12 @@ class Supervisor:
         self._unreadable: Unreadable | None = None
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
-        self._step_s = _HEARING_S  # of the newest iteration
+        self._steps_s = deque([_HEARING_S], maxlen=_NUM_TIMED)  # of the newest iterations
         self._is_stopping, self._is_loading = False, False
         self._halted = self._last = self._saved = 0  # the newest epoch told to halt; its last iteration; the last saved
         self._kept = ""  # what was told last of a save that has failed
+        self._refused: NoSnapshot | None = None  # the newest state of which a part could not be kept
+        self._stop_by = math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +125,8 @@ class Supervisor:
         """Until all members of an epoch have run all their iterations, or until it is called off.
 
         Raises:
-            RunError: a process dies again and again, the state is lost, or the loss is not finite any more.
+            RunError: a process dies again and again, the state is lost, the loss is not finite any more, or the last
+                iteration is not saved though it should be.
         """
         away = [process for process in self._membership.processes if self._children.away_s(process)]
         if away:
@@ -136,17 +142,24 @@ class Supervisor:
             self._stop_in_order()
         elif self._unreadable is not None:
             raise RunError(f"{self._unreadable.why}: stopped; {self._remedy()}, {_MENDED}")
+        if self._refused is not None and self._refused.stamp.step > (self._saving.newest or 0):
+            raise RunError(f"{_refusal_text(self._refused)}: stopped; {self._remedy()}")
 
     def keep_unsaved(self) -> str | None:
         """Has what could not be saved kept elsewhere, now that nothing follows.
 
         Returns:
-            A line on where it is; None where nothing is unsaved.
+            A line on where it is; None where nothing is unsaved, or the run directory is another's.
         """
+        try:
+            self._reporter.check()
+        except RunError:
+            return None  # a keeper would tidy up there, and who has it now knows nothing of this state
         if self._saving.unsaved is None:
             return None
         self._saving.keep_elsewhere()
-        deadline = time.monotonic() + 2 * self._terms.deadlines.saving  # for a keeper that cannot be killed
+        limit_s = 2 * self._terms.deadlines.saving  # for a keeper that cannot be killed
+        deadline = min(time.monotonic() + limit_s, self._stop_by)
         while self._saving.is_busy and time.monotonic() < deadline:
             if any(death.who == KEEPER and not self._saving.died() for death in self._children.deaths()):
                 break
@@ -216,7 +229,7 @@ class Supervisor:
             case Record(record):
                 self._check_placed(record["step"], record.get("misplaced"))
                 self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
-                self._step_s = record["step_ms"] / 1000
+                self._steps_s.append(record["step_ms"] / 1000)
                 self._reporter.record(record)
             case Planned(number, facts):
                 self._reporter.plan(number, facts)
@@ -226,9 +239,9 @@ class Supervisor:
                 self._saving.add(news, is_full=self._is_stopping)
             case Unreadable():
                 self._end_without_data(news)
-            case NoSnapshot(member, stamp, why):
-                text = f"iteration {stamp.step} cannot be saved: {member.process} has no room for its part: {why}"
-                self._reporter.note("checkpoint_failed", stamp.step, text, error=why)
+            case NoSnapshot(_, stamp, why):
+                self._refused = news
+                self._reporter.note("checkpoint_failed", stamp.step, _refusal_text(news), error=why)
             case Done(member, number):
                 if number == self._membership.went:
                     self._done.add(member)
@@ -448,12 +461,15 @@ class Supervisor:
     def _stop_in_order(self) -> None:
         """Has the last iteration kept as a checkpoint, as far as there is time for that."""
         limit_s, told = self._terms.deadlines.stopping, ""
-        deadline, self._is_stopping, self._saved = time.monotonic() + limit_s, True, self._saving.newest or 0
+        self._stop_by, self._is_stopping, self._saved = time.monotonic() + limit_s, True, self._saving.newest or 0
         self._halt()
         while awaited := self._awaited():
-            if time.monotonic() > deadline:
-                self._reporter.tell(f"stopping: has waited {limit_s:g} s, now for {awaited}, and waits no longer")
-                return
+            left_s = self._stop_by - time.monotonic()
+            if left_s < 0:
+                text = f"has not stopped within {limit_s:g} s, and waited for {awaited}"
+                raise RunError(f"{text}: stopped without saving iteration {self._reporter.written}; {self._remedy()}")
+            if self._is_done() and self._saving.unsaved is not None and left_s < limit_s / 2:
+                return  # the rest of the time is for keeping it elsewhere
             if awaited != told:
                 self._reporter.tell(f"stopping: waits for {awaited}")
                 told = awaited
@@ -480,7 +496,7 @@ class Supervisor:
             return
         entered = max(self._membership.seats[process].entered for process, _ in epoch.form.members)
         # So far that nobody is beyond it before it hears of it: all have to end the same iteration.
-        self._last = entered + max(1, math.ceil(_HEARING_S / max(self._step_s, 1e-3)))
+        self._last = entered + max(1, math.ceil(_HEARING_S / max(min(self._steps_s), 1e-3)))
         self._halted = epoch.form.number
         self._say(epoch.form.members, Halt(self._halted, self._last))
 
@@ -514,3 +530,8 @@ class Supervisor:
         members = [seat.member for seat in self._membership.seats.values() if seat.member in self._children]
         self._say(members, Stop())
         self._children.wait_for(members)
+
+
+def _refusal_text(refused: NoSnapshot) -> str:
+    where = f"{refused.member.process} has no room for its part"
+    return f"iteration {refused.stamp.step} cannot be saved: {where}: {refused.why}"

@@ -4,8 +4,8 @@ A program is bound to the ids of its devices, not to the process that compiled i
 the ids are the same (see ``swift.mesh.distributed``), so a file is good for all processes and for later epochs.
 
 Reading waits for nobody: files come by renaming, so each is whole or not there. A lock keeps two processes from
-compiling the same; its owner may be frozen, so others wait for it only so long. Nor does anybody need the directory: where
-it is full or cannot be read, each process compiles for itself.
+compiling the same; its owner may be frozen, so others wait for it only so long. Where the
+directory is full or cannot be read, each process compiles for itself.
 
 It stands in for JAX's persistent compilation cache, which has other keys in every process and, on CPU, gives programs
 that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).

@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from swift.errors import INTERRUPTED
+from swift.errors import INTERRUPTED, STOPPED
 
 _SHOW_CURSOR = "\x1b[?25h\n"
 
@@ -65,22 +65,22 @@ class Interrupt:
         while True:
             wait_s = max(0.0, deadline - time.monotonic())
             if not select.select([self._reader], [], [], None if wait_s == float("inf") else wait_s)[0]:
-                _end(f"swift: has not stopped within {self._limit_s:g} s: ended")
+                _end(f"swift: has not stopped within {self._limit_s:g} s: ended; go on with --resume", STOPPED)
             number = os.read(self._reader, 1)
             if not number:
                 return
             if number[0] not in self._previous:  # of others, such as a terminal's that has another size
                 continue
             if not is_first:
-                _end("swift: ended at once")
+                _end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 
 
-def _end(why: str) -> NoReturn:
+def _end(why: str, code: int) -> NoReturn:
     """Ends the process from any thread. What is written under a temporary name is removed by the next run."""
     if sys.stderr.isatty():
         why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
     os.write(2, f"{why}\n".encode())
-    os._exit(INTERRUPTED)
+    os._exit(code)

@@ -122,7 +122,7 @@ def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, cap
 
 
 def test_only_a_link_of_ones_own_leads_to_a_disk(tmp_path, monkeypatch):
-    def full(file):
+    def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     memory = tmp_path / "run" / "states" / "0-0-0"

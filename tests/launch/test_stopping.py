@@ -5,11 +5,27 @@ from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from swift.errors import RunError
 from swift.launch import supervisor as supervising
 from swift.launch.children import Death, Heard
+from swift.launch.keeper_wire import Save
 from swift.launch.supervisor import Supervisor
 from swift.launch.terms import Terms
-from swift.launch.wire import Done, Halt, Leave, Order, Record, Snapshot, Stop, news_line, read_order
+from swift.launch.wire import (
+    Done,
+    Halt,
+    Leave,
+    NoSnapshot,
+    Order,
+    Record,
+    Snapshot,
+    Stop,
+    news_line,
+    read_news,
+    read_order,
+)
 from swift.mesh.epochs import (
     Beat,
     Deadlines,
@@ -33,7 +49,7 @@ class Acting:
 
     def __init__(self):
         self.said, self.number, self.done, self.halt, self.members = deque([(Ready, {"number": 0})]), 0, 0, None, []
-        self.runs, self.held = False, set()
+        self.runs, self.held, self.has_room, self.step_s = False, set(), True, STEP_S
 
     def say(self, kind, **said):
         self.said.append((kind, said))
@@ -56,11 +72,15 @@ class Acting:
             return
         self.done += 1
         self.held = {Stamp(self.number, self.done)}
-        self.say(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * STEP_S})
+        self.say(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * self.step_s})
         self.say(Beat, number=self.number, entered=self.done, finished=self.done)
         if self.halt is not None and self.done >= self.halt.after:
             self.runs = False
-            self.say(Snapshot, stamp=Stamp(self.number, self.done), loss=None)
+            stamp = Stamp(self.number, self.done)
+            if self.has_room:
+                self.say(Snapshot, stamp=stamp, loss=None)
+            else:
+                self.say(NoSnapshot, stamp=stamp, why="[Errno 28] No space left on device")
             self.say(Done, number=self.number)
 
 
@@ -114,6 +134,7 @@ class Kept:
     """Checkpoints: each takes so many turns."""
 
     newest, goes_beyond, end_if_late, died = None, lambda *_: False, lambda _: False, lambda _: True
+    unsaved = None
 
     def __init__(self, turns):
         self.turns, self.asked, self.added = turns, [], 0
@@ -122,7 +143,7 @@ class Kept:
     def is_busy(self):
         if self.asked and self.turns:
             self.turns -= 1
-            self.newest = None if self.turns else self.asked[0]
+            self.newest = self.newest if self.turns else self.asked[0]
         return bool(self.asked and self.turns)
 
     def add(self, snapshot, *, is_full):
@@ -205,8 +226,67 @@ def test_all_have_a_second_to_hear_which_iteration_is_the_last(monkeypatch):
 
 
 def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):
-    run = Run(monkeypatch, turns=10**9, stopping=0.5).stops_after(5)
-    assert run.told.texts[-1] == "stopping: has waited 0.5 s, now for the checkpoint, and waits no longer"
+    run = Run(monkeypatch, saved=3, turns=10**9, stopping=0.5)
+    with pytest.raises(RunError) as caught:
+        run.stops_after(5)
+    (halt,) = run.stage.halts
+    assert str(caught.value) == (
+        "has not stopped within 0.5 s, and waited for the checkpoint: stopped without saving iteration "
+        f"{halt.after}; go on from the checkpoint of iteration 3 with --resume"
+    )
+
+
+def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch):
+    run = Run(monkeypatch, saved=3)
+
+    def is_full():
+        for member in run.stage.there.values():
+            member.has_room = False
+
+    with pytest.raises(
+        RunError, match=r"cannot be saved: [01]:0 has no room for its part: .* of iteration 3 with --res"
+    ):
+        run.stops_after(5, meanwhile=is_full)
+    assert run.kept.asked == []
+
+
+def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkeypatch):
+    run = Run(monkeypatch)
+    member = Member(PROCESSES[0], 0)
+    refused = news_line(NoSnapshot, stamp=Stamp(1, 4), why="full")
+    run.stops_after(5, meanwhile=lambda: run.supervisor._hear(read_news(refused, member, 0.0), member))
+    assert run.kept.newest == run.told.written
+
+
+def test_where_saving_fails_half_of_the_time_is_for_keeping_the_state_elsewhere(monkeypatch):
+    run, begun = Run(monkeypatch, turns=10**9, stopping=1.0), time.monotonic()
+    run.kept.unsaved = Save(Stamp(1, 9), ())
+    run.stops_after(5)
+    assert 0.5 <= time.monotonic() - begun < 1.0
+
+
+def test_a_directory_that_is_another_s_is_not_tidied_up(monkeypatch):
+    def is_lost():
+        raise RunError("is not this process's any more")
+
+    run = Run(monkeypatch)
+    run.kept.unsaved, run.told.check = Save(Stamp(1, 9), ()), is_lost
+    assert run.supervisor.keep_unsaved() is None
+
+
+def test_one_slow_iteration_does_not_make_the_time_to_hear_shorter(monkeypatch):
+    run = Run(monkeypatch)
+
+    def slow(step_s):
+        for member in run.stage.there.values():
+            member.step_s = step_s
+
+    def has_waited():
+        slow(60.0)
+        run.supervisor._turn()
+
+    (halt,) = run.stops_after(5, meanwhile=has_waited).stage.halts
+    assert halt.after >= 5 + 1 / STEP_S
 
 
 def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):

@@ -169,7 +169,7 @@ def test_a_store_that_cannot_be_written_or_read_costs_nobody_its_program(tmp_pat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(program_store, "replace_file", full)
-    monkeypatch.setattr(program_store, "_serialized", lambda made, trims: made)
+    monkeypatch.setattr(program_store, "_serialized", lambda made, **_: made)
     monkeypatch.setattr(program_store, "_loaded", lambda content, _: content)
     store = ProgramStore(tmp_path / "programs")
     assert store.get("sum", lambda: b"compiled", []) == b"compiled"
@@ -185,7 +185,7 @@ def test_where_there_are_no_locks_whoever_needs_a_program_compiles_it(tmp_path, 
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(program_store, "_serialized", lambda made, trims: made)
+    monkeypatch.setattr(program_store, "_serialized", lambda made, **_: made)
     monkeypatch.setattr(program_store, "_loaded", lambda content, _: content)
     assert ProgramStore(tmp_path).get("sum", lambda: b"compiled", []) == b"compiled"
     assert ProgramStore(tmp_path).get("sum", lambda: b"another", []) == b"compiled"
