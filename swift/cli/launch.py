@@ -75,11 +75,11 @@ def launch(options: argparse.Namespace) -> None:
         _serve(experiment, options, _place(experiment, here, by_rank, nodes, options.run_dir), nodes, deadlines)
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
-    place = _place(experiment, here, by_rank, nodes, run.run_dir)
-    try_placement(experiment)
-    if is_elastic(experiment, by_rank=by_rank) and experiment.topology.num_expert_ranks > 1:
-        try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
-    with own_run(run) as lease:
+    with own_run(run) as lease:  # first: what follows takes seconds
+        place = _place(experiment, here, by_rank, nodes, run.run_dir)
+        try_placement(experiment)
+        if is_elastic(experiment, by_rank=by_rank) and experiment.topology.num_expert_ranks > 1:
+            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
         summary = _launch(experiment, options, run, lease, processes, deadlines, nodes, chaos, place)
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)

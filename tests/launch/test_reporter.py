@@ -2,6 +2,7 @@
 
 from unittest.mock import Mock
 
+from swift.launch.behind import Behind
 from swift.launch.journal import Journal
 from swift.launch.reporter import Reporter
 from swift.record import RunDirectory, read_run
@@ -9,8 +10,8 @@ from swift.record import RunDirectory, read_run
 
 def test_iterations_that_nobody_has_told_are_named_once(tmp_path):
     display = Mock()
-    with RunDirectory.create(tmp_path / "run", "") as directory:
-        reporter = Reporter(Journal(0.0), display, directory, 2)
+    with RunDirectory.create(tmp_path / "run", "") as directory, Behind() as behind:
+        reporter = Reporter(Journal(0.0), display, directory, behind, 2)
         for step in (3, 3, 7, 4, 7, 8):
             reporter.record({"step": step, "loss": 1.0})
     run = read_run(tmp_path / "run")
