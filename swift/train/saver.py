@@ -141,6 +141,8 @@ class Saver:
         for pause_s in RETRY_PAUSES_S:
             try:
                 return self._write_here(write, snapshot)
+            except RunError:  # the directory is another's
+                raise
             except Exception as error:
                 if self._is_hurried.is_set():
                     raise
@@ -149,6 +151,7 @@ class Saver:
         return self._write_here(write, snapshot)
 
     def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
+        self._directory.check()  # whoever has taken the directory meanwhile saves there, too
         sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
         return write(self._directory.checkpoints_path, snapshot=snapshot)
 
