@@ -53,7 +53,7 @@ class Lease:
         run_dir: the directory.
         path: the lease's file, which was made by ``take``.
         owner: who holds it.
-        clock: in seconds; goes on while the machine sleeps.
+        clock: in seconds; continues while the machine sleeps.
     """
 
     def __init__(self, run_dir: Path, path: Path, owner: Owner, clock: Callable[[], float]):
@@ -138,16 +138,18 @@ def take(
         owner: who takes it; this process unless given.
         tell: is told a line where it takes time to find out whether an owner lives.
         is_there: whether an owner's process is; None where that cannot be told.
-        clock: in seconds.
+        clock: in seconds. Unless given, an owner is watched by one that stands still while this machine sleeps, as an
+            owner beside it does; the lease has one that continues.
         sleep: waits for so many seconds.
 
     Raises:
         SettingError: another has it, or it cannot be written to; nothing was written.
     """
-    owner, is_there, clock = owner or this_process(), is_there or process_is_there, clock or _clock
+    owner, is_there = owner or this_process(), is_there or process_is_there
+    watching, clock = clock or time.monotonic, clock or _clock
     for _ in range(_TRIES):
         found = _leases(run_dir)
-        if not all(_is_dead(one, owner.place, tell, is_there, clock, sleep) for one in found):
+        if not all(_is_dead(one, owner.place, tell, is_there, watching, sleep) for one in found):
             continue  # one of them has ended
         path = _path(run_dir, max((one.number for one in found), default=0) + 1)
         if not _made(path, owner):
@@ -329,4 +331,5 @@ def _started(pid: str) -> int | None:
 
 
 def _clock() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    # The second is for macOS, where it continues in sleep, and time.monotonic() does not.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

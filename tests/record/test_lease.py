@@ -163,6 +163,26 @@ def test_who_wakes_while_it_is_followed_keeps_its_directory(tmp_path, monkeypatc
     lease.check()
 
 
+def test_an_owner_that_has_slept_with_this_machine_keeps_its_directory(tmp_path, monkeypatch):
+    """A lid is shut while one container watches the other: of the hours until it is opened neither knows."""
+    now = {time.CLOCK_BOOTTIME: 0.0, time.CLOCK_MONOTONIC: 0.0}
+    beats = []
+
+    def sleep(duration_s):
+        slept_s = 0 if beats else 10_000
+        beats.append(tmp_path / ".lease-1.json")
+        for clock, passed_s in ((time.CLOCK_BOOTTIME, duration_s + slept_s), (time.CLOCK_MONOTONIC, duration_s)):
+            now[clock] += passed_s
+        if len(beats) > 5:  # its next heartbeat
+            os.utime(beats[0], (now[time.CLOCK_BOOTTIME],) * 2)
+
+    monkeypatch.setattr("swift.record.run_lock.time.clock_gettime", now.get)
+    monkeypatch.setattr("swift.record.run_lock.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
+    take(tmp_path, owner("a", THERE))
+    with pytest.raises(SettingError, match="is written by process 7 on there"):
+        take(tmp_path, owner("b"), sleep=sleep)
+
+
 def test_an_owner_that_ends_while_it_is_watched_leaves_the_directory(tmp_path):
     world = World()
     lease = world.take(tmp_path, owner("a", THERE))
