@@ -63,7 +63,8 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
     source, tokenizer = config.source, config.tokenizer
     parts: list[Any] = [_VERSION, config.validation_share]
     if isinstance(source, TokenFile):
-        parts += ["tokens", source.dtype, source.end_of_document]
+        # Where documents end is found by reading all tokens, which are held against this vocabulary then.
+        parts += ["tokens", source.dtype, source.end_of_document, config.vocab_size]
         named: dict[str, str | None] = {"": source.path}
     else:
         named = {document.name: document.path for document in source.documents()}

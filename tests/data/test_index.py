@@ -12,7 +12,8 @@ import pytest
 
 from swift.data import DataConfig, Document, TextFiles, TokenFile
 from swift.data import index_cache as cache_module
-from swift.data.index import indexed_stream, is_sound
+from swift.data.files import BeyondVocabulary
+from swift.data.index import corpus_stream, indexed_stream, is_sound
 from swift.data.index_cache import find_index
 from swift.data.stream import open_stream
 
@@ -118,10 +119,21 @@ def test_other_settings_have_another_index(texts, tokens, cache):
             replace(texts, validation_share=0.2),
             tokens,
             replace(tokens, source=replace(tokens.source, end_of_document=1)),
-            replace(tokens, source=replace(tokens.source, vocab_size=10)),  # which decides nothing
+            replace(tokens, source=replace(tokens.source, vocab_size=10)),
         )
     ]
-    assert len(set(paths)) == 4
+    assert len(set(paths)) == 5
+
+
+def test_tokens_beyond_a_smaller_vocabulary_are_found_at_the_start_though_there_is_an_index(tmp_path, cache):
+    numbers = np.random.default_rng(1).integers(0, 9, 2**20, np.uint16)
+    numbers[100_001] = 300  # in no sample
+    write(tmp_path / "tokens.bin", numbers.tobytes())
+    wide = DataConfig(TokenFile(str(tmp_path / "tokens.bin"), end_of_document=0, vocab_size=301))
+    narrow = replace(wide, source=replace(wide.source, vocab_size=9))
+    assert same(find(wide, cache)[0], wide)
+    with pytest.raises(BeyondVocabulary, match="holds token 300"):
+        corpus_stream(narrow, "train", find(narrow, cache)[0])
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "head", "nothing is left"])
