@@ -45,7 +45,7 @@ class Reporter:
         if record["step"] > self.written:
             if record["step"] > self.written + 1:
                 missing = range(self.written + 1, record["step"])
-                text = f"iterations without a record: {ranges_text(missing)}; who ran them died before telling it"
+                text = f"iterations without a record: {ranges_text([missing])}; who ran them died before telling it"
                 self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
             self.written = record["step"]
             self._behind.call(self._directory.log_step, record)

@@ -5,7 +5,7 @@ from swift.record.events import EVENTS
 from swift.record.history import History, Stretch, history_of, names_in, number_in, stretches_of
 from swift.record.lines import lines_from_end, parse_object
 from swift.record.measures import measure, ratio, running_mean, scalars, steps_to_target
-from swift.record.metrics import METRICS, Metrics, ranges_text
+from swift.record.metrics import METRICS, Metrics, ranges_of, ranges_text
 from swift.record.moments import Moment, moments_of
 from swift.record.places import Presence, presences_of
 from swift.record.run_directory import (
@@ -49,6 +49,7 @@ __all__ = [
     "number_in",
     "parse_object",
     "presences_of",
+    "ranges_of",
     "ranges_text",
     "ratio",
     "read_run",

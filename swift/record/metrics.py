@@ -18,6 +18,7 @@ from swift.record.lines import read_objects
 
 METRICS = "metrics.jsonl"
 _NO_COLUMNS = {"step", "time", *KINDS}
+_MOST_STEPS = 2**53
 _NULL = float("inf")
 """Stands in a column for null, which JSON has for numbers that are not finite; NaN: the step has no such metric."""
 
@@ -87,9 +88,10 @@ class Metrics(Sequence[dict[str, Any]]):
         return int(self.steps_T[-1]) if len(self) else 0
 
     @property
-    def missing(self) -> list[int]:
-        """Steps up to the last one that have no record."""
-        return np.setdiff1d(np.arange(1, self.last_step + 1), self.steps_T, assume_unique=True).tolist()
+    def missing(self) -> list[range]:
+        """Stretches of steps up to the last one that have no record."""
+        steps_T = np.concatenate([[0], self.steps_T])
+        return [range(int(steps_T[at]) + 1, int(steps_T[at + 1])) for at in np.flatnonzero(np.diff(steps_T) > 1)]
 
     def __len__(self) -> int:
         return len(self.steps_T)
@@ -136,7 +138,7 @@ class _Columns:
     def add(self, record: Mapping[str, Any]) -> None:
         index, step = len(self.steps), record.get("step")
         last = self.steps[-1] if self.steps else 0
-        if not isinstance(step, int) or step <= last:
+        if not isinstance(step, int) or not last < step < _MOST_STEPS:
             raise SettingError(self._name, f"line {index + 1}", f"step {step!r} must be above {last}")
         self.steps.append(step)
         self.times.append(self._seconds(step, record.get("time")))
@@ -196,12 +198,21 @@ def read_metrics(path: Path) -> Metrics:
     return Metrics.of(records, str(path / METRICS), lambda: ClassCounts.open(path / CLASS_COUNTS))
 
 
-def ranges_text(steps: Sequence[int], most: int = 10) -> str:
-    """Rising steps as text, stretches of them short.
+def ranges_of(steps: Sequence[int]) -> list[range]:
+    """Rising steps as stretches of them.
 
-    >>> ranges_text([3, 7, 8, 9, 12]), ranges_text([1, 3, 5, 7], most=2)
-    ('3, 7-9, 12', '1, 3 and 2 more')
+    >>> ranges_of([3, 7, 8, 9])
+    [range(3, 4), range(7, 10)]
     """
     breaks = np.flatnonzero(np.diff(steps) > 1) + 1
-    ranges = [f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in np.split(np.array(steps), breaks)]
-    return ", ".join(ranges[:most]) + f" and {len(ranges) - most} more" * (len(ranges) > most)
+    return [range(int(one[0]), int(one[-1]) + 1) for one in np.split(np.array(steps), breaks) if len(one)]
+
+
+def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
+    """Stretches of steps as text.
+
+    >>> ranges_text([range(3, 4), range(7, 10)]), ranges_text([range(1, 2), range(3, 4), range(5, 6)], most=2)
+    ('3, 7-9', '1, 3 and 1 more')
+    """
+    texts = [f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in ranges[:most]]
+    return ", ".join(texts) + f" and {len(ranges) - most} more" * (len(ranges) > most)

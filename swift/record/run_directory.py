@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,11 +58,11 @@ class RunDirectory:
     def __init__(self, path: Path, last_step: int):
         self.path = path
         self._last_step = last_step
+        self._board = open_board(path / "tensorboard", last_step)  # first: it makes a directory, which may fail
         self._counts: CountsWriter | None = None  # a model without experts has none
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._events = (path / EVENTS).open("a", encoding="utf-8")
         self._plans_told: set[str] = set()
-        self._board = open_board(path / "tensorboard", last_step)
 
     @classmethod
     def create(cls, path: str | Path, config_text: str) -> Self:
@@ -80,9 +80,12 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             replace_file(path / CONFIG, config_text.encode())
+            return cls(path, last_step=0)
         except OSError as error:
+            for name in (CONFIG, METRICS, EVENTS):  # or the directory would pass for that of a run
+                with suppress(OSError):
+                    (path / name).unlink()
             raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
-        return cls(path, last_step=0)
 
     @classmethod
     def resume(cls, path: str | Path, config_text: str, step: int, may_change: Collection[str] = ()) -> Self:
@@ -170,9 +173,7 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # What a full disk does not take has been told by whoever wrote it; the error that ends the run is the news.
-        with nullcontext() if error is None else suppress(OSError):
-            self.close()
+        self.close()
 
 
 @contextmanager

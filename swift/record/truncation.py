@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from swift.errors import SettingError
 from swift.files import sync_directory
 from swift.record.class_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array, cut_rows
 from swift.record.events import EVENTS
@@ -46,6 +47,8 @@ def _move_counts(path: Path, step: int) -> None:
     try:
         with temporary[METRICS].open("w") as lines:
             for record in read_objects(path / METRICS):
+                if not isinstance(record.get("step"), int):
+                    raise SettingError(str(path / METRICS), str(record)[:60], "is damaged: it has no step")
                 if record["step"] > step:
                     break
                 by_kind = [record.pop(kind, None) for kind in KINDS]

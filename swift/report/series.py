@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.record import Run, ratio
+from swift.record import Run, ranges_of, ratio
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ClassSeries:
             nothing was routed.
         popularity_BLE, replicas_BLE: sums over the steps of a bin, see ``bins_of``.
         popularity_LE, replicas_LE: sums over all steps.
-        unknown: steps that have a record, but no counts that are sound.
+        unknown: stretches of steps that have a record, but no counts that are sound.
     """
 
     routed_TL: np.ndarray
@@ -31,7 +31,7 @@ class ClassSeries:
     replicas_BLE: np.ndarray
     popularity_LE: np.ndarray
     replicas_LE: np.ndarray
-    unknown: list[int]
+    unknown: list[range]
 
 
 def class_series(run: Run) -> ClassSeries | None:
@@ -57,7 +57,7 @@ def class_series(run: Run) -> ClassSeries | None:
             sums_KBLE[0, index] += popularity_RLE[of_bin_R].sum(0)
             sums_KBLE[1, index] += replicas_RLE[of_bin_R].sum(0)
     (popularity_BLE, replicas_BLE), (popularity_LE, replicas_LE) = sums_KBLE, sums_KBLE.sum(1)
-    unknown = steps_T[~is_known_T].tolist()
+    unknown = ranges_of(steps_T[~is_known_T].tolist())
     return ClassSeries(
         routed_TL, dropped_TL, misplaced_TL, popularity_BLE, replicas_BLE, popularity_LE, replicas_LE, unknown
     )

@@ -177,11 +177,15 @@ def begin(experiment: Experiment, program: Program, options: TrainOptions, start
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
     """The run's directory, made or opened again, and written to while the lease lasts."""
     lease.check()
+    try:
+        write_config(options.run_dir, experiment)
+    except OSError as error:
+        allowed = f"cannot be written to: {error.strerror}"
+        raise SettingError("--run-dir", str(options.run_dir), allowed) from error
     if options.resume:
         directory = RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
     else:
         directory = RunDirectory.create(options.run_dir, options.config_text)
-    write_config(options.run_dir, experiment)
     directory.check = lease.check
     return directory
 

@@ -81,7 +81,7 @@ def test_nothing_sound_is_lost_wherever_the_files_end(run_dir, tmp_path_factory,
     assert records(path) == [*expected, record(STEPS + 1)]
     steps_R = np.concatenate([steps_R for steps_R, _ in run.metrics.counts.blocks()])
     assert steps_R.tolist() == [*range(1, num_rows + 1), STEPS + 1]
-    assert run.metrics.missing == [*range(num_lines + 1, STEPS + 1)]
+    assert run.metrics.missing == [range(num_lines + 1, STEPS + 1)] * (num_lines < STEPS)
     assert len(run.events) == num_events + 1
 
 
@@ -159,6 +159,15 @@ def test_a_run_that_has_its_counts_in_the_metrics_is_read_as_one_that_has_not(ol
     assert [*read_run(old).metrics] == [*read_run(run_dir).metrics]
 
 
+@pytest.mark.parametrize("line", [b'{"loss": 1.0}\n', b'{"step": "4"}\n'])
+def test_an_old_run_with_a_damaged_line_is_refused_in_a_line(old, line):
+    before = [path.read_bytes() for path in (old / METRICS, old / EVENTS)]
+    (old / METRICS).write_bytes(before[0] + line)
+    with pytest.raises(SettingError, match=r"metrics.jsonl .*is damaged: it has no step"):
+        RunDirectory.resume(old, "", STEPS + 5)
+    assert (old / METRICS).read_bytes() == before[0] + line
+
+
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_an_old_run_that_is_resumed_becomes_a_new_one(old, run_dir, broken_off):
     if broken_off:  # where the counts had moved, and the metrics not yet
@@ -174,5 +183,5 @@ def test_an_old_run_that_is_resumed_becomes_a_new_one(old, run_dir, broken_off):
 def test_steps_without_a_record_are_known(tmp_path):
     log(tmp_path / "run", [1, 2, 5, 7])
     run = read_run(tmp_path / "run")
-    assert run.metrics.missing == [3, 4, 6]
+    assert run.metrics.missing == [range(3, 5), range(6, 7)]
     assert records(tmp_path / "run") == [record(step) for step in (1, 2, 5, 7)]

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from swift.errors import RunError
-from swift.record import EVENTS, METRICS, RunDirectory
+from swift.errors import RunError, SettingError
+from swift.record import EVENTS, METRICS, RunDirectory, check_new_run
 from swift.record.board import open_board
 
 
@@ -37,6 +37,13 @@ def test_a_record_that_cannot_be_written_is_told_in_a_sentence(tmp_path, name):
         with pytest.raises(RunError, match=r"the record of the run cannot be written: .*--resume goes on"):
             log()
         directory.close()  # nothing more to tell
+
+
+def test_a_run_that_cannot_be_begun_leaves_no_run(tmp_path):
+    (tmp_path / "tensorboard").write_text("in the way")
+    with pytest.raises(SettingError, match=r"--run-dir = .*: cannot be made a directory: File exists"):
+        RunDirectory.create(tmp_path, "Experiment.num_steps = 1")
+    check_new_run(tmp_path)
 
 
 def test_logging_goes_on_where_tensorboard_cannot_be_written(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.record import RunDirectory, read_run
+from swift.record import RunDirectory, ranges_text, read_run
 
 CONFIG = """# Parameters for Experiment:
 # ==============================
@@ -33,6 +33,16 @@ def said(records):
     """Records without the time, which each has to have."""
     assert all(datetime.fromisoformat(record["time"]).tzinfo == UTC for record in records)
     return [{name: value for name, value in record.items() if name != "time"} for record in records]
+
+
+def test_a_step_with_a_damaged_digit_costs_no_memory(path):
+    """All steps up to it would be some 10^12; and no integer of 64 bits holds the second."""
+    lines = (path / "metrics.jsonl").read_bytes()
+    (path / "metrics.jsonl").write_bytes(lines + b'{"step": 1234567890123}\n')
+    assert ranges_text(read_run(path).metrics.missing) == "4-1234567890122"
+    (path / "metrics.jsonl").write_bytes(lines + b'{"step": 123456789012345678901234567890}\n')
+    with pytest.raises(SettingError, match=r"line 4.*must be above 3"):
+        read_run(path)
 
 
 def contents(path):

@@ -45,7 +45,7 @@ def test_steps_without_counts_are_left_out_and_known(make_run, changed):
         whole, lambda record: {n: v for n, v in record.items() if record["step"] not in (2, 4) or n not in KINDS}
     )
     series, expected = class_series(run), class_series(whole)
-    assert series.unknown == [2, 4]
+    assert series.unknown == [range(2, 3), range(4, 5)]
     np.testing.assert_array_equal(series.popularity_BLE[[0, 2, 4]], expected.popularity_BLE[[0, 2, 4]])
     assert series.popularity_BLE[[1, 3]].sum() == series.routed_TL[[1, 3]].sum() == 0
     assert "or damaged: iterations 2, 4." in sections_of(run, 0)[0].note
