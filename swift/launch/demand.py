@@ -13,6 +13,7 @@ import numpy as np
 from swift.errors import SettingError
 from swift.launch.copies import copy_shapes
 from swift.launch.ranks import Programs, is_elastic
+from swift.launch.scratch import remove_left_behind
 from swift.launch.shift import NUM_SNAPSHOTS
 from swift.mesh.epochs import Process
 from swift.mesh.sharing import part_shapes
@@ -116,6 +117,8 @@ def choose_place(
 ) -> Place:
     """The directory in which a node keeps what it has to: in its memory, else for temporary files, else of the run.
 
+    What dead runs have left behind there is removed first.
+
     Args:
         demand: what it has to have room for.
         run_dir: the run directory; it may not be there yet.
@@ -129,6 +132,8 @@ def choose_place(
     temporary = Path(tempfile.gettempdir())
     places = [shared_memory] if shared_memory.is_dir() else []
     places += [temporary, run_dir.absolute()]
+    for place in places[:-1]:  # in a run directory other nodes may have theirs
+        remove_left_behind(place)
     room = {place: free(place) for place in places}
     chosen = next((place for place, there in room.items() if there >= demand.total), None)
     need = f"the states of {demand.num_processes} processes take up to {_text(demand.total)}"

@@ -76,19 +76,21 @@ class Keep:
             is_own: this very process has saved it, and need not check it.
 
         Raises:
-            RunError: it is damaged, or another model's.
+            RunError: it cannot be read, is damaged, or another model's.
         """
         path, leaves, parts = self._path(stamp), jax.tree.leaves(like), []
         damaged = RunError(f"{path}: is damaged, it is not as it was saved")
-        with path.open("rb") as file:
-            try:
+        try:
+            with path.open("rb") as file:
                 head, offset = json.loads(file.readline()), file.tell()
                 shapes, digest = head["arrays"], head["digest"]
-            except (ValueError, TypeError, KeyError):
-                raise damaged from None
+            whole = np.memmap(path, np.uint8, "r")
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, TypeError, KeyError):
+            raise damaged from None
         if shapes != [_shape(leaf) for leaf in leaves]:
             raise RunError(f"{path}: holds the state of another model")
-        whole = np.memmap(path, np.uint8, "r")
         for leaf in leaves:
             begin = _aligned(offset)
             offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize

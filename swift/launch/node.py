@@ -89,7 +89,7 @@ def _meet(
         if told():
             raise KeyboardInterrupt
         meeting = Meeting.find(run_dir)
-        if meeting is None and (now := last_beat(run_dir)) != beat:  # it is there, and not ready yet
+        if meeting is None and (now := _beat(run_dir) or beat) != beat:  # it is there, and not ready yet
             beat, deadline = now, time.monotonic() + patience_s
         if meeting is None and (run_dir / SUMMARY).exists():
             return None
@@ -108,6 +108,13 @@ def _meet(
                 why = f"{meeting.host}:{meeting.port}: {error.strerror or error}"
         time.sleep(_RETRY_S)
     raise RunError(f"node {number}: no first node was found in {patience_s:g} s: stopped; {why}")
+
+
+def _beat(run_dir: Path) -> int | None:
+    """The last heartbeat of a first node; None where there is none, or where the file system does not tell just now."""
+    with suppress(SettingError):
+        return last_beat(run_dir)
+    return None
 
 
 @contextmanager

@@ -22,19 +22,11 @@ _DATA = "data.json"
 def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
     """A directory of this node, best in its memory, and one on a disk for what does not fit; gone with the block.
 
-    Those of others that were killed with all their processes are removed: they would fill the memory up.
-
     Args:
         place: the directory in which it is made, see ``choose_place``.
         corpus: the index of the corpus, to which it has a link.
     """
-    for other in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if other.is_symlink() or other.stat().st_uid != os.getuid():
-                continue
-            with (other / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who lives has it
-                _remove_memory(other)
+    remove_left_behind(place)
     # Without its name until it is locked, lest another takes it for one that was left behind.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=place))
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -53,6 +45,22 @@ def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
     finally:
         for path in (made, memory, disk):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_left_behind(place: Path) -> None:
+    """Removes the memories of runs that were killed with all their processes: they would fill the place up.
+
+    Args:
+        place: directory that may hold some.
+    """
+    for other in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            is_own = not other.is_symlink() and other.stat().st_uid == os.getuid()
+            if not (is_own and (other / SPILL).is_symlink()):  # something else of that name
+                continue
+            with (other / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who lives has it
+                _remove_memory(other)
 
 
 def _remove_memory(memory: Path) -> None:

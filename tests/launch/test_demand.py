@@ -69,6 +69,25 @@ def test_where_nothing_has_room_all_places_are_told(tmp_path, monkeypatch):
         choose_place(NEED, places[2], places[0], lambda _: 0)
 
 
+def test_what_dead_runs_have_left_behind_takes_no_room(tmp_path, monkeypatch):
+    memory, temporary, run_dir = places_of(tmp_path, monkeypatch)
+    for left in (memory / "swift-1-dead", temporary / "swift-2-dead", run_dir / "swift-3-of-another-node"):
+        left.mkdir()
+        (left / "lock").touch()
+        (left / "swift-spill").symlink_to(tmp_path / "swift-gone")
+    other = temporary / "swift-project"  # of the user's own
+    other.mkdir()
+    (other / "lock").touch()
+
+    def free(place):
+        return 0 if place == run_dir else GIGABYTE * (64 if not list(place.glob("*-dead")) else 0)
+
+    assert choose_place(NEED, run_dir, memory, free).path == memory
+    assert other.is_dir()
+    assert list(run_dir.iterdir())
+    assert list(temporary.iterdir()) == [other]
+
+
 def test_a_run_directory_that_is_not_there_yet_has_the_room_of_its_disk(tmp_path, monkeypatch):
     places = places_of(tmp_path, monkeypatch)
     small = replace(NEED, states=1)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from swift.errors import RunError
+from swift.errors import RunError, SettingError
 from swift.launch import node as node_module
 from swift.launch.admission import Admission
 from swift.launch.children import OwnChildren
@@ -374,3 +374,12 @@ def test_a_first_node_that_is_not_ready_is_waited_for_as_long_as_it_lives(tmp_pa
         serve(tmp_path, 1, Deadlines(start=0.5), os.environ, tmp_path, None, lambda: False)
     assert time.monotonic() - begun > 2
     thread.join()
+
+
+def test_a_file_system_that_fails_for_a_moment_does_not_end_the_wait(tmp_path, monkeypatch):
+    def fails(_):
+        raise SettingError("--run-dir", str(tmp_path), "cannot be read: Stale file handle")
+
+    monkeypatch.setattr(node_module, "last_beat", fails)
+    with pytest.raises(RunError, match=r"no first node was found in 0.1 s"):
+        serve(tmp_path, 1, Deadlines(start=0.1), os.environ, tmp_path, None, lambda: False)
