@@ -4,18 +4,23 @@ Who can read the file holds its key, and each side proves to the other that it d
 signed nor encrypted, nor is what processes send each other in an epoch (gloo): networks have to be asked for.
 """
 
+import hashlib
+import importlib.metadata
 import ipaddress
 import json
 import secrets
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
+import swift
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.launch.handshake import LONGEST, line_of, proof, proves
@@ -33,6 +38,7 @@ class Meeting:
         key: only who can read the run directory knows it.
         scratch: what the processes share, see ``Scratch``.
         silence_s: after how long without a word from it a node is on its own.
+        program: what it runs, see ``this_program``.
     """
 
     host: str
@@ -40,12 +46,13 @@ class Meeting:
     key: str
     scratch: str
     silence_s: float
+    program: str = ""
 
     @classmethod
     def of(cls, listener: socket.socket, scratch: Path, silence_s: float) -> Self:
         """A new one, with a new key."""
         host, port = listener.getsockname()[:2]
-        return cls(host, port, secrets.token_hex(32), str(scratch), silence_s)
+        return cls(host, port, secrets.token_hex(32), str(scratch), silence_s, this_program())
 
     @contextmanager
     def announced(self, run_dir: Path) -> Iterator[None]:
@@ -61,9 +68,30 @@ class Meeting:
     def find(cls, run_dir: Path) -> Self | None:
         """The meeting of a run; None while there is none, or none that can be read."""
         try:
-            return cls(**json.loads((run_dir / _FILE).read_text()))
+            found = cls(**json.loads((run_dir / _FILE).read_text()))
+            ipaddress.ip_address(found.host)
         except (OSError, ValueError, TypeError):
             return None
+        texts, is_number = (found.host, found.key, found.scratch, found.program), type(found.silence_s) in (int, float)
+        is_sound = all(isinstance(text, str) for text in texts) and type(found.port) is int and is_number
+        return found if is_sound else None
+
+    def check_program(self) -> None:
+        """Raises SettingError where the first node runs another program than this one."""
+        if self.program != this_program():
+            allowed = "its first node has another version of this program, of JAX or of Python: all nodes need the same"
+            raise SettingError("--run-dir", str(Path(self.scratch).parent), allowed)
+
+
+@cache
+def this_program() -> str:
+    """A digest of what all nodes need to have alike, as they read each other's messages and compiled programs."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
+    known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
+    package = Path(swift.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        known.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return known.hexdigest()[:32]
 
 
 def check_network(host: str, *, is_trusted: bool) -> None:

@@ -55,7 +55,7 @@ def serve(
         is_trusted: whether a network may be used.
 
     Raises:
-        SettingError: the first node is on a network that may not be used, or on which this one cannot be reached.
+        SettingError: the first node is on a network that may not be used, or has another version of this program.
         RunError: there is no first node, or it has stopped the run.
         KeyboardInterrupt: this node was told to end, and has.
     """
@@ -95,6 +95,7 @@ def _meet(
             return None
         if meeting is not None:
             check_network(meeting.host, is_trusted=is_trusted)
+            meeting.check_program()
             try:
                 connection = socket.create_connection((meeting.host, meeting.port), _CONNECT_S)
                 connection.settimeout(None)

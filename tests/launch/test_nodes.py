@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -383,3 +384,19 @@ def test_a_file_system_that_fails_for_a_moment_does_not_end_the_wait(tmp_path, m
     monkeypatch.setattr(node_module, "last_beat", fails)
     with pytest.raises(RunError, match=r"no first node was found in 0.1 s"):
         serve(tmp_path, 1, Deadlines(start=0.1), os.environ, tmp_path, None, lambda: False)
+
+
+def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_path):
+    meeting = replace(Meeting.of(listener, tmp_path / "scratch", SILENCE_S), program="another")
+    with (
+        meeting.announced(tmp_path),
+        pytest.raises(SettingError, match=r"its first node has another version of this program"),
+    ):
+        serve(tmp_path, 1, Deadlines(start=5), os.environ, tmp_path, None, lambda: False)
+
+
+@pytest.mark.parametrize("wrong", [{"host": 7}, {"host": "no address"}, {"port": "80"}, {"silence_s": None}, {"x": 1}])
+def test_what_is_no_meeting_is_not_taken_for_one(listener, tmp_path, wrong):
+    meeting = Meeting.of(listener, tmp_path / "scratch", SILENCE_S)
+    (tmp_path / ".meeting.json").write_text(json.dumps(asdict(meeting) | wrong))
+    assert Meeting.find(tmp_path) is None
