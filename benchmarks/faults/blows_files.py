@@ -55,7 +55,9 @@ def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.codes |= {_GIVES_UP}
     after.has_ended = True
     run.wait(run.is_over, "it goes on without its disk", _ENDING_S)
-    after.complaints += [f"left behind: {one}" for one in run.leftovers()]
+    kept = str(run.run_dir)  # of what lies there nothing can be removed
+    after.complaints += [f"left behind: {one}" for one in run.leftovers() if not one.startswith(kept)]
+    after.may_leave = True
     run.clear()
     run.disk.mount_again()
 

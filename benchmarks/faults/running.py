@@ -259,9 +259,9 @@ class Run:
 
     def sweep(self) -> None:
         """Removes what nobody was left to remove."""
-        for path in [*self.tmp.glob("*swift-*"), *Path("/dev/shm").glob("*swift-*")]:
-            if self.place.is_private or path.is_relative_to(self.tmp):
-                shutil.rmtree(path, ignore_errors=True)
+        memory = Path("/dev/shm").glob("*swift-*") if self.place.is_private else ()
+        for path in [*self.tmp.glob("*swift-*"), *self.run_dir.glob(".swift-*"), *memory]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
         """Kills all processes of the run."""
