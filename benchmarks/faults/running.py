@@ -288,6 +288,8 @@ class Run:
         left += [str(path) for path in self.tmp.glob("*swift-*")]
         pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in waiting]
         left += [str(path) for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
+        if self.shape.num_nodes > 1 and self.life.first.returncode == -signal.SIGKILL:
+            return left  # what the machines share waits in the run directory for another first one, which removes it
         return left + [str(path) for path in self.run_dir.glob(".swift-*")]
 
     def remove(self) -> None:
