@@ -46,8 +46,10 @@ def main() -> int:
         seed += 1
     minutes = (time.monotonic() - begun) / 60
     rate = f"{campaign.struck / minutes:.1f} a minute"
+    if campaign.broken:
+        print(f"{campaign.broken} episodes could not be carried out")
     print(f"{campaign.struck} faults in {minutes:.1f} min, {rate}; {campaign.wrong} episodes with a wrong verdict")
-    return 130 if told else int(campaign.wrong > 0)
+    return 130 if told else int(campaign.wrong + campaign.broken > 0)
 
 
 def _options() -> argparse.Namespace:

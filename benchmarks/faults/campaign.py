@@ -53,8 +53,8 @@ class Campaign:
         tell: says a line to whoever waits.
         is_called_off: whether to end soon.
         struck: how many faults have struck.
-        wrong: how many episodes had a wrong verdict, or failed for another reason.
-        broken: how many of them failed because the campaign could not do what it was to.
+        wrong: how many episodes had a wrong verdict.
+        broken: how many episodes ended because the campaign could not do what it was to.
     """
 
     place: Place
@@ -80,8 +80,10 @@ class Campaign:
         """Short episodes on runs of all shapes, until every kind has come that can."""
         deck = Deck(self._dealt(), Random(seed), comes_again=False)
         for shape, storage in _TOUR * 3:
-            if deck and shape in self.shapes and not self.is_called_off():
+            if deck.left and shape in self.shapes and not self.is_called_off():
                 self._episode(seed, SHAPES[shape], storage, deck, most=_VOLLEYS_OF_TOUR)
+        if left := deck.left:
+            self.tell(f"have not come: {', '.join(sorted(left))}")
 
     def _dealt(self) -> list[Kind]:
         return [KINDS[name] for name in sorted(self.kinds)]
@@ -97,23 +99,30 @@ class Campaign:
         is_cold: bool = False,
         is_early: bool = False,
     ) -> None:
-        """An episode; what it left is kept where something was wrong."""
-        begun, is_good = time.time(), True
+        """An episode; what it left is kept where something was wrong.
+
+        Losses are held against those without faults in the end, when the cores are free to compute these.
+        """
+        begun, verdicts = time.time(), list[Verdict]()
         with self._run(seed, shape, storage, is_cold=is_cold) as run:
-            episode = Episode(run, KINDS, deck, Reference(self.place, shape), is_early=is_early)
             try:
-                for number, verdict in enumerate(episode.volleys(most, self.is_called_off)):
+                for verdict in Episode(run, KINDS, deck, is_early=is_early).volleys(most, self.is_called_off):
                     self.tell(_told(verdict))
-                    common = {"seed": seed, "volley": number, "shape": shape.name, "storage": storage}
-                    common |= {"commit": self.commit, "begun": begun}
-                    self.record.add(verdict, **common)
+                    verdicts.append(verdict)
                     self.struck += len(verdict.faults)
-                    is_good &= not verdict.complaints
             except (OSError, subprocess.SubprocessError) as error:
                 self.broken += 1
                 self.tell(f"  the campaign itself failed, this volley does not count: {error}")
-                is_good = False
-            if not is_good:
+            run.clear()
+            last = max((step for verdict in verdicts for step in verdict.losses), default=0)
+            expected = Reference(self.place, shape).upto(last)
+            judged = [verdict.held_against(expected) for verdict in verdicts]
+            for number, (verdict, before) in enumerate(zip(judged, verdicts, strict=True)):
+                if len(verdict.complaints) > len(before.complaints):
+                    self.tell(_told(verdict))
+                common = {"seed": seed, "volley": number, "shape": shape.name, "storage": storage}
+                self.record.add(verdict, **common, commit=self.commit, begun=begun)
+            if any(verdict.complaints for verdict in judged):
                 self.wrong += 1
                 self.tell(f"  what it left: {_keep(run)}")
 

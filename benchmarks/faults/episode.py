@@ -3,12 +3,11 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from . import evidence, judge
 from .kinds import Aftermath, Kind
-from .reference import Reference
 from .running import Hung, Run
 from .shapes import EVERY, NUM_STEPS
 from .volleys import Deck, Fault, wait_for_moment
@@ -30,12 +29,21 @@ class Verdict:
         complaints: what was wrong; empty: nothing.
         seconds: until all was well again, or the judge gave up.
         observed: for the record.
+        losses: of iterations that were recorded, or recorded anew, since the volley before.
+        excused: iterations whose records were damaged.
     """
 
     faults: Sequence[Fault]
     complaints: Sequence[str]
     seconds: float
     observed: Mapping[str, Any]
+    losses: Mapping[int, float] = field(default_factory=dict)
+    excused: frozenset[int] = frozenset()
+
+    def held_against(self, expected: Mapping[int, float]) -> Self:
+        """With what is wrong with its losses, once those of the run without faults are known."""
+        complaints = judge.of_losses(self.losses, expected, self.excused)
+        return replace(self, complaints=[*self.complaints, *complaints])
 
 
 class Episode:
@@ -45,15 +53,12 @@ class Episode:
         run: to be started.
         kinds: by name.
         deck: of volleys.
-        reference: losses without faults.
         is_early: whether faults strike before there is a checkpoint.
     """
 
-    def __init__(
-        self, run: Run, kinds: Mapping[str, Kind], deck: Deck, reference: Reference, *, is_early: bool = False
-    ):
-        self._run, self._kinds, self._deck, self._reference = run, kinds, deck, reference
-        self._excused, self._is_early = set[int](), is_early
+    def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, *, is_early: bool = False):
+        self._run, self._kinds, self._deck = run, kinds, deck
+        self._excused, self._is_early, self._seen = set[int](), is_early, dict[int, float]()
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
         """Strikes and judges until the run has ended, enough volleys have struck, none is left, or something was wrong.
@@ -88,14 +93,15 @@ class Episode:
         seconds = round(time.monotonic() - begun, 2)
         self._excused |= after.excused
         found = evidence.losses(self._run.run_dir)
-        expected = self._reference.upto(max(found, default=0))
-        after.complaints += judge.of_losses(found, expected, self._excused)
+        news = {step: loss for step, loss in found.items() if self._seen.get(step) != loss}
+        self._seen |= news
+        after.complaints += judge.of_gaps(found, self._excused)
         if self._run.life.first.returncode == 0 and len(found.keys() - self._excused) < NUM_STEPS - len(self._excused):
             after.complaints.append(f"exit code 0 after {len(found)} of {NUM_STEPS} iterations")
         for life in self._run.lives[-2:]:
             after.complaints += judge.of_terminal(life.said)
         observed = {"step": max(found, default=0), **after.observed}
-        return Verdict(faults, after.complaints, seconds, observed)
+        return Verdict(faults, after.complaints, seconds, observed, news, frozenset(self._excused))
 
     def _begin(self, after: Aftermath) -> None:
         """Waits for the first iterations, or the first checkpoint: most faults are of interest once there is one."""

@@ -10,23 +10,25 @@ _NAMES_FAULT = re.compile(r"^swift: .{10,}", re.MULTILINE)
 
 
 def of_losses(found: Mapping[int, float], expected: Mapping[int, float], excused: Collection[int] = ()) -> list[str]:
-    """Whether every recorded loss is that of the run without faults, and none is missing before the last.
+    """Whether every recorded loss is that of the run without faults.
 
     Args:
         found, expected: by iteration.
         excused: iterations whose records were damaged on purpose.
     """
-    complaints = []
     checked = {step: loss for step, loss in found.items() if step not in excused}
     wrong = [step for step, loss in checked.items() if step not in expected or not _is_close(loss, expected[step])]
-    if wrong:
-        step = min(wrong)
-        told = f"{found[step]} instead of {expected.get(step)}"
-        complaints.append(f"{len(wrong)} losses are wrong, the first that of iteration {step}: {told}")
+    if not wrong:
+        return []
+    step = min(wrong)
+    told = f"{found[step]} instead of {expected.get(step)}"
+    return [f"{len(wrong)} losses are wrong, the first that of iteration {step}: {told}"]
+
+
+def of_gaps(found: Collection[int], excused: Collection[int] = ()) -> list[str]:
+    """Whether every iteration before the last is recorded."""
     missing = set(range(1, max(found, default=0) + 1)) - set(found) - set(excused)
-    if missing:
-        complaints.append(f"{len(missing)} iterations are not recorded, the first {min(missing)}")
-    return complaints
+    return [f"{len(missing)} iterations are not recorded, the first {min(missing)}"] if missing else []
 
 
 def _is_close(loss: Any, expected: float) -> bool:

@@ -51,9 +51,10 @@ class Deck:
         self._kinds, self._rng, self._comes_again = list(kinds), rng, comes_again
         self._left = rng.sample(self._kinds, len(self._kinds))
 
-    def __bool__(self) -> bool:
-        """Whether any is left that has not come yet."""
-        return bool(self._left)
+    @property
+    def left(self) -> list[str]:
+        """Names of those that have not come yet."""
+        return [kind.name for kind in self._left]
 
     def volley(self, run: Run) -> list[Fault]:
         """One to three faults that can come together; whatever ends the life is the last."""
