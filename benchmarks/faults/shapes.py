@@ -98,7 +98,11 @@ class Shape:
 
 
 _DROPS = {"ExpertConfig.capacity_factor": 1.0}
-_ELASTIC = {"ExpertConfig.capacity_factor": None, "CheckpointConfig.snapshot_every": 1}
+_ELASTIC = {
+    "ExpertConfig.capacity_factor": None,
+    "CheckpointConfig.snapshot_every": 1,
+    "Experiment.sequences_per_microbatch": 3,
+}
 SHAPES = {
     shape.name: shape
     for shape in (

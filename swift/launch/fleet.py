@@ -102,6 +102,12 @@ class Fleet:
         self._own.__exit__(kind, error, traceback)
 
     def __contains__(self, who: object) -> bool:
+        with self._lock:
+            is_untold = any(who == death.who for death in self._deaths)
+        return is_untold or self._is_alive(who)
+
+    def _is_alive(self, who: object) -> bool:
+        """As far as is known; its death may not have been told yet."""
         return who in self._own or any(who in node.children for node in self._there())
 
     def away_s(self, who: Hashable) -> float:
@@ -167,10 +173,12 @@ class Fleet:
         for who in far:
             self.signal(who, signal.SIGKILL)
         self._until_dead(far, _KILL_S)
+        with self._lock:  # nobody asks for these any more
+            self._deaths = [death for death in self._deaths if death.who not in far]
 
     def _until_dead(self, whom: Collection[Hashable], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while any(who in self for who in whom) and time.monotonic() < deadline:
+        while any(map(self._is_alive, whom)) and time.monotonic() < deadline:
             self._look(time.monotonic())
             time.sleep(_PAUSE_S)
 

@@ -140,6 +140,23 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
             assert who not in fleet
 
 
+@pytest.mark.parametrize("what", ["the child", "its node"])
+def test_who_has_died_there_is_among_the_children_until_that_is_told(fleet, tmp_path, what):
+    """Otherwise it would be started again by who does not know yet that it is dead."""
+    with node(tmp_path) as other:
+        assert hear(fleet) == [come()]
+        start(fleet, "far", "print(flush=True); input()", tmp_path / "far")
+        assert hear(fleet) == [("far", "\n")]
+        if what == "the child":
+            fleet.signal("far", signal.SIGKILL)
+        else:
+            other.kill()
+        time.sleep(1)  # by now it is dead, and known to be
+        assert "far" in fleet
+        assert until_dead(fleet) == [("far", "signal 9" if what == "the child" else "node 1 is gone")]
+        assert "far" not in fleet
+
+
 def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tmp_path):
     """Longer than both sides are patient: it still lets nodes know that it is there."""
     meeting, stalls = Meeting.of(listener, tmp_path / "scratch", 2.0), threading.Event()
