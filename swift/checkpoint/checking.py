@@ -122,6 +122,15 @@ def is_finite(array: np.ndarray) -> bool:
     return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
 
 
+def is_of_model(name: str) -> bool:
+    """Whether an array of a state has the model's numbers; what a placement policy remembers may well be infinite.
+
+    >>> is_of_model("master.head"), is_of_model("policy.0")
+    (True, False)
+    """
+    return name.partition(".")[0] != "policy"
+
+
 def is_stored(shape: str) -> bool:
     """Whether an array of this type and shape has files: Orbax takes no empty one.
 

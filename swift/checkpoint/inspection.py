@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.checking import Checker, is_stored, unit_array
+from swift.checkpoint.checking import Checker, is_of_model, is_stored, unit_array
 from swift.checkpoint.directory import checkpoint_path, checkpoint_steps
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.restoring import plan_restore
@@ -98,7 +98,7 @@ def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
         yield why
     else:
         for name, shape in manifest.dense.shapes.items():
-            if is_stored(shape):
+            if is_stored(shape) and is_of_model(name):
                 yield from filter(None, [checker.finite(manifest.step, name)])
     for unit, copies in sorted(manifest.ledger.copies.items()):
         for copy in copies:

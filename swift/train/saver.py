@@ -30,7 +30,7 @@ from swift.checkpoint import (
     save_facts,
     set_aside_newer,
 )
-from swift.checkpoint.checking import is_finite
+from swift.checkpoint.checking import is_finite, is_of_model
 from swift.errors import RunError, SettingError
 from swift.pipeline import Program, TrainState
 from swift.record import RunDirectory, sync_record
@@ -135,7 +135,8 @@ class Saver:
     def _save(self, take: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
         self._room = None  # what it has is written over, or would pass for this iteration's
         snapshot = take()
-        if not all(map(is_finite, (*snapshot.dense.values(), *snapshot.blocks.values()))):
+        dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
+        if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
             raise _Spoilt("its numbers are not finite")
         self._room = snapshot
         for pause_s in RETRY_PAUSES_S:
