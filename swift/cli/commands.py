@@ -59,12 +59,17 @@ def train(options: argparse.Namespace) -> None:
 def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
     """Writes the report of a run that has ended, and prints its summary: as ``json``, or as a table."""
     page = run.path / "report.html"
-    write_report([run], page)
+    told = f"report: {page}"
+    try:
+        write_report([run], page)
+    except OSError as error:  # the run has succeeded all the same
+        told = ""
+        print(f"{page} cannot be written: {error.strerror}; `swift report {run.path}` tries again", file=sys.stderr)
     if kind == "json":
         print(json.dumps(summary))
     else:
         Console().print(comparison_table([run]))
-        print(f"report: {page}")
+        print(told)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -161,6 +166,8 @@ def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterat
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
     """How far the losses of a run that has lost workers or ranks are from those of one that has not, where both are."""
     _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
+    if not len(own_T):
+        return f"{run.name} and {other.name} have no iteration in common, by which their losses could be compared"
     distance_T = np.abs(scalars(run, "loss")[own_T] - scalars(other, "loss")[others_T])
     fewest = f"{np.nanmin(scalars(run, 'live_workers')):.0f} of {len(topology.workers)} workers"
     if topology.num_pipelines == 1:

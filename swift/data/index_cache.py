@@ -78,7 +78,8 @@ def _make_unless_found(
             with _beating(lock):
                 make_index(config, path, _teller(tell))
             return True
-    os.utime(path)
+    with suppress(OSError):  # an index may be read where nobody can write
+        os.utime(path)
     return False
 
 

@@ -218,6 +218,16 @@ def test_without_room_for_an_index_everybody_reads_for_himself(texts, tmp_path):
     assert line.startswith(f"the corpus is not kept in {tmp_path}/cache/corpora (Not a directory)")
 
 
+def test_an_index_is_read_where_nobody_can_write(texts, cache, monkeypatch):
+    path, _ = find(texts, cache)
+
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("swift.data.index_cache.os.utime", refuse)
+    assert find(texts, cache) == (path, [])
+
+
 def test_texts_of_an_unknown_source_are_not_kept(cache):
     class Own:
         def documents(self):

@@ -1,0 +1,40 @@
+"""The end of a run on the command line, without a model: its report, and its distance from another run."""
+
+import json
+
+import pytest
+
+from swift.cli.commands import distance_line, show_run
+from swift.record import RunDirectory, read_run
+from swift.topology import Topology
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Makes a run of some steps."""
+
+    def make(name, steps):
+        with RunDirectory.create(tmp_path / name, "") as directory:
+            for step in steps:
+                directory.log_step({"step": step, "loss": 4.0 / step, "live_workers": 4, "live_ranks": 1})
+        return read_run(tmp_path / name)
+
+    return make
+
+
+def test_a_run_has_succeeded_though_its_report_cannot_be_written(recorded, capsys):
+    run = recorded("run", [1, 2])
+    (run.path / "report.html").mkdir()
+    show_run(run, {"final_loss": 2.0}, "json")
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"final_loss": 2.0}
+    assert (
+        told.err == f"{run.path}/report.html cannot be written: Is a directory; `swift report {run.path}` tries again\n"
+    )
+
+
+def test_runs_without_a_common_iteration_are_not_compared(recorded):
+    runs = recorded("one", [1, 2]), recorded("other", [3, 4])
+    line = distance_line(*runs, Topology(2, 2, 1))
+    assert line == "one and other have no iteration in common, by which their losses could be compared"
+    assert distance_line(runs[0], runs[0], Topology(2, 2, 1)).startswith("one: with 4 of 4 workers at the least")
