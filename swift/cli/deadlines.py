@@ -1,6 +1,5 @@
 """Deadlines of the command line, such as ``--deadline stopping=300``."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,23 +10,6 @@ OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", 
 """Those of a run of real processes."""
 OF_ONE = ("stopping",)
 """Those of a run in one process."""
-
-
-def add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Adds ``--deadline``.
-
-    Args:
-        parser: of a command.
-        meaning: the names and what each is, for ``--help``.
-    """
-    parser.add_argument(
-        "--deadline",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=SECONDS",
-        help=f"how long to wait: {meaning}",
-    )
 
 
 def deadlines_of(texts: Sequence[str], names: Sequence[str]) -> Deadlines:

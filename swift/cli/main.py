@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swift.cli.deadlines import add_deadlines
 from swift.cli.planning_options import add_compile, add_plan, add_simulate
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
@@ -121,7 +120,7 @@ def command_line() -> argparse.ArgumentParser:
         default=10,
         help="how often a process is started again before the run goes on without it (default: %(default)s)",
     )
-    add_deadlines(
+    _add_deadlines(
         launch,
         "start, forming (of an epoch), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
@@ -189,8 +188,25 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Adds ``--deadline``.
+
+    Args:
+        parser: of a command.
+        meaning: the names and what each is, for ``--help``.
+    """
+    parser.add_argument(
+        "--deadline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=SECONDS",
+        help=f"how long to wait: {meaning}",
+    )
+
+
 def _add_stopping(parser: argparse.ArgumentParser) -> None:
-    add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
+    _add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:

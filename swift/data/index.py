@@ -55,10 +55,10 @@ class CorpusState(NamedTuple):
 def corpus_state(config: DataConfig) -> CorpusState | None:
     """The present state of a corpus; None where it cannot be told.
 
-    That is so with sources and tokenizers of other kinds than those of ``swift.data``.
+    That is so with sources and tokenizers of other kinds than those of ``swift.data``, and where a file is not there.
 
     Raises:
-        SettingError: the source has no documents, or a file of it is not there.
+        SettingError: the source has no documents.
     """
     source, tokenizer = config.source, config.tokenizer
     parts: list[Any] = [_VERSION, config.validation_share]
@@ -80,8 +80,8 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
             return None
         try:
             found = os.stat(path)
-        except OSError as error:
-            raise SettingError("DataConfig.source", source, f"cannot read {path}: {error.strerror}") from error
+        except OSError:
+            return None  # the source itself tells best what is wrong with it
         parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
         newest_ns = max(newest_ns, found.st_mtime_ns)
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)

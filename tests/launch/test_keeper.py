@@ -114,14 +114,16 @@ def x64():
 
 
 def drawn(keeper, step):
-    """A state after so many iterations of which no two numbers are alike, on the host."""
+    """A state after so many iterations in which no two numbers of an array are alike but in the placement, on the host."""
     random = np.random.default_rng(0)
 
     def draw(leaf):
         return np.asarray(random.permutation(leaf.size).reshape(leaf.shape), leaf.dtype)
 
     state = jax.tree.map(draw, keeper.program.abstract())
-    return replace(state, step=np.full_like(state.step, step))
+    slots = np.arange(state.placement.size).reshape(state.placement.shape)
+    placement = np.asarray(slots % keeper.program.experts.num_classes, state.placement.dtype)
+    return replace(state, step=np.full_like(state.step, step), placement=placement)
 
 
 def write_metrics(keeper, steps):
