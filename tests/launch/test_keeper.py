@@ -114,7 +114,7 @@ def x64():
 
 
 def drawn(keeper, step):
-    """A state after so many iterations in which no two numbers of an array are alike but in the placement, on the host."""
+    """A state after so many iterations, on the host; in each array no two numbers are alike, but in the placement."""
     random = np.random.default_rng(0)
 
     def draw(leaf):
