@@ -1,6 +1,7 @@
 """A checkpoint that cannot be written where it belongs: kept elsewhere on this machine until ``--resume`` takes it.
 
-The place follows from the run alone, for a disk that is full or read-only takes no note of it.
+The place follows from the run alone, for a disk that is full or read-only takes no note of it. In it a file names the
+directory that it is for: a run may be moved to where there is room, and one that was copied is another run.
 """
 
 import json
@@ -10,7 +11,6 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
@@ -21,7 +21,7 @@ from swift.errors import RunError, SettingError
 from swift.record import EVENTS
 
 _MEMORY = Path("/dev/shm")
-_PREFIX = "kept-by-swift"
+_PREFIX, _ORIGIN = "kept-by-swift", "origin"
 
 
 def places(checkpoints: Path) -> list[Path]:
@@ -30,9 +30,8 @@ def places(checkpoints: Path) -> list[Path]:
     Args:
         checkpoints: directory of the run's checkpoints.
     """
-    run = digest(f"{checkpoints.resolve()} {_begun(checkpoints.parent / EVENTS)}".encode())
-    tops = [top for top in (Path(tempfile.gettempdir()), _MEMORY) if top.is_dir()]
-    return [top / f"{_PREFIX}-{os.getuid()}-{run[:16]}" for top in tops]
+    path = digest(f"{checkpoints.resolve()}".encode())
+    return [top / f"{_name(checkpoints)}-{path[:16]}" for top in _tops()]
 
 
 def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
@@ -55,11 +54,12 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
             place.mkdir(mode=0o700, exist_ok=True)
             if not _is_own(place):
                 raise PermissionError("belongs to somebody else")
+            (place / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
             write(place)
         except Exception as error:  # for whatever reason: the next place may do
             troubles.append(f"{place}: {' '.join(str(error).split())}")
-            with suppress(OSError):
-                place.rmdir()
+            if not checkpoint_steps(place) and _is_own(place):
+                shutil.rmtree(place, ignore_errors=True)
             continue
         memory = ", which is memory and does not outlast a restart of the machine" if place.parent == _MEMORY else ""
         return (
@@ -82,7 +82,7 @@ def take_back(checkpoints: Path) -> list[str]:
         RunError: it cannot be written yet.
     """
     lines = []
-    for place in filter(_is_own, places(checkpoints)):
+    for place in dict.fromkeys((*filter(_is_own, places(checkpoints)), *_left_behind(checkpoints))):
         step = max(checkpoint_steps(place), default=0)
         if step > max(checkpoint_steps(checkpoints), default=0):
             try:
@@ -117,6 +117,32 @@ def _copy(place: Path, checkpoints: Path, step: int) -> None:
         raise OSError(str(error.args[0][0][2])) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _tops() -> list[Path]:
+    return [top for top in (Path(tempfile.gettempdir()), _MEMORY) if top.is_dir()]
+
+
+def _name(checkpoints: Path) -> str:
+    """What the places of a run begin with, wherever its directory is."""
+    return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
+
+
+def _left_behind(checkpoints: Path) -> list[Path]:
+    """Places of a run that has been moved since."""
+    if not _begun(checkpoints.parent / EVENTS):
+        return []
+    found = [place for top in _tops() for place in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(place)]
+    return [place for place in found if _is_for(place, checkpoints.resolve())]
+
+
+def _is_for(place: Path, checkpoints: Path) -> bool:
+    """Whether a place is for this directory or, as far as is known, for it before it was moved."""
+    try:
+        origin = Path((place / _ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return origin.resolve() == checkpoints or not origin.parent.exists()
 
 
 def _is_own(place: Path) -> bool:

@@ -117,6 +117,23 @@ def test_another_run_in_the_same_directory_does_not_take_it(run):
     assert len(take_back(run.directory)) == 1
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_run_that_was_moved_to_where_there_is_room_takes_it_and_a_copy_of_it_does_not(run, is_linked):
+    home, copy, moved = (run.directory.parent / name for name in ("home", "copy", "moved"))
+    home.mkdir()
+    run.directory = run.directory.rename(home / "checkpoints")
+    begins(run, "2026-01-01")
+    keep(run)
+    shutil.copytree(home, copy)
+    assert take_back(copy / "checkpoints") == []
+    home.rename(moved)
+    if is_linked:
+        home.symlink_to(moved)
+    assert len(take_back(moved / "checkpoints")) == 1
+    assert checkpoint_steps(moved / "checkpoints") == [2, 4, 6]
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+
+
 def test_what_is_older_than_a_checkpoint_in_its_place_goes(run):
     keep(run)
     run.run(8)
