@@ -32,7 +32,7 @@ def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     memory = made.with_name(made.name[1:])
     try:
-        with (made / _LOCK).open("w") as lock:
+        with (made / _LOCK).open("w") as lock, _in_use(made), _in_use(disk):
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name in (_STATES, _COPIES):
                 (made / name).mkdir()
@@ -45,6 +45,21 @@ def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
     finally:
         for path in (made, memory, disk):
             shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _in_use(directory: Path) -> Iterator[None]:
+    """With a lock that keeps a directory from being cleared of old files by the system, see ``man 5 tmpfiles.d``.
+
+    A run that lasts for weeks has some in a directory for temporary files that nothing touches for days.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def remove_left_behind(place: Path) -> None:
@@ -109,7 +124,7 @@ class Scratch:
                 shutil.rmtree(earlier, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:
-            with own_memory(place, corpus) as memory:
+            with own_memory(place, corpus) as memory, _in_use(path):
                 scratch = cls(path, memory)
                 replace_file(scratch.config, config.encode())
                 replace_file(path / _DATA, json.dumps(data).encode())

@@ -1,5 +1,6 @@
 """What others than the user who started a run can reach of it."""
 
+import fcntl
 import os
 
 import pytest
@@ -17,6 +18,27 @@ def test_only_its_owner_may_enter_what_processes_share(tmp_path):
                 assert one.sockets.parent.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
+
+
+def test_the_system_clears_none_of_it_of_old_files_while_it_is_in_use(tmp_path):
+    """``systemd-tmpfiles`` takes a shared lock on each directory, and passes over those where it cannot."""
+    with Scratch.of("", {}, tmp_path) as scratch:
+        kept = [scratch.path, scratch.memory, scratch.sockets.parent]
+        assert [is_passed_over(directory) for directory in kept] == [True] * 3
+    left = tmp_path / "left"
+    left.mkdir()
+    assert not is_passed_over(left)
+
+
+def is_passed_over(directory):
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @pytest.mark.slow
