@@ -96,7 +96,7 @@ def _serve(
     run_dir, is_trusted = options.run_dir, options.insecure_network
     with coming(run_dir, nodes.own, is_trusted):
         corpus = find_index(experiment.data, corpora_directory(), partial(_tell, nodes))
-    with Interrupt().hold() as interrupt:
+    with Interrupt(deadlines.stopping + _ENDING_S).hold() as interrupt:
         serve(
             run_dir,
             nodes.own,
