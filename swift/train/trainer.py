@@ -324,7 +324,7 @@ class _Run:
         raise RunError(f"{trouble}: stopped; {self._how_to_go_on()}, {_MENDED}") from trouble
 
     def broken_off(self, error: OSError | RunError) -> RunError:
-        """What ends a run, once what was not saved is kept where it can be, be it that nothing can be recorded."""
+        """The error that ends a run, once its unsaved state is kept where it can be, even if nothing is recorded."""
         with suppress(OSError, RunError):
             self.saver.follow(wait=True)
         if isinstance(error, OSError):
