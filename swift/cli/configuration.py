@@ -199,7 +199,7 @@ def _bound(config: str) -> dict[str, str]:
 def config_text(experiment: Experiment) -> str:
     """The whole experiment as gin, one setting a line; reading it gives an equal experiment."""
     lines = list(_render(experiment))
-    imports = sorted({f"import {module}" for module in _foreign_modules(experiment)})
+    imports = sorted({f"import {kind.__module__}" for _, kind in _own_kinds(experiment)})
     return "\n".join([*imports, *lines]) + "\n"
 
 
@@ -216,13 +216,3 @@ def _render(value: Any) -> Iterator[str]:
             yield f"{name}.{field.name} = {setting!r}"
     for part in parts:
         yield from _render(part)
-
-
-def _foreign_modules(value: Any) -> Iterator[str]:
-    module = type(value).__module__
-    if not module.startswith("swift."):
-        yield module
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        if dataclasses.is_dataclass(part):
-            yield from _foreign_modules(part)
