@@ -11,8 +11,8 @@ from pathlib import Path
 
 from .campaign import KINDS, Campaign
 from .isolation import isolated
+from .place import ROOT, Place
 from .record import Record, commit
-from .running import ROOT, Place
 from .shapes import SHAPES, write_corpus
 from .shim import built
 from .storage import can_have_disks

@@ -12,9 +12,10 @@ from random import Random
 from . import blows, blows_damage, blows_files, blows_nodes
 from .episode import Episode, Verdict
 from .kinds import Kind
+from .place import Place
 from .record import Record
 from .reference import Reference, code_digest
-from .running import Place, Run, under_way
+from .running import Run, under_way
 from .shapes import SHAPES, Shape
 from .shim import Shim
 from .storage import Disk

@@ -82,6 +82,7 @@ class Episode:
 
     def _judged(self, faults: Sequence[Fault], do: Callable[[Aftermath], None]) -> Verdict:
         begun, after = time.monotonic(), Aftermath()
+        self._run.meanwhile = after.heal_due
         try:
             do(after)
         except Hung as error:

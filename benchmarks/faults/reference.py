@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from . import evidence
-from .running import Place
+from .place import Place
 from .shapes import NUM_STEPS, Shape
 
 _CHUNK = 400

@@ -1,7 +1,6 @@
 """A run under way: how it is started, watched, and found to be well again."""
 
 import ctypes
-import os
 import shutil
 import signal
 import subprocess
@@ -14,57 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from . import evidence
-from .processes import MARK, Found, find, send
+from .place import Place
+from .processes import Found, find, send
 from .shapes import Shape
 from .shim import Shim
 from .storage import Disk
 from .wire import Network
 
-ROOT = Path(__file__).parents[2]
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
 class Hung(Exception):
     """What should have come has not come in time."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What all runs of a campaign share.
-
-    Attributes:
-        directory: of the campaign.
-        corpus: the text that is trained on.
-        cache: of compiled programs.
-        is_private: whether this process has a part of the system for itself, see `isolated`.
-        has_disks, has_networks: whether runs can have those of their own.
-        shim: a library, see `shim.py`; None: it cannot be built.
-        root: where the package `swift` is that is tried.
-        patience_s: how long a run may take until it is well again, besides its own deadlines.
-    """
-
-    directory: Path
-    corpus: Path
-    cache: Path
-    patience_s: float
-    is_private: bool = False
-    has_disks: bool = False
-    has_networks: bool = False
-    shim: Path | None = None
-    root: Path = ROOT
-
-    def environment(self, mark: str, tmp: Path, more: dict[str, str]) -> dict[str, str]:
-        """Of all processes of a run."""
-        own = {
-            MARK: mark,
-            "TMPDIR": str(tmp),
-            "PYTHONPATH": str(self.root),
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        return os.environ | own | more
 
 
 @dataclass
@@ -104,6 +65,7 @@ class Run:
         network: between its machines, where it has several that are emulated.
         disk: of the run directory alone; None: it is on that of the campaign.
         shim: in all processes; None: there is none.
+        meanwhile: called again and again while something is waited for: faults end when it is time.
     """
 
     place: Place
@@ -113,6 +75,7 @@ class Run:
     network: Network | None = None
     disk: Disk | None = None
     shim: Shim | None = None
+    meanwhile: Callable[[], None] = lambda: None
     lives: list[Life] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,12 +130,12 @@ class Run:
         path = self.directory / "terminal-beside.txt"
         with path.open("wb") as terminal:
             rival = self._popen(self.command(resume=resume), terminal)
-        try:
-            code = rival.wait(self.place.patience_s)
-        except subprocess.TimeoutExpired:
-            code = None
-            rival.kill()
-            rival.wait()
+        deadline = time.monotonic() + self.place.patience_s
+        while (code := rival.poll()) is None and time.monotonic() < deadline:
+            self.meanwhile()
+            time.sleep(_POLL_S)
+        rival.kill()
+        rival.wait()
         return code, path.read_text(errors="replace")
 
     def _popen(self, command: list[str], terminal: Any) -> subprocess.Popen[bytes]:
@@ -223,6 +186,7 @@ class Run:
             if self.is_over():
                 return is_there()
             self.start_missing_nodes()
+            self.meanwhile()
             if time.monotonic() > deadline:
                 raise Hung(f"after {limit_s:.0f} s: {what}")
             time.sleep(_POLL_S)

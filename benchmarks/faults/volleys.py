@@ -91,6 +91,7 @@ def wait_for_moment(run: Run, fault: Fault) -> bool:
             seen = evidence.is_saving(run.run_dir)
         elif size != (size := _size(path)):
             seen = any(event["event"] == fault.moment for event in run.events()[known:])
+        run.meanwhile()
         time.sleep(0.004)
     time.sleep(fault.delay_s)
     return seen

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from faults.campaign import KINDS, Campaign
+from faults.place import Place
 from faults.record import Record
-from faults.running import Place
 from faults.shapes import write_corpus
 
 STAND_IN = Path(__file__).parent / "stand_in"
