@@ -4,7 +4,7 @@ import signal
 import time
 from random import Random
 
-from .kinds import Aftermath, Kind, Parameters, is_launch
+from .kinds import Aftermath, Draw, Kind, Parameters, is_launch
 from .processes import send
 from .running import Run
 
@@ -39,7 +39,7 @@ def _strike_members(run: Run, parameters: Parameters, after: Aftermath) -> None:
             after.dead += victims
 
 
-def _draw_members(how: str, most: int | str) -> object:
+def _draw_members(how: str, most: int | str) -> Draw:
     def draw(rng: Random, run: Run) -> Parameters:
         whom = most if isinstance(most, str) else rng.randint(1, most)
         seconds = {"seconds": round(rng.uniform(0.2, 1.8), 2)} if how == "pause" else {}
@@ -59,7 +59,7 @@ def _strike_helper(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.wants_checkpoint |= parameters["whom"] == "keeper"
 
 
-def _draw_helper(whom: str, how: str) -> object:
+def _draw_helper(whom: str, how: str) -> Draw:
     def draw(rng: Random, run: Run) -> Parameters:
         del run
         seconds = {"seconds": round(rng.uniform(0.5, 8.0), 2)} if how == "pause" else {}
@@ -99,14 +99,14 @@ def _wait_for_end(run: Run) -> float:
 
 
 def _members(name: str, how: str, most: int | str) -> Kind:
-    return Kind(name, _strike_members, _draw_members(how, most), is_launch, regroups=how != "pause")  # type: ignore[arg-type]
+    return Kind(name, _strike_members, _draw_members(how, most), is_launch, regroups=how != "pause")
 
 
 def _helper(whom: str, how: str) -> Kind:
-    return Kind(f"{how}-{whom}", _strike_helper, _draw_helper(whom, how), is_launch)  # type: ignore[arg-type]
+    return Kind(f"{how}-{whom}", _strike_helper, _draw_helper(whom, how), is_launch)
 
 
-def _draw_signal(number: str) -> object:
+def _draw_signal(number: str) -> Draw:
     return lambda _, __: {"signal": number}
 
 
@@ -121,6 +121,6 @@ KINDS = [
     Kind("pause-first", _pause_first, lambda rng, _: {"seconds": round(rng.uniform(0.5, 9.0), 2)}, group="first"),
     Kind("kill-first", _kill_first, lambda _, __: {"whom": "first"}, ends=True),
     Kind("power-off", _kill_first, lambda _, __: {"whom": "all"}, ends=True),
-    Kind("interrupt", _tell_to_end, _draw_signal("SIGINT"), ends=True),  # type: ignore[arg-type]
-    Kind("terminate", _tell_to_end, _draw_signal("SIGTERM"), ends=True),  # type: ignore[arg-type]
+    Kind("interrupt", _tell_to_end, _draw_signal("SIGINT"), ends=True),
+    Kind("terminate", _tell_to_end, _draw_signal("SIGTERM"), ends=True),
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from . import evidence
-from .kinds import Aftermath, Kind, Parameters
+from .kinds import Aftermath, Draw, Kind, Parameters
 from .processes import send
 from .running import Run
 
@@ -90,7 +90,7 @@ def _change(path: Path, how: str, choice: Random) -> None:
     path.write_bytes(content)
 
 
-def _draw(what: str) -> object:
+def _draw(what: str) -> Draw:
     def draw(rng: Random, _: Run) -> Parameters:
         number = rng.choice([1, 1, 3]) if what in ("damage-checkpoint", "damage-manifest") else 1
         how, ended = rng.choice(_HOW), rng.choice(["SIGKILL", "SIGINT"])
@@ -114,6 +114,6 @@ def _rival(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 KINDS = [
-    *(Kind(what, _damage, _draw(what), ends=True, is_quiet=True) for what in _TARGETS),  # type: ignore[arg-type]
+    *(Kind(what, _damage, _draw(what), ends=True, is_quiet=True) for what in _TARGETS),
     Kind("rival", _rival, lambda rng, _: {"resume": rng.random() < 0.8}, is_quiet=True),
 ]

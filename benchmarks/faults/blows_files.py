@@ -7,7 +7,7 @@ from random import Random
 
 from . import evidence
 from .isolation import resize_shared_memory
-from .kinds import Aftermath, Kind, Parameters, is_launch
+from .kinds import Aftermath, Draw, Kind, Parameters, is_launch
 from .processes import send
 from .running import Run
 
@@ -166,7 +166,7 @@ def _is_private(run: Run) -> bool:
     return run.place.is_private and is_launch(run)
 
 
-def _seconds(low: float, high: float, **more: list[str]) -> object:
+def _seconds(low: float, high: float, **more: list[str]) -> Draw:
     def draw(rng: Random, _: Run) -> Parameters:
         return {
             "seconds": round(rng.uniform(low, high), 2),
@@ -182,13 +182,13 @@ def _draw_programs(rng: Random, _: Run) -> Parameters:
 
 KINDS = [
     Kind("full-disk", _fill_disk, _draw_full, _has_disk, group="disk"),
-    Kind("frozen-disk", _freeze_disk, _seconds(0.5, 10.0), _has_disk, group="disk"),  # type: ignore[arg-type]
+    Kind("frozen-disk", _freeze_disk, _seconds(0.5, 10.0), _has_disk, group="disk"),
     Kind("lost-disk", _lose_disk, lambda rng, _: {"how": rng.choice(["read-only", "errors"])}, _has_disk, True, "disk"),
     Kind("cut-power", _cut_power, lambda _, __: {}, _has_disk, True, "disk"),
     Kind("io-error", _break_files, _draw_errors, _has_shim, group="disk"),
     Kind("slow-disk", _slow_files, _draw_slow, _has_shim, group="disk"),
     Kind("clock-jump", _shift_clock, _draw_shift, _has_shim, group="clock"),
-    Kind("full-shm", _fill_memory, _seconds(1.0, 6.0, size=["64k", "1m"]), _is_private, group="shm"),  # type: ignore[arg-type]
+    Kind("full-shm", _fill_memory, _seconds(1.0, 6.0, size=["64k", "1m"]), _is_private, group="shm"),
     Kind(
         "small-shm",
         _start_with_little_memory,

@@ -3,7 +3,7 @@
 import signal
 from random import Random
 
-from .kinds import Aftermath, Kind, Parameters
+from .kinds import Aftermath, Draw, Kind, Parameters
 from .processes import send
 from .running import Run
 from .wire import State
@@ -40,7 +40,7 @@ def _pause_node(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.heal_after(parameters["seconds"], lambda: send([pid], signal.SIGCONT))
 
 
-def _seconds(low: float, high: float) -> object:
+def _seconds(low: float, high: float) -> Draw:
     return lambda rng, _: {"seconds": round(rng.uniform(low, high), 2)}
 
 
@@ -55,6 +55,6 @@ def _has_nodes(run: Run) -> bool:
 KINDS = [
     Kind("cut-wire", _disturb, _draw_cut, _has_network, group="wire", regroups=True),
     Kind("slow-wire", _disturb, _draw_slow, _has_network, group="wire"),
-    Kind("kill-node", _kill_node, _seconds(0.2, 3.0), _has_nodes, group="node", regroups=True),  # type: ignore[arg-type]
-    Kind("pause-node", _pause_node, _seconds(0.5, 12.0), _has_nodes, group="node"),  # type: ignore[arg-type]
+    Kind("kill-node", _kill_node, _seconds(0.2, 3.0), _has_nodes, group="node", regroups=True),
+    Kind("pause-node", _pause_node, _seconds(0.5, 12.0), _has_nodes, group="node"),
 ]

@@ -107,7 +107,11 @@ class Episode:
     def _begin(self, after: Aftermath) -> None:
         """Waits for the first iterations, or the first checkpoint: most faults are of interest once there is one."""
         run, last = self._run, _STEPS_AFTER if self._is_early else EVERY
-        if not run.wait(lambda: run.newest_step() >= last and (self._is_early or _promised(run)), "it does not begin"):
+
+        def has_begun() -> bool:
+            return run.newest_step() >= last and (self._is_early or _promised(run) is not None)
+
+        if not run.wait(has_begun, "it does not begin"):
             after.complaints += judge.of_exit(self._run.life.first.wait(), (), self._run.life.said)
 
     def _finish(self, after: Aftermath) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from .running import Run
 
 Parameters = Mapping[str, Any]
+Draw = Callable[[Random, Run], Parameters]
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Kind:
 
     name: str
     strike: Callable[[Run, Parameters, Aftermath], None]
-    draw: Callable[[Random, Run], Parameters] = lambda _, __: {}
+    draw: Draw = lambda _, __: {}
     fits: Callable[[Run], bool] = lambda _: True
     ends: bool = False
     group: str = ""

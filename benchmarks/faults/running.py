@@ -249,7 +249,7 @@ class Run:
     def _left(self) -> list[str]:
         waiting = {node.pid for node in self.life.nodes[1:]}  # for another first node, as they should
         left = [f"process {one.kind} {one.name}".strip() for one in self.processes() if one.pid not in waiting]
-        left += [str(path) for path in self.tmp.glob("*swift-*")]
+        left += [str(path) for pattern in ("swift-*", ".swift-*") for path in self.tmp.glob(pattern)]
         pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in waiting]
         left += [str(path) for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
         if self.shape.num_nodes > 1 and self.life.first.returncode == -signal.SIGKILL:

@@ -85,7 +85,7 @@ class Shape:
 
     def write(self, path: Path, corpus: Path) -> Path:
         """Writes the configuration; returns its path."""
-        settings = dict(
+        settings: dict[str, Any] = dict(
             zip(
                 ("Topology.num_pipelines", "Topology.num_stages", "Topology.num_expert_ranks"),
                 self.topology,
