@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -165,7 +165,6 @@ def _keep(run: Run) -> Path:
     """Copies what a run has left to where it stays."""
     run.clear()
     kept = run.directory.with_name(f"wrong-{run.directory.name}-{int(time.time())}")
-    shutil.copytree(
-        run.directory, kept, symlinks=True, ignore=shutil.ignore_patterns("*.image", "programs"), dirs_exist_ok=True
-    )
+    with suppress(shutil.Error):  # it has copied what can be copied: sockets cannot
+        shutil.copytree(run.directory, kept, symlinks=True, ignore=shutil.ignore_patterns("*.image", "programs"))
     return kept
