@@ -6,13 +6,13 @@ from pathlib import Path
 from random import Random
 
 from . import evidence
-from .isolation import resize_shared_memory
+from .isolation import leave_shared_memory
 from .kinds import Aftermath, Draw, Kind, Parameters, is_launch
 from .processes import send
 from .running import Run
 
 _ENDING_S = 90.0
-_PLENTY = "2g"
+_PLENTY = 2 << 30
 _GIVES_UP = 3
 """The exit code of a run that cannot go on."""
 
@@ -130,8 +130,8 @@ def _draw_shift(rng: Random, _: Run) -> Parameters:
 def _fill_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Shared memory is full for a time; what others need while somebody has died does not fit."""
     del run
-    resize_shared_memory(parameters["size"])
-    after.heal_after(parameters["seconds"], partial(resize_shared_memory, _PLENTY))
+    leave_shared_memory(parameters["bytes"])
+    after.heal_after(parameters["seconds"], partial(leave_shared_memory, _PLENTY))
     after.codes |= {_GIVES_UP}
 
 
@@ -142,8 +142,8 @@ def _start_with_little_memory(run: Run, parameters: Parameters, after: Aftermath
     after.has_ended = True
     run.wait(run.is_over, "it was killed", _ENDING_S)
     run.leftovers()
-    resize_shared_memory(parameters["size"])
-    after.later.append(partial(resize_shared_memory, _PLENTY))
+    leave_shared_memory(parameters["bytes"])
+    after.later.append(partial(leave_shared_memory, _PLENTY))
 
 
 def _damage_programs(run: Run, parameters: Parameters, after: Aftermath) -> None:
@@ -166,7 +166,7 @@ def _is_private(run: Run) -> bool:
     return run.place.is_private and is_launch(run)
 
 
-def _seconds(low: float, high: float, **more: list[str]) -> Draw:
+def _seconds(low: float, high: float, **more: list[int]) -> Draw:
     def draw(rng: Random, _: Run) -> Parameters:
         return {
             "seconds": round(rng.uniform(low, high), 2),
@@ -188,11 +188,11 @@ KINDS = [
     Kind("io-error", _break_files, _draw_errors, _has_shim, group="disk"),
     Kind("slow-disk", _slow_files, _draw_slow, _has_shim, group="disk"),
     Kind("clock-jump", _shift_clock, _draw_shift, _has_shim, group="clock"),
-    Kind("full-shm", _fill_memory, _seconds(1.0, 6.0, size=["64k", "1m"]), _is_private, group="shm"),
+    Kind("full-shm", _fill_memory, _seconds(1.0, 6.0, bytes=[0, 65_536, 1_000_000]), _is_private, group="shm"),
     Kind(
         "small-shm",
         _start_with_little_memory,
-        lambda rng, _: {"size": rng.choice(["64k", "1m", "4m"])},
+        lambda rng, _: {"bytes": rng.choice([65_536, 1 << 20, 4 << 20])},
         _is_private,
         ends=True,
         group="shm",

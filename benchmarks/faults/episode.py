@@ -59,6 +59,7 @@ class Episode:
     def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, *, is_early: bool = False):
         self._run, self._kinds, self._deck = run, kinds, deck
         self._excused, self._is_early, self._seen = set[int](), is_early, dict[int, float]()
+        self._kept: int | None = None  # the newest promise, should the record of it be damaged
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
         """Strikes and judges until the run has ended, enough volleys have struck, none is left, or something was wrong.
@@ -109,7 +110,7 @@ class Episode:
         run, last = self._run, _STEPS_AFTER if self._is_early else EVERY
 
         def has_begun() -> bool:
-            return run.newest_step() >= last and (self._is_early or _promised(run) is not None)
+            return run.newest_step() >= last and (self._is_early or self._promised() is not None)
 
         if not run.wait(has_begun, "it does not begin"):
             after.complaints += judge.of_exit(self._run.life.first.wait(), (), self._run.life.said)
@@ -120,8 +121,7 @@ class Episode:
         self._end(after, {0})
 
     def _strike(self, faults: Sequence[Fault], after: Aftermath) -> None:
-        run, known = self._run, len(self._run.events())
-        promised = evidence.promised(run.events())
+        run, known, promised = self._run, len(self._run.events()), self._promised()
         after.observed |= {"promised": promised, "moments": []}
         for fault in faults:
             after.observed["moments"].append(wait_for_moment(run, fault))
@@ -185,6 +185,12 @@ class Episode:
             run.sweep()
         after.complaints += [f"left behind: {one}" for one in run.leftovers()]
 
+    def _promised(self) -> int | None:
+        """The iteration of the newest checkpoint that the run has told of."""
+        told = evidence.promised(self._run.events())
+        self._kept = self._kept if told is None else told
+        return self._kept
+
     def _begin_anew(self, after: Aftermath) -> None:
         """Nothing was saved yet: that is told, and another run may begin."""
         run = self._run
@@ -193,15 +199,16 @@ class Episode:
         after.complaints += judge.of_exit(run.life.first.wait(), {2}, run.life.said)
         shutil.rmtree(run.run_dir)
         self._excused.clear()
+        self._kept = None
         run.start(resume=False)
         self._begin(after)
 
     def _resume(self, after: Aftermath) -> None:
         """Starts the run again, which has to go on from what it had promised."""
-        if after.promised is None and not _promised(self._run):
+        run, promised = self._run, after.promised or self._promised()
+        if promised is None and not evidence.checkpoints_there(run.run_dir):
             self._begin_anew(after)
             return
-        run, promised = self._run, after.promised or evidence.promised(self._run.events())
         if (step := after.observed.get("step_at_signal")) is not None and (promised or 0) < step:
             after.complaints.append(
                 f"the last whole iteration, {step}, was not kept: the newest checkpoint is {promised}"
@@ -221,14 +228,10 @@ class Episode:
                 after.complaints += judge.of_exit(run.life.first.wait(), (), run.life.said)
                 return
         resumed = next(event for event in reversed(run.events()) if event["event"] == "resume")
-        after.observed["resumed"] = resumed["step"]
+        after.observed["resumed"] = self._kept = resumed["step"]
         after.complaints += judge.of_restore(resumed, promised, after.may_be_older)
         if not self._is_well_again(len(run.events()), Aftermath()):
             after.complaints += judge.of_exit(run.life.first.wait(), {0}, run.life.said)
-
-
-def _promised(run: Run) -> int | None:
-    return evidence.promised(run.events())
 
 
 def _count_resumes(run: Run) -> int:

@@ -55,6 +55,8 @@ def _follow(child: int) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def resize_shared_memory(size: str) -> None:
-    """Makes the shared memory larger or smaller, also under processes that use it."""
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(_SHARED_MEMORY)], check=True)
+def leave_shared_memory(num_bytes: int) -> None:
+    """Changes the size of the shared memory so that so many bytes are free, also under processes that use it."""
+    now = os.statvfs(_SHARED_MEMORY)
+    used = (now.f_blocks - now.f_bfree) * now.f_frsize
+    subprocess.run(["mount", "-o", f"remount,size={used + num_bytes}", str(_SHARED_MEMORY)], check=True)
