@@ -33,7 +33,7 @@ def times(number: jax.Array, fraction: jax.Array) -> Product:
         fraction: int32, 0 to 1 in units of 2^-30, of a shape that broadcasts with that of the number.
 
     >>> [int(part) for part in times(jnp.int32(10**9), jnp.int32(ONE // 3))]
-    [333333333, 89478486]
+    [333333333, 24580608]
     """
     high, low = number >> _HALF, number & _LOW
     fraction_high, fraction_low = fraction >> _HALF, fraction & _LOW
@@ -57,8 +57,8 @@ def fraction_of(part: jax.Array, total: jax.Array, most: int) -> jax.Array:
         total: int32, at least the part and at least 1.
         most: what no total is above; below 2^30.
 
-    >>> float(fraction_of(jnp.int32(1), jnp.int32(3), most=8) / ONE)
-    0.3333333320915699
+    >>> int(fraction_of(jnp.int32(1), jnp.int32(3), most=8)), ONE // 3
+    (357913941, 357913941)
     """
     step = 31 - most.bit_length()  # bits of the quotient that one division of 32-bit numbers gives
     quotient, rest, missing = part // total, part % total, BITS
