@@ -216,10 +216,10 @@ def _supervise(
     ):
         terms.logs.mkdir(exist_ok=True)
         reporter = Reporter(Journal(begun), display, directory, behind, done)
-        log, deadline_s = terms.log(KEEPER), terms.deadlines.saving
-        limits = terms.deadlines
+        log, limits = terms.log(KEEPER), terms.deadlines
         preparing = Preparing(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
-        saving = Saving(children, keeper, log, directory.checkpoints_path, terms.processes, deadline_s)
+        checkpoints = directory.checkpoints_path
+        saving = Saving(children, keeper, log, checkpoints, terms.processes, limits.start, limits.saving)
         if experiment.checkpoint.every:
             reporter.saved(saving.newest)
         try:

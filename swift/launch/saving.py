@@ -29,6 +29,7 @@ class Saving:
         log: for what it prints.
         directory: of the run's checkpoints.
         processes: of the first epoch, see ``go_on``.
+        start_s: until a keeper that was started can be at work.
         deadline_s: for an answer; a keeper that is later is ended.
         clock: in seconds.
     """
@@ -40,6 +41,7 @@ class Saving:
         log: Path,
         directory: Path,
         processes: Sequence[Process],
+        start_s: float,
         deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -47,7 +49,8 @@ class Saving:
         self.go_on(processes)
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
         self._asked: list[Command] = []
-        self._deadline_s, self._clock = deadline_s, clock
+        self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
+        self._ready_by = 0.0  # when the keeper has to be at work
         self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
         self._num_lives = 0
         self._unsaved: Save | None = None  # what has failed; None: the newest save is there, or under way
@@ -91,6 +94,7 @@ class Saving:
         """Starts the keeper, unless it is there."""
         if KEEPER not in self._children:
             self._num_lives += 1
+            self._ready_by = self._clock() + self._start_s
             self._children.start(KEEPER, self._command, self._log)
             self._say_next()
 
@@ -119,7 +123,7 @@ class Saving:
 
     def hear(self, line: str) -> Answer:
         """What the keeper has answered, to what it was asked first."""
-        self._num_lives = 1
+        self._num_lives, self._ready_by = 1, self._clock()
         answer, command = read_answer(line), self._asked.pop(0)
         if isinstance(command, Save) and not command.is_elsewhere:
             self._note_save(command, is_saved=isinstance(answer, Saved))
@@ -148,7 +152,7 @@ class Saving:
 
     def end_if_late(self) -> bool:
         """Kills the keeper where it is late with an answer; its death is on its way then. Whether it was."""
-        if self._asked_at is None or self._clock() - self._asked_at <= self._deadline_s:
+        if self._asked_at is None or self._clock() <= max(self._asked_at, self._ready_by) + self._deadline_s:
             return False
         self._asked_at = None
         self._children.signal(KEEPER, signal.SIGKILL)

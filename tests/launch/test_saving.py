@@ -12,7 +12,7 @@ from swift.launch.wire import Snapshot
 from swift.mesh.epochs import Member, Process, Stamp
 
 ONLY = Process((0, 0))
-DEADLINE_S = 30.0
+START_S, DEADLINE_S = 10.0, 30.0
 
 
 class Listed:
@@ -40,7 +40,7 @@ class Keeping:
     def __init__(self, directory):
         self.now, self.children = 0.0, Listed()
         log, checkpoints = directory / "log", directory / "checkpoints"
-        self.saving = Saving(self.children, ["keep"], log, checkpoints, [ONLY], DEADLINE_S, lambda: self.now)
+        self.saving = Saving(self.children, ["keep"], log, checkpoints, [ONLY], START_S, DEADLINE_S, lambda: self.now)
 
     def add(self, step):
         self.saving.add(Snapshot(Member(ONLY, 0), Stamp(1, step), 1.0))
@@ -77,13 +77,21 @@ def save(step):
 
 def test_a_keeper_that_is_late_is_killed_once_and_its_next_life_is_asked_again(keeping):
     keeping.add(5)
-    assert not keeping.is_ended_after(DEADLINE_S)
+    assert not keeping.is_ended_after(START_S + DEADLINE_S), "it may have to start first"
     assert keeping.is_ended_after(1)
-    assert not keeping.is_ended_after(DEADLINE_S + 1), "its death is on its way"
+    assert not keeping.is_ended_after(START_S + DEADLINE_S + 1), "its death is on its way"
     assert keeping.children.signals == [(KEEPER, signal.SIGKILL)]
     assert keeping.dies()
     assert keeping.children.asked == [save(5), save(5)]
-    assert not keeping.is_ended_after(DEADLINE_S), "the next life has as long as the first"
+    assert not keeping.is_ended_after(START_S + DEADLINE_S), "the next life has as long as the first"
+    assert keeping.is_ended_after(1)
+
+
+def test_a_keeper_that_has_long_been_there_has_no_time_to_start(keeping):
+    keeping.saving.start()
+    keeping.now += START_S
+    keeping.add(5)
+    assert not keeping.is_ended_after(DEADLINE_S)
     assert keeping.is_ended_after(1)
 
 
