@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TextIO
 
 import jax
@@ -66,11 +66,13 @@ class Part:
     by_rank: bool
     scratch: Scratch
     keeps_all: bool = False
+    _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def gone(self) -> NoReturn:
-        """Ends the process, whose supervisor is gone; whoever does so removes what all shared."""
-        self.scratch.remove()
-        os._exit(_GONE)
+        """Ends the process, whose supervisor is gone, after removing what all shared."""
+        with self._ending:  # a second thread that finds it out must not exit while the first is still removing
+            self.scratch.remove()
+            os._exit(_GONE)
 
     def states(self) -> Keep:
         """Where whole states are, between two epochs."""
