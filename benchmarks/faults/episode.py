@@ -15,6 +15,8 @@ from .volleys import Deck, Fault, wait_for_moment
 _STEPS_AFTER = 3
 """Iterations that all have to do together before a run is well."""
 _LAST_STEPS = 3 * EVERY
+_NEIGHBOURS = 2
+"""So many expert ranks have to be lost at once to lose updates: each has its neighbour's newest copy."""
 _ENDING_S = 60.0
 _REFUSED, _GIVES_UP = (2, 3), 3
 """Exit codes of a run that does not begin, or gives up, with a sentence."""
@@ -60,6 +62,7 @@ class Episode:
         self._run, self._kinds, self._deck = run, kinds, deck
         self._excused, self._is_early, self._seen = set[int](), is_early, dict[int, float]()
         self._kept: int | None = None  # the newest promise, should the record of it be damaged
+        self._exact_until: int | None = None  # the iteration after which expert ranks have lost updates
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
         """Strikes and judges until the run has ended, enough volleys have struck, none is left, or something was wrong.
@@ -71,6 +74,8 @@ class Episode:
         verdict = self._judged([], self._begin)
         yield verdict
         while not verdict.complaints and most > 0 and not run.is_over() and not is_called_off():
+            if self._exact_until is not None:
+                return  # nothing more can be told by losses
             most -= 1
             if run.newest_step() > NUM_STEPS - _LAST_STEPS:
                 verdict = self._judged([], self._finish)
@@ -95,7 +100,8 @@ class Episode:
         seconds = round(time.monotonic() - begun, 2)
         self._excused |= after.excused
         found = evidence.losses(self._run.run_dir)
-        news = {step: loss for step, loss in found.items() if self._seen.get(step) != loss}
+        last = self._exact_until or NUM_STEPS
+        news = {step: loss for step, loss in found.items() if self._seen.get(step) != loss and step <= last}
         self._seen |= news
         after.complaints += judge.of_gaps(found, self._excused)
         if self._run.life.first.returncode == 0 and len(found.keys() - self._excused) < NUM_STEPS - len(self._excused):
@@ -158,7 +164,13 @@ class Episode:
 
     def _judge_restores(self, known: int, promised: int | None, after: Aftermath) -> None:
         """Whether the run went back only where it had to, and no further than to what it had promised."""
-        restores = [event for event in self._run.events()[known:] if event["event"] == "restore"]
+        told = self._run.events()[known:]
+        self._exact_until = evidence.lost_updates_at(told)
+        if self._exact_until is not None:
+            after.observed["lost_updates_at"] = self._exact_until
+            if len(set(after.dead)) < _NEIGHBOURS:
+                after.complaints.append("updates were lost though the neighbour of each lost rank was there")
+        restores = [event for event in told if event["event"] == "restore"]
         for event in restores:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:

@@ -77,6 +77,18 @@ def promised(told: list[dict[str, Any]]) -> int | None:
     return newest
 
 
+def lost_updates_at(told: list[dict[str, Any]]) -> int | None:
+    """The iteration at which expert ranks went on from parts that were older, and said so; None: never.
+
+    From then on losses are no longer those of the run without faults.
+    """
+    for event in told:
+        copies = [source.get(kind) or {} for source in event.get("sources", ()) for kind in ("weights", "moments")]
+        if event["event"] == "recut" and any(copy.get("step", event["step"]) < event["step"] for copy in copies):
+            return int(event["step"])
+    return None
+
+
 def is_saving(run_dir: Path) -> bool:
     """Whether a checkpoint is being written."""
     return any((run_dir / "checkpoints").glob(".step-*.tmp"))

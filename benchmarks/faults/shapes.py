@@ -34,8 +34,8 @@ Experiment.eval_every = 0
 Experiment.checkpoint = @CheckpointConfig()
 CheckpointConfig.every = {EVERY}
 """
-_DEADLINES = ("start=90", "forming=15", "progress=25", "saving=12")
-"""Of `swift launch`: what the campaign waits for has to come soon."""
+_DEADLINES = ("start=120", "forming=30", "progress=40", "saving=40")
+"""Of `swift launch`: what the campaign waits for has to come soon, also on a machine that has other work."""
 
 
 @dataclass(frozen=True)

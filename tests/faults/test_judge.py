@@ -60,6 +60,13 @@ def test_a_promise_is_the_newest_checkpoint_that_was_not_gone_back_behind():
     assert evidence.promised([*told, {"event": "restore", "step": 40}, {"event": "checkpoint", "step": 60}]) == 60
 
 
+@pytest.mark.parametrize(("step", "lost_at"), [(185, None), (180, 185)])
+def test_updates_are_lost_where_a_part_is_older(step, lost_at):
+    source = {"rank": 0, "weights": {"source": "replica", "step": 185}, "moments": {"source": "storage", "step": step}}
+    told = [{"event": "recut", "step": 170}, {"event": "recut", "step": 185, "sources": [source]}]
+    assert evidence.lost_updates_at(told) == lost_at
+
+
 def test_lines_that_are_damaged_are_told_and_a_torn_one_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(json.dumps({"step": 1, "loss": 2.0}).encode() + b'\n{"step": \xff\n{"step": 3}\n{"st')
