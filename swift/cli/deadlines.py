@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from swift.deadlines import Deadlines
 from swift.errors import SettingError
-from swift.mesh.epochs import Deadlines
 
 OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping")
 """Those of a run of real processes."""

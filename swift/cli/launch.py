@@ -19,6 +19,7 @@ from swift.cli.configuration import config_text, load_experiment
 from swift.cli.deadlines import OF_PROCESSES, deadlines_of
 from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.data import find_index
+from swift.deadlines import Deadlines
 from swift.errors import RunError, SettingError, check_count
 from swift.launch.behind import Behind
 from swift.launch.chaos import Chaos, parse_chaos
@@ -36,7 +37,7 @@ from swift.launch.supervisor import Supervisor
 from swift.launch.surroundings import settle_jax
 from swift.launch.terms import Terms
 from swift.mesh.distributed import check_support
-from swift.mesh.epochs import Deadlines, Member, Process, processes_of
+from swift.mesh.epochs import Member, Process, processes_of
 from swift.record import Lease, RunDirectory, read_run
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology

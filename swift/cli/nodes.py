@@ -12,13 +12,13 @@ from queue import SimpleQueue
 from typing import Self
 
 from swift.cli.kinds import Written
+from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
 from swift.launch.children import Children, Heard, OwnChildren
 from swift.launch.fleet import Fleet
 from swift.launch.meeting import Meeting, check_network
 from swift.launch.scratch import Scratch
 from swift.mesh.distributed import LOOPBACK
-from swift.mesh.epochs import Deadlines
 
 _BACKLOG = 1024
 """Calls that wait while others are taken."""

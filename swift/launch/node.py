@@ -14,12 +14,12 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
+from swift.deadlines import Deadlines
 from swift.errors import RunError, SettingError
 from swift.launch.children import Heard, OwnChildren
 from swift.launch.meeting import Meeting, Wire, check_network
 from swift.launch.node_wire import End, Fell, Message, Pulse, Said, Say, Signal, Start, message_line, read_message
 from swift.launch.scratch import own_memory
-from swift.mesh.epochs import Deadlines
 from swift.record import SUMMARY
 from swift.record.run_lock import last_beat
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from swift.deadlines import Deadlines
 from swift.launch.chaos import Chaos
 from swift.mesh.distributed import LOOPBACK
-from swift.mesh.epochs import Deadlines, Process
+from swift.mesh.epochs import Process
 
 Recovery = Literal["live", "restart"]
 

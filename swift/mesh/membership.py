@@ -21,12 +21,12 @@ retired, and the next epoch forms without it. Nothing that it may still do can d
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swift.deadlines import Deadlines
 from swift.mesh.cuts import Slices, continued
 from swift.mesh.epochs import (
     Beat,
     Command,
     Cut,
-    Deadlines,
     Died,
     Enter,
     Epoch,

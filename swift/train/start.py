@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
+from swift.deadlines import Deadlines
 from swift.errors import SettingError
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
-from swift.mesh.epochs import Deadlines
 from swift.pipeline import Prepare, Program, TrainState
 from swift.record import (
     SUMMARY,

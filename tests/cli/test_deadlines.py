@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from swift.cli.deadlines import OF_PROCESSES, deadlines_of
-from swift.mesh.epochs import Deadlines
+from swift.deadlines import Deadlines
 
 
 def test_every_deadline_can_be_set():

@@ -5,9 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
+from swift.deadlines import Deadlines
 from swift.launch.display import Display, goodput_table, worker_table
 from swift.launch.journal import Journal
-from swift.mesh.epochs import Beat, Deadlines, Died, Formed, Member, Ready, Started, Tick, processes_of
+from swift.mesh.epochs import Beat, Died, Formed, Member, Ready, Started, Tick, processes_of
 from swift.mesh.membership import Membership
 from swift.topology import Topology
 

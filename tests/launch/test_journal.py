@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift.deadlines import Deadlines
 from swift.launch.goodput import CAUSES, Goodput
 from swift.launch.journal import Journal
 from swift.mesh.epochs import (
     Beat,
-    Deadlines,
     Died,
     Formed,
     Go,

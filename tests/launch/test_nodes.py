@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from swift.deadlines import Deadlines
 from swift.errors import RunError, SettingError
 from swift.launch import node as node_module
 from swift.launch.admission import Admission
@@ -26,7 +27,6 @@ from swift.launch.meeting import Meeting, Wire
 from swift.launch.node import coming, serve
 from swift.launch.node_wire import Pulse, Said, Start, message_line, read_message
 from swift.launch.scratch import own_memory
-from swift.mesh.epochs import Deadlines
 from swift.record.run_lock import this_process
 
 NODE = """

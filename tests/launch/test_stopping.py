@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift.deadlines import Deadlines
 from swift.errors import RunError
 from swift.launch import supervisor as supervising
 from swift.launch.children import Death, Heard
@@ -26,18 +27,7 @@ from swift.launch.wire import (
     read_news,
     read_order,
 )
-from swift.mesh.epochs import (
-    Beat,
-    Deadlines,
-    Enter,
-    Formed,
-    Left,
-    Member,
-    Ready,
-    Stamp,
-    Took,
-    processes_of,
-)
+from swift.mesh.epochs import Beat, Enter, Formed, Left, Member, Ready, Stamp, Took, processes_of
 from swift.topology import Topology
 
 PROCESSES = processes_of(Topology(2, 1))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from swift.deadlines import Deadlines
 from swift.errors import SettingError
 from swift.mesh.epochs import (
     Beat,
     Cut,
-    Deadlines,
     Died,
     Enter,
     Form,

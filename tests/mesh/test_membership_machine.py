@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from swift.deadlines import Deadlines
 from swift.mesh.epochs import (
     Beat,
-    Deadlines,
     Died,
     Enter,
     Form,
