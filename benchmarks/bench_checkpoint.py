@@ -26,10 +26,10 @@ from swift.experts import ExpertConfig
 from swift.experts.placement import Symi
 from swift.mesh import storage_mesh
 from swift.models import ModelConfig
-from swift.record import RunDirectory
+from swift.runlog import RunDirectory
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.saver import Saver, split_of
+from swift.train.checkpoints.checkpointer import Saver, split_of
 
 CLASSES = 16
 GPT_350M_16E = Experiment(

@@ -14,8 +14,8 @@ import numpy as np
 from measure import publish
 
 from swift.cli.configuration import config_text, load_experiment
-from swift.record import Run, read_run, scalars
-from swift.report import comparison_rows
+from swift.runlog import Run, read_run, scalars
+from swift.tools.report import comparison_rows
 from swift.train import TrainOptions, train
 
 COLUMNS = ("static", "flexmoe100", "flexmoe50", "flexmoe10", "symi")

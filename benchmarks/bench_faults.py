@@ -20,10 +20,10 @@ from measure import publish
 from swift.checkpoint import CheckpointConfig
 from swift.experts import ExpertConfig
 from swift.models import ModelConfig
-from swift.record import Run, read_run
+from swift.runlog import Run, read_run
 from swift.topology import Topology, Worker
 from swift.train import Experiment, TrainOptions, train
-from swift.train.failures import StageRank
+from swift.train.settings.failure_list import StageRank
 
 CLASSES, BUDGET = 8, 0.0375
 FAULTS = (52, 104, 156, 208, 260)

@@ -23,12 +23,12 @@ from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
 from swift.cli.configuration import config_text, load_experiment
 from swift.experts import ExpertConfig
-from swift.experts.capacity import serve
 from swift.experts.placement import MinMax, Packed, Symi
+from swift.experts.rank_capacity.limits import serve
 from swift.mesh import SHARED, collective_bytes
-from swift.pipeline.flops import dot_flops
-from swift.record import Run, read_run
-from swift.report import comparison_rows
+from swift.pipeline.split_backward.flops import dot_flops
+from swift.runlog import Run, read_run
+from swift.tools.report import comparison_rows
 from swift.train import TrainOptions, train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

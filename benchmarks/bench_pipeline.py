@@ -28,7 +28,7 @@ from measure import cost_of, paired_costs, publish, ratio
 
 from swift.data import Batch
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, emulate_devices
 from swift.models import model_size
 from swift.pipeline import (
@@ -42,10 +42,10 @@ from swift.pipeline import (
     stash_bytes,
     table_arrays,
 )
-from swift.pipeline.stage import forward, stage_function
+from swift.pipeline.runtime.stage import forward, stage_function
 from swift.schedules import TickTable
-from swift.schedules.messages import NONE, Moves
-from swift.schedules.table import NOTHING
+from swift.schedules.lowering.messages import NONE, Moves
+from swift.schedules.lowering.tick_table import NOTHING
 from swift.topology import Topology, Worker
 from swift.train import Experiment
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from swift.record import CLASS_COUNTS, CONFIG, EVENTS, METRICS, RunDirectory, measure, read_run
-from swift.record.class_counts import CountsWriter
-from swift.report import write_report
+from swift.runlog import CLASS_COUNTS, CONFIG, EVENTS, METRICS, RunDirectory, measure, read_run
+from swift.runlog.class_counts import CountsWriter
+from swift.tools.report import write_report
 
 LAYERS, CLASSES, TOKENS = 12, 64, 65536
 SAVED_EVERY = 20

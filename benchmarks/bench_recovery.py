@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.record import Run, read_run
+from swift.runlog import Run, read_run
 
 _SWIFT = [sys.executable, "-m", "swift"]
 _CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"

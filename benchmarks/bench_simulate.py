@@ -7,7 +7,7 @@ from typing import Any
 from measure import cpu_seconds, publish
 
 from swift.schedules import Problem, one_f_one_b, period, zero_bubble
-from swift.simulate import (
+from swift.tools.simulate import (
     STRATEGIES,
     CannotRun,
     Event,

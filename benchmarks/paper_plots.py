@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from paper_tables import Results
 
 from swift.files import replace_file
-from swift.report.palette import RUN_COLORS as COLORS
+from swift.tools.report.sections.palette import RUN_COLORS as COLORS
 
 
 def draw_all(results: Results, directory: Path) -> list[Path]:

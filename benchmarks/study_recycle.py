@@ -21,8 +21,18 @@ from swift.schedules import (
     tight_bound,
     zero_bubble,
 )
-from swift.schedules.normalize import canonical
-from swift.simulate import CannotRun, Job, Trace, evenly_spaced, poisson, published, read_trace, simulate, strategies
+from swift.schedules.plans.normalize import canonical
+from swift.tools.simulate import (
+    CannotRun,
+    Job,
+    Trace,
+    evenly_spaced,
+    poisson,
+    published,
+    read_trace,
+    simulate,
+    strategies,
+)
 from swift.topology import Topology
 
 OF_JOB = ("ideal", "swift", "recycle", "memory", "moc", "full")

@@ -20,7 +20,7 @@ from swift.checkpoint import CheckpointConfig
 from swift.experts.placement import Static, Symi
 from swift.mesh import EXPERT_AXIS, SHARED
 from swift.pipeline import Program, TrainState, lone_evaluation
-from swift.record import measure, read_run
+from swift.runlog import measure, read_run
 from swift.train import Experiment, TrainOptions, train
 
 STEPS = 150
@@ -65,7 +65,7 @@ def capacity() -> dict[str, Any]:
 
 
 def parts_of(program: Program) -> dict[str, Any]:
-    """The parts of an update as jitted functions of a state, as ``swift.pipeline.update`` puts them together.
+    """The parts of an update as jitted functions of a state, as ``swift.pipeline.runtime.update`` puts them together.
 
     Slots stand for their gradients, which have their shapes, and master weights for theirs.
     """

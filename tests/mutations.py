@@ -37,18 +37,26 @@ class Mutation:
 
 
 ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
-CAPACITY = ("tests/experts/test_split.py", "tests/experts/test_capacity.py", "tests/experts/test_fixed_point.py")
+CAPACITY = (
+    "tests/experts/rank_capacity/test_token_split.py",
+    "tests/experts/rank_capacity/test_limits.py",
+    "tests/experts/rank_capacity/test_fixed_point.py",
+)
 LAYER = ("tests/experts/test_layer.py",)
 EXCHANGE = ("tests/experts/test_exchange.py",)
 PLACEMENT = ("tests/experts/placement",)
-OPTIMIZER = ("tests/experts/test_optimizer.py", "tests/models/test_oracles.py")
+OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
 MODEL = ("tests/models/test_oracles.py",)
 LAW = ("tests/pipeline/test_law.py",)
 HALVES = ("tests/pipeline/test_split.py",)
-SCHEDULES = ("tests/schedules/test_verify.py", "tests/schedules/test_schedule.py", "tests/schedules/test_bound.py")
+SCHEDULES = ("tests/schedules/test_verify.py", "tests/schedules/test_schedule.py", "tests/schedules/test_bounds.py")
 LOWERING = ("tests/schedules/test_lower.py",)
-PLT = ("tests/checkpoint/test_plt.py", "swift/checkpoint/selection.py", "swift/checkpoint/plt.py")
-BUDDIES = ("tests/checkpoint/test_buddies.py",)
+PLT = (
+    "tests/checkpoint/test_lost_tokens.py",
+    "swift/checkpoint/partial/selection.py",
+    "swift/checkpoint/partial/lost_tokens.py",
+)
+BUDDIES = ("tests/checkpoint/test_peer_snapshots.py",)
 DAMAGE = ("tests/checkpoint/test_damage.py", "tests/checkpoint/test_arrays.py")
 
 MUTATIONS = (
@@ -76,33 +84,52 @@ MUTATIONS = (
     Mutation("models/modules.py", "jax.nn.gelu(matmul", "jax.nn.relu(matmul", MODEL),
     Mutation("models/modules.py", "* channels**-0.5", "* channels**-1.0", ("tests/models",)),
     Mutation("models/modules.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
-    Mutation("experts/optimizer.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
-    Mutation("experts/optimizer.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
-    Mutation("experts/optimizer.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
+    Mutation("experts/optimizer_config.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
+    Mutation("experts/optimizer_config.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
+    Mutation("experts/optimizer_config.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
     # Capacity by rank.
-    Mutation("experts/split.py", "lax.scan(give, ", "lax.scan(lambda g, s: (0 * g, give(g, s)[1]), ", CAPACITY),
-    Mutation("experts/split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY),
     Mutation(
-        "experts/split.py", "shares_NM << (BITS - _SHARE_BITS)", "shares_NM << (BITS - _SHARE_BITS - 1)", CAPACITY
+        "experts/rank_capacity/token_split.py",
+        "lax.scan(give, ",
+        "lax.scan(lambda g, s: (0 * g, give(g, s)[1]), ",
+        CAPACITY,
     ),
     Mutation(
-        "experts/split.py",
+        "experts/rank_capacity/token_split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY
+    ),
+    Mutation(
+        "experts/rank_capacity/token_split.py",
+        "shares_NM << (BITS - _SHARE_BITS)",
+        "shares_NM << (BITS - _SHARE_BITS - 1)",
+        CAPACITY,
+    ),
+    Mutation(
+        "experts/rank_capacity/token_split.py",
         "ratio(buffer, load_ND, 1 << _RATIO_BITS)",
         "ratio(room, load_ND, 1 << _RATIO_BITS)",
         CAPACITY,
     ),
-    Mutation("experts/capacity.py", "room + 1), most) + 1", "room + 1), most)", CAPACITY),
-    Mutation("experts/capacity.py", "counts_NE - by_class(kept_NDS), counts", "counts_NE - sent_NE, counts", CAPACITY),
-    Mutation("experts/fixed_point.py", "+ (lowest >> _HALF)", "", CAPACITY),
-    Mutation("experts/fixed_point.py", "(high + low) >> _HALF", "high >> _HALF", CAPACITY),
-    Mutation("experts/shared_rows.py", "axis=0, dtype=jnp.int32) - kept_NS", "axis=0, dtype=jnp.int32)", LAYER),
+    Mutation("experts/rank_capacity/limits.py", "room + 1), most) + 1", "room + 1), most)", CAPACITY),
+    Mutation(
+        "experts/rank_capacity/limits.py",
+        "counts_NE - by_class(kept_NDS), counts",
+        "counts_NE - sent_NE, counts",
+        CAPACITY,
+    ),
+    Mutation("experts/rank_capacity/fixed_point.py", "+ (lowest >> _HALF)", "", CAPACITY),
+    Mutation("experts/rank_capacity/fixed_point.py", "(high + low) >> _HALF", "high >> _HALF", CAPACITY),
+    Mutation(
+        "experts/rank_capacity/buffers.py", "axis=0, dtype=jnp.int32) - kept_NS", "axis=0, dtype=jnp.int32)", LAYER
+    ),
     # Capacity by slot, the layer and the exchange.
     Mutation(
-        "experts/dispatch.py", "position_A // replicas_A, num_rows", "position_A % rows_per_slot, num_rows", LAYER
+        "experts/slot_capacity.py", "position_A // replicas_A, num_rows", "position_A % rows_per_slot, num_rows", LAYER
     ),
-    Mutation("experts/dispatch.py", "slot_class[:, None] < classes_1E", "slot_class[:, None] <= classes_1E", LAYER),
     Mutation(
-        "experts/dispatch.py",
+        "experts/slot_capacity.py", "slot_class[:, None] < classes_1E", "slot_class[:, None] <= classes_1E", LAYER
+    ),
+    Mutation(
+        "experts/slot_capacity.py",
         "return take_rows(dy_YD, inverse_X, index_Y)",
         "return take_rows(dy_YD, index_Y, inverse_X)",
         LAYER,
@@ -118,10 +145,10 @@ MUTATIONS = (
     ),
     Mutation("experts/exchange.py", '"lnse,nlsw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
     Mutation(
-        "experts/grouped.py",
+        "experts/grouped_matmul.py",
         "weights_SXY.swapaxes(1, 2), groups, block)\n",
         "weights_SXY, groups, block)\n",
-        ("tests/experts/test_grouped.py",),
+        ("tests/experts/test_grouped_matmul.py",),
     ),
     # Placement.
     Mutation("experts/placement/minmax.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
@@ -131,35 +158,37 @@ MUTATIONS = (
     ),
     Mutation("experts/placement/soundness.py", "if stray:", "if stray < 0:", PLACEMENT),
     # The pipeline.
-    Mutation("pipeline/ops.py", "sums, add(head, d_head)", "sums, head", LAW),
-    Mutation("pipeline/ops.py", "lambda total, value: total + value", "lambda total, value: total - value", LAW),
-    Mutation("pipeline/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.B + 1", LAW),
+    Mutation("pipeline/runtime/stage_ops.py", "sums, add(head, d_head)", "sums, head", LAW),
     Mutation(
-        "pipeline/update.py",
+        "pipeline/runtime/stage_ops.py", "lambda total, value: total + value", "lambda total, value: total - value", LAW
+    ),
+    Mutation("pipeline/runtime/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.B + 1", LAW),
+    Mutation(
+        "pipeline/runtime/update.py",
         "lambda: peer_sum(mine), lambda: mine) / divisor",
         "lambda: mine, lambda: mine) / divisor",
         LAW,
     ),
     Mutation(
-        "pipeline/update.py",
+        "pipeline/runtime/update.py",
         "jnp.minimum(1, program.clip_norm / ",
         "jnp.maximum(1, program.clip_norm / ",
         ("tests/pipeline/test_transactions.py", "tests/pipeline/test_barrier.py"),
     ),
     Mutation(
-        "pipeline/window.py",
+        "pipeline/runtime/train_step.py",
         "aux_loss_coefficient * self.divisor_K / program.num_microbatches",
         "aux_loss_coefficient * self.divisor_K",
         LAW,
     ),
     Mutation(
-        "pipeline/window.py",
+        "pipeline/runtime/train_step.py",
         "ok = jnp.all(jnp.isfinite(norm_K) & (norm_K <= most))",
         "ok = jnp.all(jnp.isfinite(norm_K))",
         ("tests/pipeline/test_transactions.py",),
     ),
     Mutation(
-        "pipeline/lone.py",
+        "pipeline/runtime/single_worker.py",
         "aux_loss_coefficient * divisor / program.num_microbatches",
         "aux_loss_coefficient * divisor",
         ("tests/train/test_mathematics.py",),
@@ -178,43 +207,48 @@ MUTATIONS = (
         SCHEDULES,
     ),
     Mutation(
-        "schedules/ticks.py", "back = Kind.B if schedule.problem.decoupled else Kind.W", "back = Kind.B", LOWERING
+        "schedules/lowering/ticks.py",
+        "back = Kind.B if schedule.problem.decoupled else Kind.W",
+        "back = Kind.B",
+        LOWERING,
     ),
     Mutation(
-        "schedules/ticks.py",
+        "schedules/lowering/ticks.py",
         "np.maximum.at(length_T, tick_n, durations(schedule))",
         "np.minimum.at(length_T, tick_n, durations(schedule))",
         LOWERING,
     ),
-    Mutation("schedules/lower.py", "np.append(0, last_ticks + 1)", "np.append(0, last_ticks)", LOWERING),
+    Mutation("schedules/lowering/lower.py", "np.append(0, last_ticks + 1)", "np.append(0, last_ticks)", LOWERING),
     # Checkpoints.
     Mutation(
-        "checkpoint/selection.py",
+        "checkpoint/partial/selection.py",
         "np.lexsort((saved_at_LE, -unsaved_LE), axis=-1)",
         "np.lexsort((saved_at_LE, unsaved_LE), axis=-1)",
         PLT,
     ),
     Mutation(
-        "checkpoint/selection.py",
+        "checkpoint/partial/selection.py",
         "return (turn_L + k) % max",
         "return (turn_L + 1) % max",
         (*PLT, "tests/checkpoint/test_partial.py"),
     ),
-    Mutation("checkpoint/plt.py", "popularity_LE - dropped_LE,", "popularity_LE,", PLT),
-    Mutation("checkpoint/plt.py", "plt <= budget else", "plt >= budget else", PLT),
-    Mutation("checkpoint/buddies.py", "self.step_CLE.argmin(axis=0)", "self.step_CLE.argmax(axis=0)", BUDDIES),
-    Mutation("checkpoint/buddies.py", "(rank + 1) % num_ranks", "rank", BUDDIES),
+    Mutation("checkpoint/partial/lost_tokens.py", "popularity_LE - dropped_LE,", "popularity_LE,", PLT),
+    Mutation("checkpoint/partial/lost_tokens.py", "plt <= budget else", "plt >= budget else", PLT),
     Mutation(
-        "checkpoint/directory.py",
+        "checkpoint/memory/peer_snapshots.py", "self.step_CLE.argmin(axis=0)", "self.step_CLE.argmax(axis=0)", BUDDIES
+    ),
+    Mutation("checkpoint/memory/peer_snapshots.py", "(rank + 1) % num_ranks", "rank", BUDDIES),
+    Mutation(
+        "checkpoint/storage/directory.py",
         "for step in steps[:-num_kept]:",
         "for step in steps[:0]:",
         ("tests/checkpoint/test_partial.py", *DAMAGE),
     ),
     Mutation(
-        "checkpoint/directory.py",
+        "checkpoint/storage/directory.py",
         "if newer > step:",
         "if newer >= step:",
-        ("tests/checkpoint", "tests/launch/test_keeper_trouble.py"),
+        ("tests/checkpoint", "tests/elastic/services/test_checkpoint_service_trouble.py"),
     ),
 )
 

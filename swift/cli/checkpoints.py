@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from swift.checkpoint import checkpoint_path, read_manifest
-from swift.checkpoint.checking import Checker
-from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.storage.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.storage.verification import Checker
 from swift.errors import RunError, SettingError
 
 

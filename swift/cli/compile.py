@@ -15,13 +15,23 @@ from typing import Any
 
 import jax
 
-from swift.aot import FITS, REFUSED, Pod, check_pod, compile_one, configurations, document, settle_process, text_lines
-from swift.aot.document import name_of
 from swift.cli.configuration import config_text, load_experiment
-from swift.cli.kinds import Written
-from swift.cli.named import workers_of
+from swift.cli.options.kinds import Written
+from swift.cli.options.named import workers_of
 from swift.errors import RunError, SettingError, check_count
-from swift.train.cluster import Down
+from swift.tools.pod_compile import (
+    FITS,
+    REFUSED,
+    Pod,
+    check_pod,
+    compile_one,
+    configurations,
+    document,
+    settle_process,
+    text_lines,
+)
+from swift.tools.pod_compile.json_format import name_of
+from swift.train.emulated_cluster import Down
 
 
 def compile(options: argparse.Namespace) -> None:

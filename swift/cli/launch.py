@@ -16,29 +16,29 @@ from rich.console import Console
 
 from swift.cli.commands import corpora_directory, distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
-from swift.cli.deadlines import OF_PROCESSES, deadlines_of
 from swift.cli.nodes import Entrance, Nodes, nodes_of
+from swift.cli.options.deadlines import OF_PROCESSES, deadlines_of
 from swift.data import find_index
 from swift.deadlines import Deadlines
+from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
+from swift.elastic.coordinator.compile_client import PREPARER, Preparing
+from swift.elastic.coordinator.fault_injection import Chaos, parse_chaos
+from swift.elastic.coordinator.memory_demand import Demand, Place, choose_place
+from swift.elastic.coordinator.run_spec import Terms
+from swift.elastic.coordinator.supervisor import Supervisor
+from swift.elastic.elastic_programs import is_elastic
+from swift.elastic.events.background_calls import Behind
+from swift.elastic.events.display import Display, goodput_table
+from swift.elastic.events.journal import Journal
+from swift.elastic.events.reporter import Reporter
+from swift.elastic.jax_group import check_support
+from swift.elastic.membership.protocol import Member, Process, processes_of
+from swift.elastic.state.run_files import Scratch
+from swift.elastic.transport.processes import MEMORY, Children
+from swift.elastic.transport.remote_node import coming, serve
+from swift.elastic.worker.process_setup import settle_jax
 from swift.errors import RunError, SettingError, check_count
-from swift.launch.behind import Behind
-from swift.launch.chaos import Chaos, parse_chaos
-from swift.launch.children import MEMORY, Children
-from swift.launch.demand import Demand, Place, choose_place
-from swift.launch.display import Display, goodput_table
-from swift.launch.journal import Journal
-from swift.launch.node import coming, serve
-from swift.launch.preparing import PREPARER, Preparing
-from swift.launch.ranks import is_elastic
-from swift.launch.reporter import Reporter
-from swift.launch.saving import KEEPER, Saving
-from swift.launch.scratch import Scratch
-from swift.launch.supervisor import Supervisor
-from swift.launch.surroundings import settle_jax
-from swift.launch.terms import Terms
-from swift.mesh.distributed import check_support
-from swift.mesh.epochs import Member, Process, processes_of
-from swift.record import Lease, RunDirectory, read_run
+from swift.runlog import Lease, RunDirectory, read_run
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import Experiment

@@ -11,14 +11,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
 
-from swift.cli.kinds import Written
+from swift.cli.options.kinds import Written
 from swift.deadlines import Deadlines
+from swift.elastic.jax_group import LOOPBACK
+from swift.elastic.state.run_files import Scratch
+from swift.elastic.transport.fleet import Fleet
+from swift.elastic.transport.processes import Children, Heard, OwnChildren
+from swift.elastic.transport.rendezvous import Meeting, check_network
 from swift.errors import SettingError, check_count
-from swift.launch.children import Children, Heard, OwnChildren
-from swift.launch.fleet import Fleet
-from swift.launch.meeting import Meeting, check_network
-from swift.launch.scratch import Scratch
-from swift.mesh.distributed import LOOPBACK
 
 _BACKLOG = 1024
 """Calls that wait while others are taken."""

@@ -6,13 +6,13 @@ import sys
 import traceback
 
 from swift.cli.configuration import load_experiment
+from swift.elastic.membership.protocol import Process
+from swift.elastic.services.checkpoint_service import run as run_keeper
+from swift.elastic.services.compile_service import prepare
+from swift.elastic.state.run_files import Scratch
+from swift.elastic.worker.process_setup import settle_jax
+from swift.elastic.worker.worker import Crew, Part
 from swift.errors import SettingError
-from swift.launch.keeper import run as run_keeper
-from swift.launch.member import Crew, Part
-from swift.launch.preparer import prepare
-from swift.launch.scratch import Scratch
-from swift.launch.surroundings import settle_jax
-from swift.mesh.epochs import Process
 from swift.train import Experiment
 
 

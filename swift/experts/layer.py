@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from swift.experts.capacity import serve
 from swift.experts.config import ExpertConfig
-from swift.experts.dispatch import Dispatch, Pairs, assign_rows, combine, inverse_rows, send, take_rows
-from swift.experts.grouped import block_rows, grouped_matmul, padded_rows
+from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
+from swift.experts.rank_capacity.buffers import gather_by_slot, rows_in_buffers
+from swift.experts.rank_capacity.limits import serve
+from swift.experts.rank_capacity.token_split import Slots
 from swift.experts.routing import Routing, balance_loss, route
-from swift.experts.shared_rows import gather_by_slot, rows_in_buffers
-from swift.experts.split import Slots
+from swift.experts.slot_capacity import Dispatch, Pairs, assign_rows, combine, inverse_rows, send, take_rows
 from swift.mesh import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from swift.experts.capacity import serve
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load
+from swift.experts.rank_capacity.limits import serve
 from swift.experts.routing import Routing, balance_loss, count_choices, route
 
 

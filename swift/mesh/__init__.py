@@ -1,6 +1,7 @@
 """Live meshes: how code written for one rank runs on all of them."""
 
 from swift.mesh.emulate import EmulationError, emulate_devices
+from swift.mesh.hlo_collectives import Collective, collective_bytes, collectives
 from swift.mesh.live import (
     AXES,
     EXPERT_AXIS,
@@ -16,9 +17,8 @@ from swift.mesh.live import (
     own_row,
     storage_mesh,
 )
-from swift.mesh.moving import host_stages, move_rows, moved_bytes, source_rows
-from swift.mesh.peers import PeerSum, how_unequal
-from swift.mesh.traffic import Collective, collective_bytes, collectives
+from swift.mesh.peer_reduce import PeerSum, how_unequal
+from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
 
 __all__ = [
     "AXES",

@@ -28,8 +28,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.errors import SettingError
+from swift.mesh.collective_order import in_order
 from swift.mesh.emulate import emulate_devices
-from swift.mesh.ordered import in_order
 from swift.topology import Topology, Worker
 
 WORKER_AXIS = "worker"

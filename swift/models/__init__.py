@@ -2,8 +2,8 @@
 
 from swift.models.config import MODEL_SIZES, ModelConfig, model_size
 from swift.models.gpt import GPT, MoeFunction, Weights
-from swift.models.packing import Group
-from swift.models.plain import plain_logits, plain_sums
+from swift.models.parameter_groups import Group
+from swift.models.reference_model import plain_logits, plain_sums
 
 __all__ = [
     "GPT",

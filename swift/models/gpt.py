@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from swift.experts import Load
 from swift.models.config import ModelConfig
 from swift.models.modules import Attention, Embedding, Expert, Head, Mlp, Router
-from swift.models.packing import Group
+from swift.models.parameter_groups import Group
 
 Weights = dict[str, list[Any]]
 """For each group, the state of the module of every row; an expert row has a leading dim of slots or classes."""

@@ -1,6 +1,8 @@
 """Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
 
-from swift.pipeline.configuration import (
+from swift.pipeline.reconfigure.compiled_steps import Outcome, Steps
+from swift.pipeline.reconfigure.engine import PREPARE, Change, Engine, Prepare
+from swift.pipeline.reconfigure.failure_config import (
     Configuration,
     Configurator,
     Plan,
@@ -9,18 +11,16 @@ from swift.pipeline.configuration import (
     neighbours,
     survives,
 )
-from swift.pipeline.costs import split_stage, stage_costs, stage_sizes, stash_bytes
-from swift.pipeline.engine import PREPARE, Change, Engine, Prepare
-from swift.pipeline.lone import lone_evaluation, lone_gradients, lone_step, put_batch
-from swift.pipeline.metrics import by_iteration
-from swift.pipeline.program import Program, TrainState, materialize_all
-from swift.pipeline.reshaping import StateShape, reshape_state, reshaped
-from swift.pipeline.shares import sequences_per_rank
-from swift.pipeline.split import Split, split
-from swift.pipeline.stage import Sums
-from swift.pipeline.steps import Outcome, Steps
-from swift.pipeline.tables import table_arrays
-from swift.pipeline.window import barrier_step, evaluation_step, window_step
+from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
+from swift.pipeline.runtime.batch_layout import sequences_per_rank
+from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_sizes, stash_bytes
+from swift.pipeline.runtime.metrics import by_iteration
+from swift.pipeline.runtime.single_worker import lone_evaluation, lone_gradients, lone_step, put_batch
+from swift.pipeline.runtime.stage import Sums
+from swift.pipeline.runtime.step_spec import Program, TrainState, materialize_all
+from swift.pipeline.runtime.tick_arrays import table_arrays
+from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
+from swift.pipeline.split_backward.split import Split, split
 
 __all__ = [
     "PREPARE",

@@ -1,6 +1,7 @@
 """The parts of a step, as names that its instructions bear: in a compiled program's text and in a profiler's trace.
 
-In a program whose schedule is data nothing else tells how often an instruction runs (see ``swift.aot.runs``).
+In a program whose schedule is data nothing else tells how often an instruction runs (see
+``swift.tools.pod_compile.repetitions``).
 """
 
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "B", "W"

@@ -1,22 +1,30 @@
 """Pipeline schedules that survive failures, in plain Python and numpy: a library of its own."""
 
-from swift.schedules.adaptive import adaptive
-from swift.schedules.baselines import gpipe, one_f_one_b, zero_bubble
-from swift.schedules.bound import lower_bound, tight_bound
-from swift.schedules.lockstep import lockstep
-from swift.schedules.lower import lower
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
+from swift.schedules.lowering.lower import lower
+from swift.schedules.lowering.tick_table import NOTHING, TableShape, TickTable, common_shape
+from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
-from swift.schedules.normalize import Normalized, denormalize, moves, normalize, num_plans, plans_to_prepare, spread
 from swift.schedules.ops import Kind, Op, TimedOp
-from swift.schedules.planners import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
+from swift.schedules.plans.normalize import (
+    Normalized,
+    denormalize,
+    moves,
+    normalize,
+    num_plans,
+    plans_to_prepare,
+    spread,
+)
+from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import time_round
-from swift.schedules.slot_bytes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
-from swift.schedules.store import DamagedPlanError, PlanStore, plan_document, read_plan
-from swift.schedules.table import NOTHING, TableShape, TickTable, common_shape
-from swift.schedules.ticks import assign_ticks, lockstep_period
 from swift.schedules.verify import ScheduleError, verify, violations
 
 __all__ = [

@@ -14,7 +14,7 @@ from swift.deadlines import Deadlines
 from swift.errors import SettingError
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
 from swift.pipeline import Prepare, Program, TrainState
-from swift.record import (
+from swift.runlog import (
     SUMMARY,
     Lease,
     RunDirectory,
@@ -24,12 +24,12 @@ from swift.record import (
     take,
     writes_checkpoints,
 )
-from swift.train.experiment import Experiment
-from swift.train.recovery import window_length
-from swift.train.rescue import take_back
-from swift.train.saved_state import load_state, put_state
-from swift.train.stored_config import write_config
+from swift.train.checkpoints.rescue import take_back
+from swift.train.checkpoints.saved_state import load_state, put_state
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.stored_config import write_config
 from swift.train.summary import summarize
+from swift.train.window_rules import window_length
 
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),

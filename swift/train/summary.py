@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-from swift.record import RunDirectory, measure, ranges_text, read_run
-from swift.train.experiment import Experiment
+from swift.runlog import RunDirectory, measure, ranges_text, read_run
+from swift.train.settings.experiment import Experiment
 
 
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:

@@ -17,16 +17,14 @@ from swift.errors import RunError
 from swift.experts.placement import unsound_placement
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
-from swift.record import Lease, RunDirectory
-from swift.train.cluster import Cluster, StateLost
-from swift.train.experiment import Experiment
-from swift.train.failures import FailureSource
+from swift.runlog import Lease, RunDirectory
+from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.saved_state import ledger_after
+from swift.train.emulated_cluster import Cluster, StateLost
 from swift.train.interrupt import Interrupt
-from swift.train.metrics import mean_loss, plan_facts, step_record
 from swift.train.progress import Progress
-from swift.train.recovery import is_due
-from swift.train.saved_state import ledger_after
-from swift.train.saver import Saver
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.failure_list import FailureSource
 from swift.train.start import (
     TrainOptions,
     begin,
@@ -39,7 +37,9 @@ from swift.train.start import (
     own_run,
     try_placement,
 )
+from swift.train.step_records import mean_loss, plan_facts, step_record
 from swift.train.summary import summarize
+from swift.train.window_rules import is_due
 
 _MENDED = "once the data are mended"
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"

@@ -9,7 +9,7 @@ from swift.mesh import storage_mesh
 from swift.models import ModelConfig
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.saved_state import split_of
+from swift.train.checkpoints.saved_state import split_of
 
 CLASSES = 4
 

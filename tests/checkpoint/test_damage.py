@@ -12,18 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import (
-    checkpoint_steps,
-    digests,
-    directory,
-    manifest,
-    plan_restore,
-    saving,
-    set_aside_newer,
-    settle,
-)
-from swift.checkpoint.checking import Checker
-from swift.checkpoint.inspection import damages
+from swift.checkpoint import checkpoint_steps, plan_restore, set_aside_newer, settle
+from swift.checkpoint.storage import digests, directory, manifest, writer
+from swift.checkpoint.storage.inspection import damages
+from swift.checkpoint.storage.verification import Checker
 from swift.errors import SettingError
 
 UNITS = [(layer, class_) for layer in range(4) for class_ in range(4)]
@@ -133,12 +125,12 @@ def test_a_damaged_dense_part_gives_the_iteration_before_as_a_whole(small_run, e
 
 def spoil(monkeypatch, name, change=lambda array: array + 1):
     """Has one array written with other numbers than those in memory."""
-    write = saving.write_arrays
+    write = writer.write_arrays
 
     def write_spoilt(path, arrays):
         write(path, arrays | ({name: change(arrays[name])} if name in arrays else {}))
 
-    monkeypatch.setattr(saving, "write_arrays", write_spoilt)
+    monkeypatch.setattr(writer, "write_arrays", write_spoilt)
 
 
 @pytest.mark.parametrize("name", ["master.head", "step", "expert.1.2.float32", "expert.1.2.float64"])
@@ -169,7 +161,7 @@ def unchecked(monkeypatch):
 
     def write(run, last, name, change=lambda array: array + 1):
         with monkeypatch.context() as patch:
-            patch.setattr(saving, "check_written", lambda *_: None)
+            patch.setattr(writer, "check_written", lambda *_: None)
             spoil(patch, name, change)
             run.run(last)
 
@@ -269,7 +261,7 @@ def test_a_directory_from_another_life_is_not_taken_for_the_copy_that_was_meant(
 def test_a_full_disk_costs_nothing_that_was_there(small_run, monkeypatch, where):
     run = small_run(experts_per_layer=1, every=2).run(4)
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
-    write = saving.write_arrays
+    write = writer.write_arrays
 
     def fill_up(path, arrays):
         write(path, arrays)
@@ -282,7 +274,7 @@ def test_a_full_disk_costs_nothing_that_was_there(small_run, monkeypatch, where)
 
     with monkeypatch.context() as patch:
         if where == "arrays":
-            patch.setattr(saving, "write_arrays", fill_up)
+            patch.setattr(writer, "write_arrays", fill_up)
         else:
             patch.setattr(manifest, "replace_file", cannot_write)
         with pytest.raises(OSError, match="No space left on device"):

@@ -12,12 +12,12 @@ from swift.checkpoint import Ledger, begin_snapshot, save_checkpoint
 from swift.data import ByteTokenizer
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
 from swift.train import Experiment, export_model, generate
+from swift.train.checkpoints.saved_state import split_of
 from swift.train.export import load_exported, whole_characters
-from swift.train.saved_state import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

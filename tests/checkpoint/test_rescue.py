@@ -13,8 +13,8 @@ import pytest
 
 from swift.checkpoint import checkpoint_steps, load_plan, plan_restore
 from swift.errors import RunError
-from swift.train import rescue
-from swift.train.rescue import keep_elsewhere, places, take_back
+from swift.train.checkpoints import rescue
+from swift.train.checkpoints.rescue import keep_elsewhere, places, take_back
 
 
 @pytest.fixture

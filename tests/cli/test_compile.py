@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.aot import REFUSED, TOO_LARGE
 from swift.cli.compile import _ask, _last_words
+from swift.tools.pod_compile import REFUSED, TOO_LARGE
 
 TINY = ("compile", "tiny.gin", "--topology")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from swift.cli.commands import distance_line, show_run
-from swift.record import RunDirectory, read_run
+from swift.runlog import RunDirectory, read_run
 from swift.topology import Topology
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.data import Loader
-from swift.record import read_run
+from swift.runlog import read_run
 
 TOKENS = (np.arange(300_000) * 7919 % 250).astype("<u2")
 SETTINGS = ["DataConfig.source=@TokenFile()", "TokenFile.path='tokens.bin'", "CheckpointConfig.every=0"]

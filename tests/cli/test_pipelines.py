@@ -11,7 +11,7 @@ import pytest
 
 from swift.checkpoint import checkpoint_steps
 from swift.cli import commands
-from swift.record import read_run
+from swift.runlog import read_run
 
 PIPELINES = """
 include 'tiny.gin'

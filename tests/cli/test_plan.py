@@ -15,8 +15,8 @@ import pytest
 from swift.cli import main
 from swift.errors import SettingError
 from swift.schedules import PLANNERS, Costs, Problem, adaptive
-from swift.schedules.document import document
-from swift.schedules.draw.text import draw_chart
+from swift.schedules.plans.json_format import document
+from swift.tools.draw.text import draw_chart
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift.record import Lease, read_run, take
+from swift.runlog import Lease, read_run, take
 
 WRITERS = {
     "a run that goes on": "train tiny.gin --run-dir half --resume",

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from swift.checkpoint import checkpoint_steps
-from swift.record import read_run
+from swift.runlog import read_run
 
 
 def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tell, half):

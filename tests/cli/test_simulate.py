@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from swift.cli import main
-from swift.simulate import CAUSES, MODELS, STRATEGIES
+from swift.tools.simulate import CAUSES, MODELS, STRATEGIES
 
 SOUND = "simulate --pipelines 3 --stages 2 --expert-ranks 4 --microbatches 4"
 RANDOM = f"{SOUND} --mtbf 10m --duration 4h"
@@ -164,5 +164,5 @@ def test_it_starts_without_jax(here):
     command = [sys.executable, "-c", program, *RANDOM.split()]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
-    assert "swift.simulate" in modules
+    assert "swift.tools.simulate" in modules
     assert modules.isdisjoint({"jax", "flax", "optax", "gin", "highspy", "matplotlib"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swift.cli.configuration import config_text, load_experiment, load_stored
 from swift.errors import SettingError
 from swift.train import Experiment
-from swift.train.stored_config import Unreadable, made, read_config, write_config
+from swift.train.settings.stored_config import Unreadable, made, read_config, write_config
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 HOSTILE = {

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from swift.aot import Pod, compile_one
 from swift.cli.configuration import load_experiment
 from swift.cli.main import command_line
 from swift.models import GPT
+from swift.tools.pod_compile import Pod, compile_one
 from swift.train import Experiment
-from swift.train.cluster import Down
+from swift.train.emulated_cluster import Down
 
 PODS = Path(__file__).parents[2] / "experiments" / "pods"
 RESULTS = sorted((PODS / "results").glob("*.json"))

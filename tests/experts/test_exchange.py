@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.experts import collect, exchange_bytes, from_slices, materialize, to_slices
-from swift.experts.layouts import Decoupled, Instances, ReplicaShards
+from swift.experts.state_layouts import Decoupled, Instances, ReplicaShards
 from swift.mesh import RANKED, SHARED, collective_bytes, live_mesh
 from swift.topology import Topology
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
-from swift.experts.dispatch import Pairs, assign_rows, send, take_rows
+from swift.experts.slot_capacity import Pairs, assign_rows, send, take_rows
 from swift.mesh import RANKED, SHARED, live_mesh
 from swift.topology import Topology
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.routing import balance_loss, route
 from swift.models import GPT, ModelConfig, plain_logits, plain_sums
 from tests import oracles

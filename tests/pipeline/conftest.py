@@ -18,12 +18,12 @@ from jax import lax
 
 from swift.data import Batch, DataConfig
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import Static
 from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
 from swift.models import ModelConfig, plain_sums
 from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
-from swift.pipeline.program import ENDS
+from swift.pipeline.runtime.step_spec import ENDS
 from swift.topology import Topology
 from swift.train import Experiment
 

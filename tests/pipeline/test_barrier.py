@@ -9,9 +9,9 @@ import pytest
 
 from swift.data import Batch
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
-from swift.pipeline import program as program_module
+from swift.pipeline.runtime import step_spec as program_module
 from swift.topology import Topology
 from swift.train import Experiment
 

@@ -9,11 +9,11 @@ import pytest
 
 from swift.data import Batch
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
 from swift.pipeline import Configurator
-from swift.pipeline import steps as steps_module
-from swift.pipeline.steps import Steps
+from swift.pipeline.reconfigure import compiled_steps as steps_module
+from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.topology import Topology
 from swift.train import Experiment
 

@@ -20,7 +20,7 @@ from swift.pipeline import (
     table_arrays,
     window_step,
 )
-from swift.pipeline.interpreter import empty_carry
+from swift.pipeline.runtime.interpreter import empty_carry
 from swift.schedules import SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")

@@ -15,7 +15,7 @@ from jax.experimental import serialize_executable
 
 from swift.data import Batch
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import Static
 from swift.mesh import REPLICATED, SHARED
 from swift.models import ModelConfig

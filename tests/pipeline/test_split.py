@@ -15,10 +15,10 @@ from jax.sharding import Mesh, PartitionSpec
 from swift.experts import ExpertConfig, expert_parallel_moe
 from swift.mesh import EXPERT_AXIS
 from swift.models import GPT, ModelConfig
-from swift.pipeline.cut import minimum_cut
-from swift.pipeline.equations import num_bytes
-from swift.pipeline.flops import dot_flops
-from swift.pipeline.split import split
+from swift.pipeline.split_backward.equations import num_bytes
+from swift.pipeline.split_backward.flops import dot_flops
+from swift.pipeline.split_backward.min_cut import minimum_cut
+from swift.pipeline.split_backward.split import split
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 

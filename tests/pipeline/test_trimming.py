@@ -10,9 +10,9 @@ import pytest
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from swift.pipeline import trimming
-from swift.pipeline.program_store import ProgramStore
-from swift.pipeline.trimming import trimmed
+from swift.pipeline.reconfigure import trimming
+from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.trimming import trimmed
 
 CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "pattern": (True, False), "dtype": "float32"}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.schedules import Costs, Problem, adaptive, lower_bound, makespan, peak_memory, period, tight_bound, verify
-from swift.schedules.milp import milp_proof
+from swift.schedules.planners.milp import milp_proof
 from swift.topology import Topology
 
 MEASURED = Costs(t_f=1.0, t_b=1.3, t_w=0.8, t_u=0.4, t_comm=0.1)

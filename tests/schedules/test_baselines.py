@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules import Costs, Kind, Problem, lower_bound, makespan, peak_memory, period
-from swift.schedules.baselines import gpipe, one_f_one_b
+from swift.schedules.planners.baselines import gpipe, one_f_one_b
 from swift.schedules.verify import verify
 from swift.topology import Topology
 

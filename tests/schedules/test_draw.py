@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from swift.schedules import Costs, Kind, Problem, adaptive, makespan
-from swift.schedules.draw.picture import COLORS, picture_file
-from swift.schedules.draw.rows import left_out, shown_workers
-from swift.schedules.draw.text import FILL, IDLE, MARK, draw_chart
-from swift.schedules.draw.trace import UNIT_US, trace_events, trace_json
+from swift.tools.draw.picture import COLORS, picture_file
+from swift.tools.draw.rows import left_out, shown_workers
+from swift.tools.draw.text import FILL, IDLE, MARK, draw_chart
+from swift.tools.draw.trace import UNIT_US, trace_events, trace_json
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift.schedules import Costs, Problem, Schedule, adaptive, period, verify
-from swift.schedules.lockstep import lockstep
-from swift.schedules.ticks import lockstep_period
+from swift.schedules.lowering.ticks import lockstep_period
+from swift.schedules.planners.lockstep import lockstep
 from swift.topology import Topology
 
 COSTS = Costs(t_f=1, t_b=1.3, t_w=0.8, t_comm=0.1)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules import PLANNERS, Costs, Problem, Schedule, lower_bound, period
-from swift.schedules.bound import stage_bound
-from swift.schedules.normalize import (
+from swift.schedules.bounds import stage_bound
+from swift.schedules.plans.normalize import (
     after_moves,
     canonical,
     denormalize,

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules import PLANNERS, Costs, Problem, Schedule
-from swift.schedules.normalize import denormalize, normalize
+from swift.schedules.plans.normalize import denormalize, normalize
+from swift.schedules.plans.store import VERSION, DamagedPlanError, PlanStore, decode, encode, plan_key
 from swift.schedules.rounds import round_of
-from swift.schedules.store import VERSION, DamagedPlanError, PlanStore, decode, encode, plan_key
 from swift.schedules.verify import ScheduleError, verify
 from swift.topology import Topology
 

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift.schedules import PLANNERS, Kind, Problem, Schedule, lower_bound, peak_memory, period
-from swift.schedules.baselines import one_f_one_b
 from swift.schedules.ops import Op, TimedOp
+from swift.schedules.planners.baselines import one_f_one_b
 from swift.schedules.verify import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
 from swift.topology import Topology
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.failures import FailureEvent, FailureList, parse_failures
+from swift.train.settings.failure_list import FailureEvent, FailureList, parse_failures
 
 TOPOLOGY = Topology(2, 3)
 TWICE = ("step 10: fail 1:2", "step 20: rejoin 1:2", "step 30: fail 1:2")

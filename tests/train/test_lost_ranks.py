@@ -13,20 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, buddies, read_manifest
-from swift.checkpoint.split import by_name
+from swift.checkpoint import CheckpointConfig, read_manifest
+from swift.checkpoint.memory import peer_snapshots
+from swift.checkpoint.partial.expert_units import by_name
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import Static
 from swift.mesh import host_stages, storage_mesh
 from swift.models import ModelConfig
-from swift.record import read_run
+from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, cluster, train
-from swift.train.saved_state import split_of
-from swift.train.saver import Saver
+from swift.train import Experiment, TrainOptions, emulated_cluster, train
+from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.saved_state import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 RANKS, CLASSES, LAST = 8, 6, 10
@@ -99,7 +100,7 @@ def whole(experiment, tmp_path_factory, few_optimizations):
 @pytest.fixture
 def recovered(monkeypatch):
     """What every loss came to, before it was cut for the ranks that are left."""
-    found, recover = [], cluster.recover_ranks
+    found, recover = [], emulated_cluster.recover_ranks
 
     def spy(state, slots, split, lost, *others):
         for name in split.ranked_names:
@@ -109,7 +110,7 @@ def recovered(monkeypatch):
         found.append(recover(state, slots, split, lost, *others))
         return found[-1]
 
-    monkeypatch.setattr(cluster, "recover_ranks", spy)
+    monkeypatch.setattr(emulated_cluster, "recover_ranks", spy)
     return found
 
 
@@ -206,14 +207,14 @@ def test_a_rank_that_is_lost_while_it_is_copied_comes_from_the_copy_before(
 ):
     """The thread that copies iteration 5 stands still in its midst."""
     _, states = whole
-    begin, begun, go_on = buddies.begin_snapshot, itertools.count(), threading.Event()
+    begin, begun, go_on = peer_snapshots.begin_snapshot, itertools.count(), threading.Event()
 
     def slow(*arguments):
         take, step = begin(*arguments), next(begun)
         return lambda: (step != 5 or go_on.wait(600)) and take()
 
-    monkeypatch.setattr(buddies, "begin_snapshot", slow)
-    monkeypatch.setattr(buddies, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(peer_snapshots, "begin_snapshot", slow)
+    monkeypatch.setattr(peer_snapshots, "PATIENCE_S", 0.2)
     try:
         run(losing(experiment, ONE, 1), tmp_path / "run")
     finally:

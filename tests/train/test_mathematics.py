@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swift.data import Batch
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static
 from swift.mesh import RANKED, SHARED
 from swift.models import ModelConfig, plain_sums

@@ -11,14 +11,14 @@ from swift.checkpoint import CheckpointConfig, plan_restore, read_manifest
 from swift.data import DataConfig, TextFiles
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import Static
 from swift.mesh import storage_mesh
 from swift.models import ModelConfig
-from swift.record import read_run
+from swift.runlog import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
-from swift.train.saved_state import load_state
+from swift.train.checkpoints.saved_state import load_state
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SAVED, LAST = 10, 20

@@ -9,28 +9,21 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import (
-    CheckpointConfig,
-    begin_snapshot,
-    checkpoint_steps,
-    load_plan,
-    plan_restore,
-    read_manifest,
-    saving,
-)
-from swift.checkpoint.inspection import coverage
-from swift.checkpoint.split import by_name
+from swift.checkpoint import CheckpointConfig, begin_snapshot, checkpoint_steps, load_plan, plan_restore, read_manifest
+from swift.checkpoint.partial.expert_units import by_name
+from swift.checkpoint.storage import writer
+from swift.checkpoint.storage.inspection import coverage
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE
 from swift.models import ModelConfig
-from swift.record import CLASS_COUNTS, METRICS, RunDirectory, read_run
-from swift.report.coverage import coverage_of
+from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
+from swift.tools.report.sections.coverage import coverage_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
-from swift.train.saved_state import split_of
+from swift.train.checkpoints.saved_state import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -262,18 +255,18 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
 @pytest.fixture
 def full_disk(monkeypatch, tmp_path):
     """Has writing into run directories fail where it is asked to; pauses are short, and other places this test's."""
-    monkeypatch.setattr("swift.train.saver.RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("swift.train.checkpoints.checkpointer.RETRY_PAUSES_S", (0.01, 0.01))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr("swift.train.rescue._MEMORY", tmp_path / "elsewhere")
-    write, is_full = saving.write_arrays, []
+    monkeypatch.setattr("swift.train.checkpoints.rescue._MEMORY", tmp_path / "elsewhere")
+    write, is_full = writer.write_arrays, []
 
     def write_or_fail(path, arrays):
         if is_full and is_full[0](path.parent.name) and "elsewhere" not in path.parts:
             raise OSError(28, "No space left on device")
         write(path, arrays)
 
-    monkeypatch.setattr(saving, "write_arrays", write_or_fail)
+    monkeypatch.setattr(writer, "write_arrays", write_or_fail)
     return is_full
 
 
@@ -385,7 +378,7 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, 
         before.extend(synced)
         raise OSError("is not written")
 
-    monkeypatch.setattr("swift.train.saver.save_checkpoint", save)
+    monkeypatch.setattr("swift.train.checkpoints.checkpointer.save_checkpoint", save)
     run_dir = tmp_path / "run"
     with pytest.raises(RunError, match="is not written"):
         train(experiment, TrainOptions(run_dir, "", stop_at=1))

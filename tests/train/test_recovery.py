@@ -13,10 +13,10 @@ from swift.checkpoint import CheckpointConfig, checkpoint_steps
 from swift.data import Batch, DataConfig, TextFiles
 from swift.errors import RunError
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
-from swift.record import history_of, read_run, spending_of, stretches_of
-from swift.report.plans import schedule_of
+from swift.runlog import history_of, read_run, spending_of, stretches_of
+from swift.tools.report.sections.plans import schedule_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 

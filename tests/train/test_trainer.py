@@ -15,13 +15,14 @@ from swift.checkpoint import CheckpointConfig, checkpoint_steps
 from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi, uniform_placement
 from swift.models import ModelConfig
 from swift.pipeline import lone_step, put_batch
-from swift.record import read_run
+from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, saver, train
+from swift.train import Experiment, TrainOptions, train
+from swift.train.checkpoints import checkpointer
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -160,7 +161,7 @@ def test_a_signal_keeps_the_last_iteration_which_the_run_goes_on_from(experiment
 
 
 def test_numbers_that_are_not_finite_take_no_older_checkpoints_place(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(saver, "is_finite", lambda _: False)
+    monkeypatch.setattr(checkpointer, "is_finite", lambda _: False)
     with pytest.raises(RunError, match="the checkpoint of iteration 2 was not saved: its numbers are not finite"):
         run(replace(experiment, eval_every=0), tmp_path / "run", stop_at=2)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []

@@ -10,7 +10,7 @@ from jax import lax
 
 from swift.data import Batch
 from swift.experts import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.mesh import RANKED, SHARED, live_mesh
 from swift.models import ModelConfig

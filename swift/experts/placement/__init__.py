@@ -1,6 +1,5 @@
 """Expert placement: which class every slot of every rank holds, chosen anew each iteration from popularity."""
 
-from swift.experts.placement.counts import changed_slots, contiguous, load_imbalance, replica_counts
 from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
 from swift.experts.placement.minmax import MinMax
 from swift.experts.placement.packed import Packed
@@ -11,6 +10,7 @@ from swift.experts.placement.policy import (
     place_contiguously,
     uniform_placement,
 )
+from swift.experts.placement.replicas import changed_slots, contiguous, load_imbalance, replica_counts
 from swift.experts.placement.soundness import unsound, unsound_placement
 from swift.experts.placement.static import Static
 from swift.experts.placement.symi import Symi

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from swift.errors import SettingError
-from swift.experts.placement.counts import replica_counts
 from swift.experts.placement.policy import uniform_placement
+from swift.experts.placement.replicas import replica_counts
 
 
 class FlexMoEState(NamedTuple):

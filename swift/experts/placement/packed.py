@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from swift.experts.placement.counts import contiguous
 from swift.experts.placement.minmax import minmax_replicas
 from swift.experts.placement.policy import PolicyState, StartsUniform
+from swift.experts.placement.replicas import contiguous
 
 
 @dataclass(frozen=True)

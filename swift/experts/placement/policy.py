@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from swift.errors import SettingError
-from swift.experts.placement.counts import contiguous
+from swift.experts.placement.replicas import contiguous
 
 PolicyState: TypeAlias = Any
 """A pytree of arrays; the empty tuple for a policy that remembers nothing."""

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from swift.experts.placement.counts import total_tokens
 from swift.experts.placement.policy import PolicyState, StartsUniform, place_contiguously
+from swift.experts.placement.replicas import total_tokens
 
 
 @dataclass(frozen=True)

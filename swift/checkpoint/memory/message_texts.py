@@ -1,0 +1,164 @@
+"""Where the slices of lost ranks have come from, in words and for ``events.jsonl``."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+from swift.checkpoint.partial.expert_units import Split, Unit
+
+
+class Origin(NamedTuple):
+    """A copy of a slice.
+
+    Attributes:
+        kind: the rank's snapshot, a replica of the class in a slot, or a checkpoint.
+        step: iterations that are in it.
+        holder: the rank in whose memory it was; -1 for storage.
+    """
+
+    kind: Literal["snapshot", "replica", "storage"]
+    step: int
+    holder: int = -1
+
+    def named(self, names: Sequence[int]) -> "Origin":
+        """With the name of a rank in place of its number."""
+        return self if self.holder < 0 else self._replace(holder=names[self.holder])
+
+
+class RankSource(NamedTuple):
+    """Where a lost rank's slices of the dense part or of an expert have come from.
+
+    Attributes:
+        stage, rank: whose.
+        unit: the expert; None: the dense part.
+        weights: of the master weights.
+        moments: of the optimizer's moments; None where it has none.
+    """
+
+    stage: int
+    rank: int
+    unit: Unit | None
+    weights: Origin
+    moments: Origin | None
+
+    def named(self, names: Sequence[int]) -> "RankSource":
+        """With the names of ranks in place of their numbers."""
+        moments = self.moments and self.moments.named(names)
+        return RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
+
+
+def rank_lines(sources: Sequence[RankSource], split: Split, step: int) -> list[str]:
+    """A line for each source of each lost rank.
+
+    Such as ``rank 3 is lost: dense and experts 0-7: snapshot of rank 4, 0 steps old``, ``rank 3: weights of experts 1,
+    2 of layer 0: a replica on rank 6; their moments: snapshot of rank 4, 3 steps old``, ``rank 3: expert 5 of layer 1:
+    storage, step 40``.
+
+    Args:
+        sources: rank by rank.
+        split: of the state.
+        step: iterations done.
+    """
+    lines = []
+    for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
+        name, said = f"rank {rank}" + (f" of stage {stage}" if split.num_stages > 1 else ""), "{} is lost"
+        for alike in _alike(of_rank):
+            what = _what(alike, split)
+            weights, moments = alike[0].weights, alike[0].moments
+            text = f"{what}: {_origins({source.weights for source in alike}, step)}"
+            if moments is not None and moments != weights:
+                text = f"weights of {text}; their moments: {_origins({moments}, step)}"
+            lines.append(f"{said.format(name)}: {text}")
+            said = "{}"
+    return lines
+
+
+def kept_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
+    """A line for each rank that is lost in some stages only.
+
+    >>> kept_lines({(1, 3)}, 3, range(4))
+    ['rank 3: slices of stages 0, 2: still on their devices']
+    """
+    lines = []
+    for rank in sorted({rank for _, rank in lost}):
+        stages = [stage for stage in range(num_stages) if (stage, rank) not in lost]
+        where = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        lines += [f"rank {names[rank]}: slices of {where}: still on their devices"] * bool(stages)
+    return lines
+
+
+def rank_facts(sources: Sequence[RankSource]) -> list[dict[str, Any]]:
+    """The same for ``events.jsonl``: experts are ``[layer, class]``."""
+    facts = []
+    for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
+        for alike in _alike(of_rank):
+            weights, moments = alike[0].weights, alike[0].moments
+            facts.append(
+                {
+                    "stage": stage,
+                    "rank": rank,
+                    "dense": any(source.unit is None for source in alike),
+                    "experts": [list(source.unit) for source in alike if source.unit is not None],
+                    "weights": _fact(weights, {source.weights.holder for source in alike}),
+                    "moments": None if moments is None else _fact(moments, {moments.holder}),
+                }
+            )
+    return facts
+
+
+def _alike(sources: Iterable[RankSource]) -> list[list[RankSource]]:
+    """Those of one line together: replicas may be on several ranks."""
+    groups = defaultdict(list)
+    for source in sources:
+        weights = source.weights
+        where = weights._replace(holder=-1) if weights.kind == "replica" else weights
+        groups[where, source.moments].append(source)
+    return list(groups.values())
+
+
+def _fact(origin: Origin, holders: Collection[int]) -> dict[str, Any]:
+    fact = {"source": origin.kind, "step": origin.step}
+    return fact if origin.kind == "storage" else fact | {"ranks": sorted(holders)}
+
+
+def _origins(origins: Collection[Origin], step: int) -> str:
+    """One source in words; several are replicas on different ranks."""
+    kind, taken, holder = min(origins)
+    if kind == "storage":
+        return f"storage, step {taken}"
+    if kind == "snapshot":
+        age = step - taken
+        return f"snapshot of rank {holder}, {age} step{'s' * (age != 1)} old"
+    ranks = ", ".join(str(origin.holder) for origin in sorted(origins))
+    return f"replicas on ranks {ranks}" if len(origins) > 1 else f"a replica on rank {ranks}"
+
+
+def _what(sources: Sequence[RankSource], split: Split) -> str:
+    """Such as ``dense and experts 0-7``; layers are named where they differ."""
+    of_layer = defaultdict(list)
+    for source in sources:
+        if source.unit is not None:
+            of_layer[source.unit[0]].append(source.unit[1])
+    layers_of = defaultdict(list)
+    for layer, classes in of_layer.items():
+        layers_of[_ranges(classes)].append(layer)
+    texts = ["dense"] * any(source.unit is None for source in sources)
+    for named, layers in layers_of.items():
+        text = f"expert{'s' * (not named.isdigit())} {named}"
+        if len(layers) < split.num_layers // split.num_stages:
+            text += f" of layer{'s' * (len(layers) > 1)} {_ranges(layers)}"
+        texts.append(text)
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, such as ``0-3, 5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ', '}{run[-1]}" for run in runs]
+    return ", ".join(parts)

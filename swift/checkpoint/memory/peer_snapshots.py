@@ -1,0 +1,165 @@
+"""Level 1 of checkpoints: snapshots of every rank's slices in the memory of the next rank (MoC-System).
+
+Legend: P stages, L MoE layers of the model, E classes, K classes of a layer that a snapshot copies, N ranks,
+V arrays of an expert's state of one type, w numbers of a rank's slice.
+"""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.memory.rank_recovery import RankCopy
+from swift.checkpoint.memory.snapshots import begin_snapshot
+from swift.checkpoint.partial.expert_units import Snapshot, Split
+from swift.checkpoint.partial.selection import everything, first_turns, load_aware, next_turns, sequential
+from swift.mesh import LiveMesh
+
+_NUM_COPIES = 2
+"""Of everything, what can be restored and the one before; with what is being copied, that is triple buffered."""
+PATIENCE_S = 60.0
+"""How long who needs the copies waits for the one that is under way."""
+
+
+class _Store:
+    """The newest copy of everything, and the one before; memory for two whole snapshots, whatever K is.
+
+    Attributes:
+        dense: (step, the dense part), the newest first.
+        step_CLE: of every expert's copies; -1: not there.
+        contained_CLE: token updates that are in them.
+    """
+
+    def __init__(self, split: Split):
+        shape = (_NUM_COPIES, split.num_layers, split.num_classes)
+        self._split = split
+        self._blocks = {dtype: np.empty((*shape, *unit.shape), unit.dtype) for dtype, unit in split.unit_shapes.items()}
+        self.dense: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.step_CLE, self.contained_CLE = np.full(shape, -1), np.zeros(shape, np.int64)
+
+    def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
+        """Takes in a snapshot, each expert in place of the older of its copies; returns room for another."""
+        chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
+        where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
+        self.step_CLE[where] = -1  # what is half written does not count
+        for dtype, block in snapshot.blocks.items():
+            self._blocks[dtype][where] = block
+        self.contained_CLE[where] = contained_LE[layers_L1, chosen_LK]
+        self.step_CLE[where] = step
+        self.dense.insert(0, (step, snapshot.dense))
+        return replace(snapshot, dense=self.dense.pop()[1]) if len(self.dense) > _NUM_COPIES else None
+
+    def newest(self) -> tuple[np.ndarray, np.ndarray]:
+        """(token updates, step) of the newest copy of every expert, ``[L, E]``."""
+        newest_1LE = self.step_CLE.argmax(axis=0)[None]
+        return tuple(np.take_along_axis(of, newest_1LE, axis=0)[0] for of in (self.contained_CLE, self.step_CLE))
+
+    def of_rank(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
+        """(step, what there is of a rank from then, token updates ``[L, E]``), the newest first.
+
+        Where layers have unequally many experts of a step, -1 fills up the chosen ones.
+        """
+        dense, ranked = dict(self.dense), self._split.ranked_names
+        found = []
+        for step in sorted({*dense, *self.step_CLE[self.step_CLE >= 0].tolist()}, reverse=True):
+            is_of_LEC = np.moveaxis(self.step_CLE == step, 0, -1)
+            classes = [np.argwhere(of_layer) for of_layer in is_of_LEC]
+            chosen_LK = np.full((len(classes), max(map(len, classes), default=0)), -1)
+            copy_LK = np.zeros_like(chosen_LK)
+            for layer, of_layer in enumerate(classes):
+                chosen_LK[layer, : len(of_layer)], copy_LK[layer, : len(of_layer)] = of_layer.T
+            where = (copy_LK, np.arange(len(classes))[:, None], chosen_LK)
+            blocks = {dtype: block[..., rank : rank + 1, :][where] for dtype, block in self._blocks.items()}
+            mine = {name: leaf[:, :, rank : rank + 1] for name, leaf in dense.get(step, {}).items() if name in ranked}
+            contained_LE = np.where(is_of_LEC, np.moveaxis(self.contained_CLE, 0, -1), 0).max(axis=-1)
+            found.append((step, Snapshot(mine, blocks, chosen_LK), contained_LE))
+        return found
+
+
+class BuddyCopies:
+    """The snapshots of all ranks of a process, taken behind the iterations, one at a time.
+
+    Rank r + 1 has those of rank r, and the first rank those of the last. A snapshot counts when all of it is there, and
+    the one before stays until then.
+
+    Args:
+        split: of the state.
+        config: how many experts a snapshot has, and which.
+    """
+
+    def __init__(self, split: Split, config: CheckpointConfig):
+        self._split, self._selection = split, config.selection
+        self._k = config.snapshot_k(split.num_classes)
+        self._turn_L = first_turns(split.num_layers, split.num_classes, self._k)
+        self._store = _Store(split)
+        self._room: Snapshot | None = None
+        self._thread = ThreadPoolExecutor(1, "snapshot")
+        self._copying: Future[None] | None = None
+        self._trouble: str | None = None
+
+    def close(self) -> None:
+        """Takes no more; what is being copied comes to nothing."""
+        self._thread.shutdown(wait=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no snapshot was taken yet."""
+        return not self._store.dense and self._copying is None
+
+    def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: np.ndarray) -> str | None:
+        """Begins a snapshot, once the one before is there.
+
+        Args:
+            state: see ``begin_snapshot``; it may be given away when this returns.
+            live: its mesh.
+            step: iterations done.
+            contained_LE: token updates that its experts contain.
+
+        Returns:
+            Why the snapshot before, or this one, came to nothing; None where nothing went wrong.
+        """
+        self._settle(None)
+        room, self._room = self._room, None
+        try:
+            take = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
+        except RuntimeError as error:  # such as no memory on the devices
+            self._trouble = str(error)
+        else:
+            self._copying = self._thread.submit(self._copy, take, step, contained_LE)
+        trouble, self._trouble = self._trouble, None
+        return trouble
+
+    def copies(self, ranks: Collection[int]) -> list[RankCopy]:
+        """What there is of some ranks; what is being copied is waited for, but not for ever."""
+        self._settle(PATIENCE_S)
+        num_ranks = self._split.num_ranks
+        return [
+            RankCopy(rank, (rank + 1) % num_ranks, step, snapshot, contained_LE)
+            for rank in sorted(ranks)
+            for step, snapshot, contained_LE in self._store.of_rank(rank)
+        ]
+
+    def _copy(self, take: Callable[[], Snapshot], step: int, contained_LE: np.ndarray) -> None:
+        self._room = self._store.put(step, take(), contained_LE)
+
+    def _choose(self, contained_LE: np.ndarray) -> np.ndarray:
+        """The classes of the next snapshot; the first one is of all."""
+        num_layers, num_classes = contained_LE.shape
+        if self._k >= num_classes or not self._store.dense:
+            return everything(num_layers, num_classes)
+        if self._selection == "sequential":
+            turn_L, self._turn_L = self._turn_L, next_turns(self._turn_L, num_classes, self._k)
+            return sequential(turn_L, num_classes, self._k)
+        then_LE, step_LE = self._store.newest()
+        return load_aware(contained_LE - then_LE, step_LE, self._k)
+
+    def _settle(self, patience_s: float | None) -> None:
+        """Waits for what is being copied; None: whenever that is there. What failed leaves what was there before."""
+        if self._copying is None or not wait([self._copying], patience_s).done:
+            return
+        error, self._copying = self._copying.exception(), None
+        if error is not None:
+            self._trouble = str(error) or type(error).__name__

@@ -1,0 +1,79 @@
+"""From devices to the host: what a checkpoint saves, copied so that training may go on and overwrite it."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swift.checkpoint.partial.expert_units import Snapshot, Split, by_name
+from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
+
+
+def begin_snapshot(
+    split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndarray, room: Snapshot | None = None
+) -> Callable[[], Snapshot]:
+    """Has the devices copy what a checkpoint saves of a state, behind what they are at; only that leaves them.
+
+    Training waits for neither: what comes next on the devices comes after the copy, which takes as much of their memory
+    until it is on the host.
+
+    Args:
+        split: of a state of one row for each stage.
+        state: arrays ``[worker, ...]`` on ``live``; others than those of the split are left aside. It may be given
+            away when this returns.
+        live: the mesh, of which this process has all devices.
+        chosen_LK: the classes of every MoE layer of the model.
+        room: an older snapshot that nobody needs any more: written over where it is as large, since new memory costs
+            more than the copy.
+
+    Returns:
+        What waits for the copy and has it on the host, in any thread.
+    """
+    arrays, stages = by_name(state), live.with_places(tuple(live.places[row] for row in live.first_rows))
+    specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
+    if stages.places != live.places:
+        arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, live.first_rows)
+    dense = {name: arrays[name] for name in split.dense_shapes}
+    experts = {name: arrays[name] for name in split.expert_names}
+    chosen = None
+    if chosen_LK.shape[-1] < split.num_classes:
+        chosen = jax.device_put(split.by_stage(chosen_LK).astype(np.int32), stages.shardings(SHARED))
+    ranked = tuple(name for name in dense if name in split.ranked_names)
+    copies = _copier(stages, ranked, tuple(dense), tuple(experts))(dense, experts, chosen)
+    return partial(_take, split, copies, chosen_LK, room)
+
+
+def _take(split: Split, copies: dict[str, jax.Array], chosen_LK: np.ndarray, room: Snapshot | None) -> Snapshot:
+    if room is None or room.chosen_LK.shape != chosen_LK.shape:
+        dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
+        blocks = split.new_blocks(chosen_LK.shape[-1])
+    else:
+        dense, blocks = room.dense, room.blocks
+    for copy in copies.values():
+        copy.copy_to_host_async()
+    for name, copy in copies.items():
+        into = dense[name] if name in dense else split.view(blocks, name)
+        for shard in copy.addressable_shards:
+            if shard.replica_id == 0:
+                into[shard.index] = shard.data
+    return Snapshot(dense, blocks, chosen_LK)
+
+
+@lru_cache(maxsize=4)
+def _copier(
+    stages: LiveMesh, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
+) -> Callable[..., dict[str, jax.Array]]:
+    """The jitted copy of arrays by name, of experts ``[P, L, N, E, w]`` the chosen ``[P, L, K]``, or all for None."""
+
+    def copy(dense: dict[str, jax.Array], experts: dict[str, jax.Array], chosen_LK: jax.Array | None) -> Any:
+        if chosen_LK is not None:
+            index = chosen_LK[:, :, None]
+            experts = {name: jnp.take_along_axis(array_LEw, index, axis=1) for name, array_LEw in experts.items()}
+        return jax.tree.map(jnp.copy, dense | experts)
+
+    specs = {name: RANKED if name in ranked else SHARED for name in dense}
+    of_experts = dict.fromkeys(experts, RANKED)
+    return jax.jit(stages.per_rank(copy, (specs, of_experts, SHARED), specs | of_experts))

@@ -1,0 +1,1 @@
+"""Partial checkpoints (MoC-System): which experts are saved, and the tokens that this loses."""

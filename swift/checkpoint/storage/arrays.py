@@ -1,0 +1,87 @@
+"""A tree of arrays on disk, beside a manifest that every file is checked against before it is read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swift.checkpoint.partial.expert_units import by_name, shape_text
+from swift.checkpoint.storage.digests import array_digest, difference, settled_digests
+from swift.checkpoint.storage.manifest import check_shapes, read_signed, write_signed
+from swift.checkpoint.storage.orbax_files import read_arrays, write_arrays
+from swift.checkpoint.storage.verification import wrong_numbers
+from swift.errors import RunError, SettingError
+
+_VERSION = 1
+
+
+def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
+    """Saves a pytree of arrays; what is there without a manifest, written last, was interrupted and does not count.
+
+    Args:
+        path: the directory to make; one that is there is replaced.
+        tree: the arrays; their places in the tree are their names.
+        metadata: kept beside them; JSON.
+
+    Raises:
+        OSError, ValueError: as Orbax tells that a file could not be written.
+        RunError: what is on the disk is not what is in memory.
+    """
+    arrays = by_name(tree)
+    # Orbax takes no empty array; there is nothing to save of one.
+    filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
+    contents = {name: array_digest([array]) for name, array in filled.items()}
+    write_arrays(path, filled)
+    shapes, files = {name: shape_text(array) for name, array in arrays.items()}, settled_digests(path)
+    for name, content in contents.items():
+        why = wrong_numbers(path, {name: shapes[name]}, content, files, folder="")
+        if why is not None:
+            raise RunError(f"{path}: was not written as it is in memory: {why}: try again")
+    said = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
+    write_signed(path, said)
+
+
+def load_metadata(path: Path, setting: str) -> dict[str, Any]:
+    """What was kept beside the arrays.
+
+    Args:
+        path: the directory.
+        setting: what the user calls it, for errors.
+
+    Raises:
+        SettingError: it holds no arrays of ours, or of another version, or the manifest is damaged.
+    """
+    return read_signed(path, setting, _VERSION)["metadata"]
+
+
+def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
+    """Checks every file and reads the arrays back.
+
+    Args:
+        path: the directory.
+        abstract: the tree of ``jax.ShapeDtypeStruct`` with shardings.
+        setting: what the user calls it, for errors.
+
+    Returns:
+        The tree.
+
+    Raises:
+        SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
+    """
+    manifest, wanted = read_signed(path, setting, _VERSION), by_name(abstract)
+    check_shapes(path, setting, manifest["arrays"], {name: shape_text(leaf) for name, leaf in wanted.items()})
+    for name, expected in manifest["files"].items():
+        wrong = difference(path / name, expected)
+        if wrong:
+            raise SettingError(setting, str(path), f"is damaged: its file {name} {wrong}")
+    for name, content in manifest.get("contents", {}).items():  # older exports have none
+        why = wrong_numbers(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
+        if why is not None:
+            raise SettingError(setting, str(path), f"is damaged: {why}")
+    arrays = read_arrays(path, {name: leaf for name, leaf in wanted.items() if leaf.size})
+    empty = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in wanted.items() if not leaf.size}
+    put = [jax.device_put((arrays | empty)[name], leaf.sharding) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract), put)

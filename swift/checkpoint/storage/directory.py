@@ -1,0 +1,147 @@
+"""The directory of a run's checkpoints: which are there, what may go, and what a life that ended in a save has left.
+
+    step-00000040/manifest.json    written last: makes the iteration restorable, see swift.checkpoint.storage.manifest
+    step-00000040/arrays/          what iteration 40 has saved, see swift.checkpoint.storage.orbax_files
+    step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
+    .step-00000060.tmp/            a save that is under way, or was broken off
+    step-00000040.earlier/         a checkpoint while one of the same iteration takes its place
+    step-00000060.aside/           a checkpoint that a run has passed over; nothing reads it any more, and it goes when
+                                   that run has saved iteration 60 or a later one
+
+One process at a time writes here.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from swift.checkpoint.storage.manifest import MANIFEST, Manifest, read_manifest
+from swift.errors import SettingError
+from swift.files import sync_directory
+
+ARRAYS = "arrays"
+_PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """The iterations that can be restored, oldest first."""
+    return [step for step in _saved_steps(directory) if (checkpoint_path(directory, step) / MANIFEST).is_file()]
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint of an iteration lies."""
+    return directory / f"{_PREFIX}{step:08d}"
+
+
+def settle(directory: Path) -> None:
+    """After a save that may have failed, now or in an earlier life: what is half goes, and its forerunner comes back.
+
+    What is half would keep a full disk full.
+    """
+    for half in directory.glob(f".{_PREFIX}*.tmp"):
+        shutil.rmtree(half, ignore_errors=True)
+    for earlier in directory.glob(f"{_PREFIX}*{_EARLIER}"):
+        path = earlier.with_suffix("")
+        if path.exists():
+            shutil.rmtree(earlier, ignore_errors=True)
+        else:
+            earlier.rename(path)
+
+
+def begin_save(directory: Path, step: int) -> Path:
+    """A new directory, to be filled and then given to ``commit_save``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    settle(directory)
+    path = directory / f".{checkpoint_path(directory, step).name}.tmp"
+    path.mkdir()
+    return path
+
+
+def commit_save(directory: Path, step: int) -> Path:
+    """Gives what ``begin_save`` made its name; an earlier checkpoint of the iteration is there until that is done."""
+    path = checkpoint_path(directory, step)
+    if path.exists():
+        path.rename(path.with_suffix(_EARLIER))
+    (directory / f".{path.name}.tmp").rename(path)
+    sync_directory(directory)  # before anything goes that this one replaces
+    settle(directory)
+    return path
+
+
+def set_aside_newer(directory: Path, step: int) -> list[str]:
+    """Renames the checkpoints after an iteration from which a run goes on; they would outlive those that it writes.
+
+    Returns:
+        their new names.
+    """
+    names = []
+    for newer in _saved_steps(directory):
+        if newer > step:
+            path = checkpoint_path(directory, newer)
+            aside = path.with_suffix(_ASIDE)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            names.append(aside.name)
+    return names
+
+
+def remove_set_aside(directory: Path, step: int) -> None:
+    """Removes what was set aside of iterations up to one that has been saved, and read back, since."""
+    for path in directory.glob(f"{_PREFIX}*{_ASIDE}"):
+        number = path.name.removeprefix(_PREFIX).removesuffix(_ASIDE)
+        if number.isdigit() and int(number) <= step:
+            shutil.rmtree(path)
+
+
+def retire(directory: Path, num_kept: int) -> None:
+    """Removes what none of the newest checkpoints would read; nothing where one of their manifests cannot be read.
+
+    Args:
+        directory: of all checkpoints of a run.
+        num_kept: how many checkpoints stay.
+    """
+    steps = checkpoint_steps(directory)
+    try:
+        kept = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
+    except SettingError:
+        return  # what it needs is not known
+    for step in steps[:-num_kept]:  # first, so that a checkpoint that is half removed does not count
+        (checkpoint_path(directory, step) / MANIFEST).unlink()
+    needed = files_needed(kept)
+    for step in _saved_steps(directory):
+        _keep_only(checkpoint_path(directory, step), needed.get(step, frozenset()))
+
+
+def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
+    """The files that some checkpoints would read, by step, their manifests included."""
+    needed: dict[int, set[str]] = {}
+    for manifest in manifests:
+        for step, files in manifest.files_needed().items():
+            needed.setdefault(step, set()).update(files)
+        needed[manifest.step].add(MANIFEST)
+    return {step: frozenset(files) for step, files in needed.items()}
+
+
+def _keep_only(path: Path, names: frozenset[str]) -> None:
+    """Removes all other files of a directory, and the directories that become empty."""
+    if not names:
+        shutil.rmtree(path)
+        return
+    for below in sorted(path.rglob("*"), reverse=True):
+        if below.is_dir():
+            if not any(below.iterdir()):
+                below.rmdir()
+        elif below.relative_to(path).as_posix() not in names:
+            below.unlink()
+
+
+def _saved_steps(directory: Path) -> list[int]:
+    """The iterations of which anything is there, oldest first."""
+    return sorted(_numbers(directory))
+
+
+def _numbers(directory: Path) -> Iterator[int]:
+    for path in directory.glob(f"{_PREFIX}*") if directory.is_dir() else ():
+        number = path.name.removeprefix(_PREFIX)
+        if number.isdigit():
+            yield int(number)

@@ -1,0 +1,134 @@
+"""What a directory of checkpoints holds, and what of it is damaged, for people to read; nothing is changed."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps
+from swift.checkpoint.storage.manifest import MANIFEST, Manifest, read_manifest
+from swift.checkpoint.storage.message_texts import restore_facts, restore_lines
+from swift.checkpoint.storage.reader import plan_restore
+from swift.checkpoint.storage.verification import Checker, is_of_model, is_stored, unit_array
+from swift.errors import SettingError
+
+_SETTING = "DIR"
+
+
+def find_checkpoints(path: Path) -> tuple[Path, int | None]:
+    """The directory of checkpoints that a user means: a run's, one of checkpoints, or a checkpoint in one.
+
+    Returns:
+        (the directory of all checkpoints, the iteration where a certain one is meant).
+
+    Raises:
+        SettingError: there are none.
+    """
+    for directory in (path / "checkpoints", path):
+        if checkpoint_steps(directory):
+            return directory, None
+    number = path.name.rpartition("-")[2]
+    if (path / MANIFEST).is_file() and number.isdigit() and int(number) in checkpoint_steps(path.parent):
+        return path.parent, int(number)
+    raise SettingError(_SETTING, str(path), "holds no checkpoint")
+
+
+def overview(directory: Path) -> list[dict[str, Any]]:
+    """A row for every iteration that can be restored, oldest first; of one that cannot be read, why."""
+    rows = []
+    for step, manifest in _manifests(directory, checkpoint_steps(directory)):
+        facts = {"error": manifest} if isinstance(manifest, str) else _facts(manifest)
+        rows.append({"step": step, "path": str(checkpoint_path(directory, step))} | facts)
+    return rows
+
+
+def coverage(manifest: Manifest) -> list[dict[str, Any]]:
+    """A row for every expert: where its newest copy lies, and the one to fall back to."""
+    contained_LE = manifest.ledger.tally.contained_LE
+    rows = []
+    for unit, copies in sorted(manifest.ledger.copies.items()):
+        newest, *older = copies
+        rows.append(
+            {
+                "layer": unit[0],
+                "class": unit[1],
+                "step": newest.step,
+                "age": manifest.step - newest.step,
+                "updates_unsaved": int(contained_LE[unit]) - newest.contained,
+                "bytes": newest.num_bytes,
+                "hash": newest.content,
+                "files": sorted(newest.files),
+                "fallback": older[0].step if older else None,
+            }
+        )
+    return rows
+
+
+def what_a_restore_does(
+    directory: Path, step: int | None = None, checker: Checker | None = None
+) -> tuple[list[str], dict[str, Any]]:
+    """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a certain one."""
+    try:
+        plan = plan_restore(directory, step=step, checker=checker)
+    except SettingError as error:
+        return [f"nothing can be restored: {error.allowed}"], {"error": error.allowed}
+    after = plan.ledger(plan.manifest.ledger.k, None)
+    return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
+
+
+def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str]:
+    """What is wrong with the files and numbers that any checkpoint would read, or a certain one, a phrase each."""
+    told = set[str]()
+    for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
+        if isinstance(manifest, str):
+            yield f"{checkpoint_path(directory, one).name} {manifest}"
+            continue
+        for why in _damages_of(manifest, checker):
+            if why not in told:
+                told.add(why)
+                yield why
+
+
+def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
+    """What is wrong with what one checkpoint would read: all files, then the numbers in those that are sound."""
+    for owner, files in sorted(manifest.files_needed().items()):
+        for name, digest in files.items():
+            yield from filter(None, [checker.file(owner, name, digest)])
+    why = checker.dense(manifest)
+    if why:
+        yield why
+    else:
+        for name, shape in manifest.dense.shapes.items():
+            if is_stored(shape) and is_of_model(name):
+                yield from filter(None, [checker.finite(manifest.step, name)])
+    for unit, copies in sorted(manifest.ledger.copies.items()):
+        for copy in copies:
+            why = checker.copy(manifest, unit, copy)
+            if why:
+                yield why
+            else:
+                names = [unit_array(unit, dtype) for dtype in manifest.unit_shapes]
+                yield from filter(None, [checker.finite(copy.step, name) for name in names])
+
+
+def _manifests(directory: Path, steps: Iterable[int]) -> Iterator[tuple[int, Manifest | str]]:
+    """Of every step its manifest, or why that cannot be read."""
+    for step in steps:
+        try:
+            found: Manifest | str = read_manifest(checkpoint_path(directory, step), _SETTING)
+        except SettingError as error:
+            found = error.allowed
+        yield step, found
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    ledger = manifest.ledger
+    steps = [copies[0].step for copies in ledger.copies.values()]
+    return {
+        "bytes": manifest.num_bytes,
+        "bytes_per_rank": manifest.bytes_per_rank,
+        "is_full": manifest.is_full,
+        "experts_per_layer": ledger.num_classes if manifest.is_full else ledger.k,
+        "oldest_expert": min(steps, default=manifest.step),
+        "plt": ledger.tally.plt,
+        "faults": ledger.tally.num_faults,
+    }

@@ -1,0 +1,252 @@
+"""What lies where: the manifest of a checkpoint, and what a run knows of its checkpoints between two of them.
+
+Legend: L MoE layers of the model, E classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.checkpoint.partial.expert_units import Unit
+from swift.checkpoint.partial.lost_tokens import Tally
+from swift.checkpoint.partial.selection import everything, first_turns, load_aware, next_turns, sequential
+from swift.checkpoint.storage.digests import digest
+from swift.errors import SettingError
+from swift.files import replace_file
+
+MANIFEST = "manifest.json"
+_VERSION = 2
+NUM_COPIES = 2
+"""Copies of an expert that a manifest names: the newest, and the one to fall back to."""
+
+Files = Mapping[str, str]
+"""Digests by file, in the directory of a step."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An expert's state as one checkpoint has it.
+
+    Attributes:
+        step: of the checkpoint.
+        contained: token updates that are in it, see ``Tally``.
+        num_bytes: of its numbers.
+        content: digest of its numbers.
+        files: where they lie.
+    """
+
+    step: int
+    contained: int
+    num_bytes: int
+    content: str
+    files: Files
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The dense part as one checkpoint has it.
+
+    Attributes:
+        shapes: of its arrays, by name.
+        contents: digests of their numbers.
+        num_bytes: of all numbers.
+        files: where they lie.
+    """
+
+    shapes: Mapping[str, str]
+    contents: Mapping[str, str]
+    num_bytes: int
+    files: Files
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the next checkpoint depends on.
+
+    Attributes:
+        tally: token updates so far.
+        copies: of every expert, the newest first; of none before the first checkpoint.
+        common: by step, the files that reading any array of its checkpoint needs.
+        turn_L: whose turn it is in every layer's round.
+        k: experts of a layer that a partial checkpoint saves.
+    """
+
+    tally: Tally
+    copies: Mapping[Unit, tuple[Copy, ...]]
+    common: Mapping[int, Files]
+    turn_L: np.ndarray
+    k: int
+
+    @classmethod
+    def first(cls, num_layers: int, num_classes: int, k: int) -> "Ledger":
+        """Of a run that has saved nothing."""
+        turn_L = first_turns(num_layers, num_classes, k)
+        return cls(Tally.none(num_layers, num_classes), {}, {}, turn_L, k)
+
+    @property
+    def num_classes(self) -> int:
+        """E."""
+        return self.tally.contained_LE.shape[1]
+
+    def counted(self, popularity_LE: Any, dropped_LE: Any) -> "Ledger":
+        """After one more iteration, see ``Tally.count``."""
+        return replace(self, tally=self.tally.count(popularity_LE, dropped_LE))
+
+    def uncounted(self, num_iterations: int, most_updates: int) -> "Ledger":
+        """After more iterations of which there is no record, see ``Tally.uncounted``."""
+        return replace(self, tally=self.tally.uncounted(num_iterations, most_updates))
+
+    def choose(self, selection: str, *, full: bool) -> np.ndarray:
+        """The classes ``[L, K]`` that the next checkpoint saves: all where some have no copy yet, or where asked."""
+        num_layers, num_classes = self.tally.contained_LE.shape
+        if full or self.k >= num_classes or not all(self._newest()):
+            return everything(num_layers, num_classes)
+        if selection == "sequential":
+            return sequential(self.turn_L, num_classes, self.k)
+        newest = [(copy.contained, copy.step) for copy in self._newest() if copy]
+        saved_LE = np.array(newest, np.int64).reshape(num_layers, num_classes, 2)
+        return load_aware(self.tally.contained_LE - saved_LE[..., 0], saved_LE[..., 1], self.k)
+
+    def saved(self, step: int, chosen_LK: np.ndarray, copies: Mapping[Unit, Copy], common: Files) -> "Ledger":
+        """After a checkpoint of some experts, of which there are these copies."""
+        merged = dict(self.copies)
+        for unit, copy in copies.items():
+            merged[unit] = (copy, *(old for old in self.copies.get(unit, ()) if old.step < step))[:NUM_COPIES]
+        used = {copy.step for of_unit in merged.values() for copy in of_unit} | {step}
+        files = {old: self.common[old] for old in used if old != step} | {step: common}
+        is_partial = chosen_LK.shape[-1] < self.num_classes
+        turn_L = next_turns(self.turn_L, self.num_classes, self.k) if is_partial else self.turn_L
+        return replace(self, copies=merged, common=files, turn_L=turn_L)
+
+    def anew(self, k: int) -> "Ledger":
+        """For checkpoints of a state of another shape, of K experts each; copies are of one shape in a checkpoint.
+
+        So the next one is full.
+        """
+        return replace(self, copies={}, common={}, k=k)
+
+    def _newest(self) -> list[Copy | None]:
+        """Of every expert in order; None where there is no copy."""
+        return [next(iter(self.copies.get(unit, ())), None) for unit in np.ndindex(*self.tally.contained_LE.shape)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a checkpoint, apart from numbers.
+
+    Attributes:
+        step: iterations done.
+        identity: what a run has to share to read it, by the name of the setting; JSON.
+        extra: kept beside it, such as the loader's state; JSON.
+        dense: the dense part.
+        unit_shapes: of an expert's state, by type.
+        chosen: the classes that this checkpoint has saved, ``[L][K]``.
+        bytes_per_rank: that it has written, ``[P][N]``.
+        ledger: as it is after this checkpoint.
+    """
+
+    step: int
+    identity: Mapping[str, Any]
+    extra: Mapping[str, Any]
+    dense: Dense
+    unit_shapes: Mapping[str, str]
+    chosen: list[list[int]]
+    bytes_per_rank: list[list[int]]
+    ledger: Ledger
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the numbers that this checkpoint has written."""
+        return sum(map(sum, self.bytes_per_rank))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has saved every expert."""
+        return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
+
+    def files_needed(self) -> dict[int, dict[str, str]]:
+        """All that a restore of this checkpoint may read, by step."""
+        needed = {step: dict(files) for step, files in self.ledger.common.items()}
+        needed[self.step].update(self.dense.files)
+        for copies in self.ledger.copies.values():
+            for copy in copies:
+                needed[copy.step].update(copy.files)
+        return needed
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Writes the manifest of the checkpoint in a directory; with it the checkpoint is there."""
+    ledger = manifest.ledger
+    said = {
+        "version": _VERSION,
+        "step": manifest.step,
+        "identity": dict(manifest.identity),
+        "extra": dict(manifest.extra),
+        "dense": asdict(manifest.dense),
+        "unit_shapes": dict(manifest.unit_shapes),
+        "chosen": manifest.chosen,
+        "bytes_per_rank": manifest.bytes_per_rank,
+        "tally": ledger.tally.to_json(),
+        "num_classes": ledger.num_classes,
+        "turn": ledger.turn_L.tolist(),
+        "experts_per_layer": ledger.k,
+        "common": {str(step): dict(files) for step, files in sorted(ledger.common.items())},
+        "copies": [[*unit, [asdict(copy) for copy in copies]] for unit, copies in sorted(ledger.copies.items())],
+    }
+    write_signed(path, said)
+
+
+def read_manifest(path: Path, setting: str) -> Manifest:
+    """The manifest of the checkpoint in a directory.
+
+    Args:
+        path: the directory.
+        setting: what the user calls it, for errors.
+
+    Raises:
+        SettingError: there is none, it is damaged, of another version, or of another checkpoint.
+    """
+    said = read_signed(path, setting, _VERSION)
+    if not path.name.endswith(f"-{said['step']:08d}"):
+        raise SettingError(setting, str(path), f"has the manifest of another checkpoint, of iteration {said['step']}")
+    tally = Tally.from_json(said["tally"], said["num_classes"])
+    copies = {(layer, class_): tuple(Copy(**one) for one in found) for layer, class_, found in said["copies"]}
+    common = {int(step): files for step, files in said["common"].items()}
+    ledger = Ledger(tally, copies, common, np.array(said["turn"], np.int64), said["experts_per_layer"])
+    names = ("step", "identity", "extra", "unit_shapes", "chosen", "bytes_per_rank")
+    return Manifest(**{name: said[name] for name in names}, dense=Dense(**said["dense"]), ledger=ledger)
+
+
+def write_signed(path: Path, said: Mapping[str, Any]) -> None:
+    """Writes a manifest of any kind, for ``read_signed``; JSON."""
+    text = json.dumps(said).encode()
+    replace_file(path / MANIFEST, digest(text).encode() + b"\n" + text)
+
+
+def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
+    """A manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
+    try:
+        signature, _, text = (path / MANIFEST).read_bytes().partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        raise SettingError(setting, str(path), f"holds no checkpoint: there is no {MANIFEST} in it") from None
+    except OSError as error:
+        raise SettingError(setting, str(path), f"its file {MANIFEST} cannot be read: {error.strerror}") from None
+    if signature != digest(text).encode():
+        raise SettingError(setting, str(path), f"is damaged: its file {MANIFEST} is not as it was saved")
+    said = json.loads(text)
+    if said["version"] != version:
+        allowed = f"is of version {said['version']} of this format, and this Swift reads version {version}"
+        raise SettingError(setting, str(path), allowed)
+    return said
+
+
+def check_shapes(path: Path, setting: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Raises SettingError where a checkpoint's shapes, by name, are not those that are wanted; the line names one."""
+    for name in sorted({*theirs, *ours}):
+        there, here = theirs.get(name, "nothing"), ours.get(name, "nothing")
+        if there != here:
+            raise SettingError(setting, str(path), f"is of another model: it has {there} for {name}, here {here}")

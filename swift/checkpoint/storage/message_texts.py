@@ -1,0 +1,84 @@
+"""Checkpoints and restores in words."""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from swift.checkpoint.partial.expert_units import Unit
+from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest
+from swift.checkpoint.storage.reader import Plan
+
+
+def source_lines(plan: Plan) -> list[str]:
+    """Where a restore takes its state from, a line for each source, and what it has passed over.
+
+    Such as ``dense: storage, step 40`` and ``experts 3, 7 of layer 1: storage, step 20``.
+    """
+    lines = [f"dense: storage, step {plan.step}"]
+    steps = sorted({copy.step for copy in plan.sources.values()}, reverse=True)
+    for step in steps:
+        units = [unit for unit, copy in plan.sources.items() if copy.step == step]
+        lines.append(f"{experts_text(units) if len(steps) > 1 else 'all experts'}: storage, step {step}")
+    return [*lines, *(f"passed over: {why}" for why in plan.passed_over)]
+
+
+def restore_lines(plan: Plan, after: Ledger) -> list[str]:
+    """The same, with what the restore has cost so far.
+
+    Args:
+        plan: of the restore.
+        after: with which the run goes on.
+    """
+    lines = [*source_lines(plan), f"proportion of lost tokens so far: {plan.tally.plt:.4f}"]
+    if plan.tally.num_uncounted:
+        lines[-1] += f" at most: iterations without a record: {plan.tally.num_uncounted}"
+    before = plan.manifest.ledger.k
+    return lines + [f"K is now {after.k} experts of a layer, and was {before}"] * (after.k != before)
+
+
+def experts_text(units: Iterable[Unit]) -> str:
+    """Such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
+    parts = []
+    for layer, of_layer in groupby(sorted(units), key=lambda unit: unit[0]):
+        classes = [str(class_) for _, class_ in of_layer]
+        parts.append(f"expert{'s' * (len(classes) > 1)} {', '.join(classes)} of layer {layer}")
+    return ", ".join(parts)
+
+
+def save_facts(manifest: Manifest) -> dict[str, Any]:
+    """What ``events.jsonl`` says of a checkpoint; bytes are those of the numbers, all ranks together."""
+    ledger = manifest.ledger
+    uncounted = ledger.tally.num_uncounted
+    return {
+        "bytes": manifest.num_bytes,
+        "experts_per_layer": ledger.num_classes if manifest.is_full else ledger.k,
+        "experts": "all" if manifest.is_full else manifest.chosen,
+        "plt": ledger.tally.plt,
+        **({"iterations_uncounted": uncounted} if uncounted else {}),
+    }
+
+
+def restore_facts(plan: Plan, after: Ledger) -> dict[str, Any]:
+    """What ``events.jsonl`` says of a restore: by step, the experts ``[layer, class]`` that it has taken from there.
+
+    Args:
+        plan: of the restore.
+        after: with which the run goes on.
+    """
+    return {
+        "dense": plan.step,
+        "experts": _by_step(plan.sources),
+        "passed_over": list(plan.passed_over),
+        "plt": plan.tally.plt,
+        "faults": plan.tally.num_faults,
+        "experts_per_layer": after.k,
+        "experts_per_layer_before": plan.manifest.ledger.k,
+        "updates_lost": (plan.tally.lost_L - plan.manifest.ledger.tally.lost_L).tolist(),
+    }
+
+
+def _by_step(sources: Mapping[Unit, Copy]) -> dict[str, Any]:
+    steps = sorted({copy.step for copy in sources.values()}, reverse=True)
+    if len(steps) == 1:
+        return {str(steps[0]): "all"}
+    return {str(step): [list(unit) for unit, copy in sources.items() if copy.step == step] for step in steps}

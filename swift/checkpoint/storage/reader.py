@@ -1,0 +1,207 @@
+"""Which copies a restore takes, and taking them: nothing is trusted that is not as it was saved."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.checkpoint.partial.expert_units import Split, Unit, shape_text
+from swift.checkpoint.partial.lost_tokens import Tally, dynamic_k
+from swift.checkpoint.storage.digests import array_digest
+from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path, checkpoint_steps
+from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest, check_shapes, read_manifest, write_manifest
+from swift.checkpoint.storage.orbax_files import read_arrays
+from swift.checkpoint.storage.verification import Checker, Damaged, unit_array
+from swift.errors import SettingError
+
+_SETTING = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a restore takes everything from.
+
+    Attributes:
+        manifest: of the checkpoint that has the dense part.
+        sources: of every expert, a copy of that iteration or an older one.
+        passed_over: what was newer and is damaged, a phrase each.
+    """
+
+    manifest: Manifest
+    sources: Mapping[Unit, Copy]
+    passed_over: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """The iteration that is restored."""
+        return self.manifest.step
+
+    @cached_property
+    def tally(self) -> Tally:
+        """Token updates so far, with those that this restore loses."""
+        before = self.manifest.ledger.tally
+        contained_LE = np.zeros_like(before.contained_LE)
+        for unit, copy in self.sources.items():
+            contained_LE[unit] = copy.contained
+        return before.restored(contained_LE)
+
+    def ledger(self, first_k: int, plt_budget: float | None) -> Ledger:
+        """What a run that goes on from here knows of its checkpoints.
+
+        Args:
+            first_k: K as it is set.
+            plt_budget: see ``dynamic_k``; None: K is as it is set, whatever it was. Where nothing was lost, as after a
+                planned stop, K stays.
+        """
+        before = self.manifest.ledger
+        copies = {
+            unit: tuple(c for c in before.copies[unit] if c.step <= copy.step) for unit, copy in self.sources.items()
+        }
+        k = first_k
+        if plt_budget is not None:
+            k = max(first_k, before.k)
+            if self.tally.num_lost > before.tally.num_lost:
+                k = dynamic_k(k, self.tally.plt, plt_budget, max(before.num_classes, first_k))
+        return replace(before, tally=self.tally, copies=copies, k=k)
+
+
+def plan_restore(
+    directory: Path,
+    identity: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    checker: Checker | None = None,
+) -> Plan:
+    """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
+
+    Args:
+        directory: of all checkpoints of a run.
+        identity: what the run has to share with the checkpoint; None: nothing is asked.
+        step: the iteration, where it has to be a certain one.
+        checker: that may have read some files already; one of its own unless given.
+
+    Raises:
+        SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
+            missing or damaged.
+    """
+    steps = checkpoint_steps(directory) if step is None else [step]
+    if not steps:
+        raise SettingError(_SETTING, str(directory), "holds no checkpoint")
+    checker, passed_over = checker or Checker(directory), list[str]()
+    for candidate in reversed(steps):
+        path = checkpoint_path(directory, candidate)
+        try:
+            manifest = read_manifest(path, _SETTING)
+        except SettingError as error:
+            if step is not None:
+                raise
+            passed_over.append(f"{path.name} {error.allowed}")
+            continue
+        _check_identity(path, manifest, identity)
+        try:
+            _check_dense(manifest, checker)
+            sources, damaged = _choose_sources(manifest, checker)
+        except Damaged as error:
+            passed_over.append(str(error))
+            continue
+        return Plan(manifest, sources, (*passed_over, *damaged))
+    raise SettingError(_SETTING, str(directory), f"cannot be restored: {'; '.join(passed_over)}")
+
+
+def load_plan(directory: Path, plan: Plan, split: Split) -> Any:
+    """Reads what a plan says.
+
+    Args:
+        directory: of all checkpoints of the run.
+        plan: for this directory, as it is now.
+        split: of the state.
+
+    Returns:
+        The state on the host.
+
+    Raises:
+        SettingError: the arrays are of another model, or have changed since the plan was made.
+    """
+    _check_shapes(directory, plan.manifest, split)
+    blocks = _read_experts(directory, plan, split)
+    return split.join(_read_dense(directory, plan, split), blocks)
+
+
+def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
+    """Notes in the manifest what a run has gone on from, lest a second fault counts the same tokens as lost again."""
+    write_manifest(checkpoint_path(directory, manifest.step), replace(manifest, ledger=ledger))
+
+
+def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] | None) -> None:
+    for name, mine in (identity or {}).items():
+        theirs = manifest.identity.get(name)
+        if theirs != mine:
+            raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {theirs!r}, here {mine!r}")
+
+
+def _check_shapes(directory: Path, manifest: Manifest, split: Split) -> None:
+    ours = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
+    ours |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
+    ours["experts"] = str([split.num_layers, split.num_classes])
+    theirs = dict(manifest.dense.shapes)
+    theirs |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
+    theirs["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
+    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
+
+
+def _check_dense(manifest: Manifest, checker: Checker) -> None:
+    why = checker.dense(manifest)
+    if why:
+        raise Damaged(why)
+
+
+def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Copy], list[str]]:
+    """The newest sound copy of every expert, and what is wrong with newer ones."""
+    sources, damaged = dict[Unit, Copy](), list[str]()
+    for (layer, class_), copies in manifest.ledger.copies.items():
+        name = f"expert {class_} of layer {layer}"
+        for copy in copies:
+            why = checker.copy(manifest, (layer, class_), copy)
+            if why is None:
+                sources[layer, class_] = copy
+                break
+            damaged.append(f"{name}: {why}")
+        else:
+            which = checkpoint_path(Path(), manifest.step)
+            raise Damaged(f"{which} has no sound copy of {name}: {'; '.join(damaged[-len(copies) :])}")
+    return sources, damaged
+
+
+def _read_experts(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarray]:
+    """The blocks of all experts."""
+    blocks = split.new_blocks(split.num_classes)
+    for step in sorted({copy.step for copy in plan.sources.values()}):
+        path = checkpoint_path(directory, step)
+        units = {unit: copy for unit, copy in plan.sources.items() if copy.step == step}
+        like = {unit_array(unit, dtype): shape for unit in units for dtype, shape in split.unit_shapes.items()}
+        arrays = read_arrays(path / ARRAYS, like)
+        for unit, copy in units.items():
+            mine = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
+            _check_read(path, "expert {1} of layer {0}".format(*unit), mine, copy.content)
+            for dtype, array in zip(split.unit_shapes, mine, strict=True):
+                blocks[dtype][unit] = array
+    return blocks
+
+
+def _read_dense(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarray]:
+    path = checkpoint_path(directory, plan.step)
+    filled = {name: leaf for name, leaf in split.dense_shapes.items() if leaf.size}
+    arrays = read_arrays(path / ARRAYS, filled)
+    for name, leaf in split.dense_shapes.items():
+        array = arrays.setdefault(name, np.empty(leaf.shape, leaf.dtype))
+        _check_read(path, name, [array], plan.manifest.dense.contents[name])
+    return arrays
+
+
+def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
+    """Raises SettingError where arrays are not those that were saved, though their files were a moment ago."""
+    if array_digest(arrays) != content:
+        allowed = f"the numbers of {name} are not those that were saved, though its files are: try again"
+        raise SettingError(_SETTING, str(path), allowed)

@@ -1,0 +1,146 @@
+"""Holding what lies on the disk against what a manifest says of it: bytes of files, and the numbers in them.
+
+An array is stored as the bytes of its numbers, in one file. So where that file has the digest that the array had in
+memory, before anything was written, its numbers are those that were to be saved, and they are read only once.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import jax.numpy as jnp
+import numpy as np
+
+from swift.checkpoint.partial.expert_units import Unit, shape_text
+from swift.checkpoint.storage.digests import array_digest, difference
+from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path
+from swift.checkpoint.storage.manifest import Copy, Files, Manifest
+from swift.checkpoint.storage.orbax_files import data_file, map_array
+
+_BLOCK = 2**22
+"""Numbers that are looked through at once."""
+
+
+class Damaged(Exception):
+    """What is wrong with a checkpoint, as a phrase."""
+
+
+class Checker:
+    """Checks the files and arrays of a run's checkpoints, each at most once.
+
+    Args:
+        directory: of all checkpoints of a run.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._found: dict[tuple[int, str, str], str | None] = {}
+
+    def dense(self, manifest: Manifest) -> str | None:
+        """What is wrong with the dense part of a checkpoint; None: nothing."""
+        step, dense = manifest.step, manifest.dense
+        why = self.files(step, dense.files, manifest.ledger.common[step])
+        for name, shape in dense.shapes.items():
+            if why is None and is_stored(shape):
+                why = self._numbers(step, {name: shape}, dense.contents[name], dense.files)
+        return why
+
+    def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
+        """What is wrong with a copy of an expert that a checkpoint names; None: nothing."""
+        why = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
+        if why is None and copy.num_bytes:
+            shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
+            why = self._numbers(copy.step, shapes, copy.content, copy.files)
+        return why
+
+    def files(self, step: int, *all_files: Files) -> str | None:
+        """What is wrong with some files of a step; None: nothing."""
+        return next(
+            (why for files in all_files for name, d in files.items() if (why := self.file(step, name, d))), None
+        )
+
+    def file(self, step: int, name: str, expected: str) -> str | None:
+        """What is wrong with a file of a step that should have a digest; None: nothing."""
+        key = (step, name, expected)
+        if key not in self._found:
+            wrong = difference(self._path(step) / name, expected)
+            self._found[key] = wrong and self._damaged(step, f"its file {name} {wrong}")
+        return self._found[key]
+
+    def finite(self, step: int, name: str) -> str | None:
+        """Which of a step's arrays, whose files are sound, has numbers that are not finite; None: it has none."""
+        key = (step, name, "finite")
+        if key not in self._found:
+            array = map_array(self._path(step) / ARRAYS, name)
+            wrong = None if is_finite(array) else f"{name} has numbers that are not finite"
+            self._found[key] = wrong and self._damaged(step, wrong)
+        return self._found[key]
+
+    def _numbers(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
+        key = (step, content, " ".join(shapes))
+        if key not in self._found:
+            wrong = wrong_numbers(self._path(step), shapes, content, files)
+            self._found[key] = wrong and self._damaged(step, wrong)
+        return self._found[key]
+
+    def _path(self, step: int) -> Path:
+        return checkpoint_path(self._directory, step)
+
+    def _damaged(self, step: int, why: str) -> str:
+        return f"{self._path(step).name} is damaged: {why}"
+
+
+def wrong_numbers(
+    path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS
+) -> str | None:
+    """What is wrong with the numbers of some arrays on the disk, whose files are as they were saved; None: nothing.
+
+    Args:
+        path: of a checkpoint's directory.
+        shapes: types and shapes of the arrays by name, as they were in memory.
+        content: digest of their numbers in memory, one array after the other.
+        files: digests of their files, by their paths from there.
+        folder: where the arrays are from there.
+    """
+    arrays, names = path / folder, " and ".join(shapes)
+    try:
+        found = {name: map_array(arrays, name) for name in shapes}
+        (only, *others) = shapes
+        # The bytes of several arrays one after the other are nowhere in one file.
+        digest = array_digest(found.values()) if others else files[str(PurePosixPath(folder) / data_file(arrays, only))]
+    except (OSError, ValueError, KeyError) as error:
+        return f"{names} cannot be read: {error}"
+    for name, shape in shapes.items():
+        if shape_text(found[name]) != shape:
+            return f"{name} was {shape} and is stored as {shape_text(found[name])}"
+    return None if digest == content else f"the numbers of {names} are not those that were saved"
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers of an array are finite; it may be a file that does not fit into memory."""
+    flat = array.reshape(-1)
+    blocks = range(0, flat.size, _BLOCK) if jnp.issubdtype(array.dtype, jnp.inexact) else ()
+    return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
+
+
+def is_of_model(name: str) -> bool:
+    """Whether an array of a state has the model's numbers; what a placement policy remembers may well be infinite.
+
+    >>> is_of_model("master.head"), is_of_model("policy.0")
+    (True, False)
+    """
+    return name.partition(".")[0] != "policy"
+
+
+def is_stored(shape: str) -> bool:
+    """Whether an array of this type and shape has files: Orbax takes no empty one.
+
+    >>> is_stored("float32[4, 8]"), is_stored("int32[]"), is_stored("int32[1, 0, 4]")
+    (True, True, False)
+    """
+    return "0" not in shape.partition("[")[2].rstrip("]").split(", ")
+
+
+def unit_array(unit: Unit, dtype: str) -> str:
+    """The name of the array that has an expert's state of a type."""
+    layer, class_ = unit
+    return f"expert.{layer}.{class_}.{dtype}"

@@ -1,0 +1,151 @@
+"""Writing a checkpoint: arrays first, which are read back, then what they are held against, then its name."""
+
+import errno
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.checkpoint.partial.expert_units import Snapshot, Split, Unit, shape_text
+from swift.checkpoint.storage.digests import array_digest, settled_digests
+from swift.checkpoint.storage.directory import ARRAYS, begin_save, commit_save, remove_set_aside, retire
+from swift.checkpoint.storage.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest
+from swift.checkpoint.storage.orbax_files import files_of, write_arrays
+from swift.checkpoint.storage.verification import unit_array, wrong_numbers
+from swift.files import sync_directory
+
+RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
+"""Before a save that has failed is tried again, time after time; then the next one that is due has to do."""
+
+
+def save_checkpoint(
+    directory: Path,
+    step: int,
+    snapshot: Snapshot,
+    split: Split,
+    ledger: Ledger,
+    *,
+    identity: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    num_kept: int,
+) -> Manifest:
+    """Saves a snapshot, holds what was written against what is in memory, then removes what is no longer needed.
+
+    Args:
+        directory: of all checkpoints of a run.
+        step: iterations done.
+        snapshot: of the state.
+        split: of the state.
+        ledger: as it was when the snapshot was taken; its copies are there and older.
+        identity: what a run has to share to read it, by the name of the setting; JSON.
+        extra: kept beside it, such as the loader's state; JSON.
+        num_kept: how many checkpoints stay.
+
+    Returns:
+        The checkpoint's manifest.
+
+    Raises:
+        OSError, ValueError: it could not be written; nothing that was there before is touched.
+    """
+    assert all(copies[0].step < step for copies in ledger.copies.values()), "what is to be kept is to be replaced"
+    temporary = begin_save(directory, step)
+    try:
+        # Before anything is written: what is told of the numbers is of those in memory.
+        arrays = _named_arrays(snapshot)
+        contents = {name: array_digest([array]) for name, array in arrays.items()}
+        unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
+        write_arrays(temporary / ARRAYS, arrays)
+        of_array, common = _by_array(settled_digests(temporary), arrays)
+        check_written(temporary, arrays, contents, of_array)
+        copies = _copies(step, snapshot, ledger, unit_contents, of_array)
+        manifest = Manifest(
+            step,
+            identity,
+            extra,
+            _dense(snapshot, contents, of_array),
+            {dtype: shape_text(shape) for dtype, shape in split.unit_shapes.items()},
+            snapshot.chosen_LK.tolist(),
+            split.bytes_per_rank(snapshot),
+            ledger.saved(step, snapshot.chosen_LK, copies, common),
+        )
+        write_manifest(temporary, manifest)
+        _settle_directories(temporary)
+        commit_save(directory, step)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    with suppress(OSError):  # it is saved; what cannot go now is tried again with the next
+        retire(directory, num_kept)
+        remove_set_aside(directory, step)
+    return manifest
+
+
+def check_written(
+    path: Path, arrays: Mapping[str, np.ndarray], contents: Mapping[str, str], of_array: Mapping[str, Files]
+) -> None:
+    """Raises OSError where an array on the disk is not the one in memory, so that nothing is removed for its sake.
+
+    Args:
+        path: of the checkpoint.
+        arrays: as they are in memory.
+        contents: digests of their numbers, taken before they were written.
+        of_array: digests of their files, read after they were written.
+    """
+    for name, array in arrays.items():
+        why = wrong_numbers(path, {name: shape_text(array)}, contents[name], of_array[name])
+        if why is not None:
+            raise OSError(errno.EIO, f"{why} ({os.strerror(errno.EIO)})")
+
+
+def _unit_content(unit: Unit, of_unit: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
+    """Digest of an expert's numbers, which was taken already where they are of one type."""
+    if len(of_unit) == 1:
+        return contents[unit_array(unit, *of_unit)]
+    return array_digest(of_unit.values())
+
+
+def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    """All arrays by name; Orbax takes no empty one, such as the placement of a model without experts."""
+    arrays = {name: array for name, array in snapshot.dense.items() if array.size}
+    for unit, of_unit in snapshot.experts():
+        arrays |= {unit_array(unit, dtype): array for dtype, array in of_unit.items()}
+    return arrays
+
+
+def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """(the files of each array, those that all arrays need)."""
+    of_array: dict[str, dict[str, str]] = {name: {} for name in arrays}
+    common: dict[str, str] = {}
+    names = {f"{ARRAYS}/{files_of(name)}": name for name in arrays}
+    for path, digest in files.items():
+        name = names.get(path.rpartition("/")[0])
+        (common if name is None else of_array[name])[path] = digest
+    return of_array, common
+
+
+def _dense(snapshot: Snapshot, contents: Mapping[str, str], of_array: Mapping[str, Files]) -> Dense:
+    files = {path: digest for name in snapshot.dense for path, digest in of_array.get(name, {}).items()}
+    shapes = {name: shape_text(array) for name, array in snapshot.dense.items()}
+    mine = {name: contents[name] if name in contents else array_digest([snapshot.dense[name]]) for name in shapes}
+    return Dense(shapes, mine, sum(array.nbytes for array in snapshot.dense.values()), files)
+
+
+def _copies(
+    step: int, snapshot: Snapshot, ledger: Ledger, contents: Mapping[Unit, str], of_array: Mapping[str, Files]
+) -> dict[Unit, Copy]:
+    copies = {}
+    for unit, of_unit in snapshot.experts():
+        files = {path: digest for dtype in of_unit for path, digest in of_array[unit_array(unit, dtype)].items()}
+        num_bytes = sum(array.nbytes for array in of_unit.values())
+        copies[unit] = Copy(step, int(ledger.tally.contained_LE[unit]), num_bytes, contents[unit], files)
+    return copies
+
+
+def _settle_directories(path: Path) -> None:
+    """Has the names of all files on the disk, too."""
+    for directory in (path, *(below for below in path.rglob("*") if below.is_dir())):
+        sync_directory(directory)

@@ -1,0 +1,95 @@
+"""A user's mistake behind an error of gin 0.5, found by the words of its message.
+
+A message that comes of a statement ends with its place::
+
+    Configurable 'Experiment' doesn't have a parameter named 'num_step'.
+      In bindings string line 3
+        Experiment.num_step=3
+"""
+
+import difflib
+import re
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swift.cli.options.kinds import Written, written
+from swift.errors import SettingError
+
+_PLACE = re.compile(r"\n\s+In bindings string line (\d+)\n\s*(.*)")
+_PARAMETER = re.compile(r"Configurable '(?:\w+\.)*(\w+)' doesn't have a parameter named '(\w+)'")
+_UNKNOWN = re.compile(r"No configurable matching (?:reference )?'@?(?:[\w./]*[./])?(\w+)(?:\(\))?'")
+_WORD = re.compile(r"Failed to parse token '(.*)'")
+_NO_MACRO = re.compile(r"macro\(\) missing 1 required(?:.|\n)*in scope '([\w./]+)'")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where gin's text comes from.
+
+    Attributes:
+        setting: ``CONFIG`` or ``--set``.
+        value: the file, or the text itself.
+    """
+
+    setting: str
+    value: str
+
+    def at(self, line: int | str) -> str:
+        """Such as ``line 3 ``, where there are lines."""
+        return f"line {line} " if self.setting == "CONFIG" else ""
+
+
+def parse_mistake(error: Exception, source: Source, known: Mapping[str, Sequence[str]]) -> SettingError:
+    """What gin could not read.
+
+    Args:
+        error: as gin raised it from a text.
+        source: of the text.
+        known: what there is, and the settings of each.
+    """
+    if isinstance(error, SyntaxError | tokenize.TokenError):
+        return SettingError(source.setting, source.value, _no_syntax(error, source))
+    place = _PLACE.search(str(error))
+    if place is None:
+        return SettingError(source.setting, source.value, str(error))
+    name, _, value = place[2].partition("=")
+    where = f" ({source.value}, line {place[1]})" if source.setting == "CONFIG" else ""
+    parameter, unknown = _PARAMETER.search(str(error)), _UNKNOWN.search(str(error))
+    if parameter and parameter[1] in known:
+        allowed = f"{parameter[1]} has no such setting; {nearest(parameter[2], known[parameter[1]])}{where}"
+    elif unknown:
+        allowed = f"there is no {unknown[1]}; {nearest(unknown[1], known)}{where}"
+    else:
+        message = str(error)[: place.start()]
+        return SettingError(source.setting, source.value, f"{source.at(place[1])}cannot be followed: {message}")
+    return SettingError(name.strip(), Written(value.strip()), allowed)
+
+
+def build_mistake(error: Exception, path: str) -> SettingError:
+    """What could not be made of settings that gin could read."""
+    if isinstance(error, SettingError):
+        # It is a subclass of gin's making, with a longer text.
+        return SettingError(error.setting, written(error.value), error.allowed)
+    if isinstance(error, RecursionError):
+        return SettingError("CONFIG", path, "something in it is made of itself")
+    macro = _NO_MACRO.search(str(error))
+    if macro:
+        return SettingError("CONFIG", path, f"uses %{macro[1]}, which is set nowhere")
+    return SettingError("CONFIG", path, re.split(r"\n  (?:In call to|No values supplied)", str(error))[0])
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``did you mean ...?``; where nothing is near, ``otherwise`` or all names. Of ``a.b``, only b is compared."""
+    names = {full.rpartition(".")[2].lower(): full for full in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {names[near[0]]}?" if near else otherwise or f"there are {', '.join(names.values())}"
+
+
+def _no_syntax(error: SyntaxError | tokenize.TokenError, source: Source) -> str:
+    if isinstance(error, tokenize.TokenError):
+        message, (line, _) = error.args
+        return f"{source.at(line)}is not gin: {message}; a bracket or quotation mark may be open"
+    word = _WORD.search(error.msg)
+    message = f"{word[1]} is no value; a text goes in quotation marks" if word else error.msg
+    return f"{source.at(error.lineno or 1)}is not gin: {message}"

@@ -1,0 +1,66 @@
+"""Numbers with names, and workers, on the command line: ``--costs tF=1 tB=1.3``, ``--fail 1:2``."""
+
+from collections.abc import Mapping, Sequence
+
+from swift.cli.options.mistakes import nearest
+from swift.errors import SettingError
+from swift.schedules import Costs
+from swift.schedules.plans.json_format import COST_NAMES
+from swift.topology import Worker, read_worker
+
+MAX_COST = 1e18
+
+
+def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], example: str) -> dict[str, float]:
+    """The fields that are set.
+
+    Args:
+        option: for which the texts were given.
+        texts: such as ``tB=1.3``.
+        fields: what a person calls the fields that there are.
+        example: for a message.
+
+    Raises:
+        SettingError: a text is not of that form, has an unknown name, or no number.
+    """
+    values: dict[str, float] = {}
+    for text in texts:
+        name, is_set, number = text.partition("=")
+        if not is_set:
+            raise SettingError(option, text, f"must be NAME=VALUE, such as {example}")
+        if name not in fields:
+            raise SettingError(option, text, f"there is no {name}; {nearest(name, fields)}")
+        try:
+            values[fields[name]] = float(number)
+        except ValueError as error:
+            raise SettingError(option, text, f"{number!r} is not a number") from error
+        if values[fields[name]] > MAX_COST:
+            raise SettingError(option, text, f"must be at most {MAX_COST:g}: take a larger unit")
+    return values
+
+
+def costs_of(texts: Sequence[str]) -> Costs:
+    """What ``--costs`` says.
+
+    Raises:
+        SettingError: it says nothing that can be.
+    """
+    values = named_numbers("--costs", texts, COST_NAMES, "tB=1.3")
+    if "f_stash" in values:
+        values.setdefault("w_stash", values["f_stash"])
+    return Costs(**values)
+
+
+def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
+    """The workers that are named, each as pipeline:stage.
+
+    Raises:
+        SettingError: a text is not of that form.
+    """
+    found = set()
+    for text in texts:
+        worker = read_worker(text)
+        if worker is None:
+            raise SettingError(option, text, "must be PIPELINE:STAGE, such as 1:2")
+        found.add(worker)
+    return frozenset(found)

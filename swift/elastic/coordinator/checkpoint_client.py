@@ -1,0 +1,198 @@
+"""Checkpoints of a run of processes: whose parts are there, what the keeper is asked for, and what has come of it."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
+from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.transport.checkpoint_messages import (
+    Answer,
+    Command,
+    Load,
+    Recut,
+    Save,
+    Saved,
+    command_line,
+    read_answer,
+)
+from swift.elastic.transport.processes import Children
+from swift.elastic.transport.worker_messages import Snapshot
+from swift.errors import SettingError
+
+KEEPER = "keeper"
+"""The name of the keeper among the children."""
+_MAX_LIVES = 3
+
+
+class Saving:
+    """Asks the keeper, a process of its own, one thing after the other; who dies is started again and asked again.
+
+    A save that has failed is asked for again after pauses, see ``RETRY_PAUSES_S``, unless a newer one comes first.
+
+    Args:
+        children: among which the keeper is.
+        command: that starts it.
+        log: for what it prints.
+        directory: of the run's checkpoints.
+        processes: of the first epoch, see ``go_on``.
+        start_s: until a keeper that was started can be at work.
+        deadline_s: for an answer; a keeper that is later is ended.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        command: Sequence[str],
+        log: Path,
+        directory: Path,
+        processes: Sequence[Process],
+        start_s: float,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._children, self._command, self._log, self._directory = children, command, log, directory
+        self.go_on(processes)
+        self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
+        self._asked: list[Command] = []
+        self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
+        self._ready_by = 0.0  # when the keeper has to be at work
+        self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
+        self._num_lives = 0
+        self._unsaved: Save | None = None  # what has failed; None: the newest save is there, or under way
+        self._num_failures = 0
+        self._again_at: float | None = None
+
+    def go_on(self, processes: Sequence[Process]) -> None:
+        """With an epoch of these processes; a checkpoint has a part of each stage and rank of theirs."""
+        self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
+
+    @property
+    def newest(self) -> int | None:
+        """The iteration of the newest checkpoint."""
+        return max(checkpoint_steps(self._directory), default=None)
+
+    def goes_beyond(self, step: int) -> bool:
+        """Whether a checkpoint takes the run further than its states after ``step``, and nothing is lost by it."""
+        newest = self.newest
+        if newest is None or newest <= step:
+            return False
+        with suppress(SettingError):  # damaged
+            return read_manifest(checkpoint_path(self._directory, newest), "checkpoint").is_full
+        return False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was asked for that has not been answered, or a save is to be tried again."""
+        return bool(self._asked) or self._again_at is not None
+
+    @property
+    def unsaved(self) -> Save | None:
+        """The newest save, where it has failed."""
+        return self._unsaved
+
+    @property
+    def pause_s(self) -> float | None:
+        """How long a save that has failed waits until it is tried again; None: it is not."""
+        return None if self._again_at is None else self._again_at - self._clock()
+
+    def start(self) -> None:
+        """Starts the keeper, unless it is there."""
+        if KEEPER not in self._children:
+            self._num_lives += 1
+            self._ready_by = self._clock() + self._start_s
+            self._children.start(KEEPER, self._command, self._log)
+            self._say_next()
+
+    def add(self, snapshot: Snapshot, *, is_full: bool = False) -> None:
+        """Notes that a member has its part of a state; once every stage has one, the state is saved."""
+        (_, stage), rank = process = snapshot.member.process
+        parts = self._parts.setdefault(snapshot.stamp, {})
+        parts[stage, rank] = process
+        if len(parts) == self._num_parts:
+            self._unsaved, self._num_failures, self._again_at = None, 0, None
+            self._ask(Save(snapshot.stamp, tuple(sorted(parts.values())), is_full))
+            self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
+
+    def load(self, epoch: int, processes: Sequence[Process]) -> None:
+        """Asks for the parts of the newest checkpoint that is there when what was asked before is done.
+
+        What could not be saved is tried once more before.
+        """
+        if self._unsaved is not None and self._unsaved not in self._asked:
+            self._try_again(self._unsaved)
+        self._ask(Load(None, epoch, tuple(processes)))
+
+    def recut(self, stamp: Stamp, cut: Cut, epoch: int, processes: Sequence[Process]) -> None:
+        """Asks for the parts of a state that is cut for others."""
+        self._ask(Recut(stamp, cut, epoch, tuple(processes)))
+
+    def hear(self, line: str) -> Answer:
+        """What the keeper has answered, to what it was asked first."""
+        self._num_lives, self._ready_by = 1, self._clock()
+        answer, command = read_answer(line), self._asked.pop(0)
+        if isinstance(command, Save) and not command.is_elsewhere:
+            self._note_save(command, is_saved=isinstance(answer, Saved))
+        self._say_next()
+        return answer
+
+    def try_again_if_due(self) -> None:
+        """Asks again for a save that has failed, once it has waited."""
+        if self._unsaved is not None and self._again_at is not None and self._clock() >= self._again_at:
+            self._try_again(self._unsaved)
+
+    def keep_elsewhere(self) -> None:
+        """Asks for what could not be saved to be kept where there is room, now that nothing follows."""
+        if self._unsaved is not None:
+            self._again_at = None
+            self._ask(self._unsaved._replace(is_elsewhere=True))
+
+    def died(self) -> bool:
+        """The keeper has died. Whether it was started again."""
+        if self._num_lives >= _MAX_LIVES:
+            return False
+        if [type(command) for command in self._asked[:2]] == [Save, Save]:
+            del self._asked[0]  # it waits again, and a newer one does, too
+        self.start()
+        return True
+
+    def end_if_late(self) -> bool:
+        """Kills the keeper where it is late with an answer; its death is on its way then. Whether it was."""
+        if self._asked_at is None or self._clock() <= max(self._asked_at, self._ready_by) + self._deadline_s:
+            return False
+        self._asked_at = None
+        self._children.signal(KEEPER, signal.SIGKILL)
+        return True
+
+    def _note_save(self, command: Save, *, is_saved: bool) -> None:
+        if any(isinstance(other, Save | Load) for other in self._asked):
+            self._unsaved = None  # a newer one is on its way, or all resume from another state
+            return
+        self._unsaved = None if is_saved else command
+        self._num_failures = 0 if is_saved else self._num_failures + 1
+        has_tries = 0 < self._num_failures <= len(RETRY_PAUSES_S)
+        self._again_at = self._clock() + RETRY_PAUSES_S[self._num_failures - 1] if has_tries else None
+
+    def _try_again(self, save: Save) -> None:
+        self._again_at = None
+        self._ask(save)
+
+    def _ask(self, command: Command) -> None:
+        """Saves that wait are dropped for a newer one: their parts may be gone by the time that they are due."""
+        if isinstance(command, Save):
+            self._asked = [old for nth, old in enumerate(self._asked) if nth == 0 or not isinstance(old, Save)]
+        self._asked.append(command)
+        if KEEPER not in self._children:
+            self.start()
+        elif len(self._asked) == 1:
+            self._say_next()
+
+    def _say_next(self) -> None:
+        """One at a time, so that the pipe never fills up."""
+        self._asked_at = None
+        if self._asked:
+            self._children.say(KEEPER, command_line(self._asked[0]))
+            self._asked_at = self._clock()

@@ -1,0 +1,1 @@
+"""Events of a run: recorded, timed, and shown to people."""

@@ -1,0 +1,162 @@
+"""What a person sees of a run of several processes: its events, its progress and, on a terminal, every worker."""
+
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swift.elastic.events.goodput import CAUSES
+from swift.elastic.membership.protocol import Seat, State
+from swift.elastic.membership.state_machine import Membership
+from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
+
+_MAX_REDRAWS_PER_S = 4
+
+
+class Display:
+    """A run's events and progress on stderr, so that stdout stays clean; a context manager.
+
+    Under the lines of the events, a terminal shows the newest iteration and a table of all workers, redrawn in place.
+    Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The terminal is restored
+    however the block is left.
+
+    Args:
+        title: what runs, such as the experiment's name.
+        num_steps: the last step of the run.
+        time: when the run began, in seconds of the clock of all later calls.
+        console: where to write; stderr unless told.
+    """
+
+    def __init__(self, title: str, num_steps: int, time: float, console: Console | None = None):
+        self._title, self._num_steps, self._start, self._now = title, num_steps, time, time
+        self._console = console or Console(stderr=True)
+        self._membership: Membership | None = None
+        self._metrics: Mapping[str, Any] = {}
+        self._step = self._num_lines = 0
+        self._tells_saved = False
+        self._newest: int | None = None
+        self._timed: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            # Redirecting stdout would send what is printed there to stderr.
+            self._live = Live(
+                get_renderable=self._draw,
+                console=self._console,
+                redirect_stdout=False,
+                refresh_per_second=_MAX_REDRAWS_PER_S,
+            )
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def note(self, text: str, time: float) -> None:
+        """Prints what happened at ``time``, in lines that stay; the seconds since the start come first."""
+        self._console.print(Text(f"{time - self._start:7.1f} s  {text}"), soft_wrap=True, highlight=False)
+
+    def update(self, membership: Membership, time: float) -> None:
+        """Shows the processes as they are at ``time``; may be called as often as anything changes."""
+        self._membership, self._now = membership, time
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        """Shows the newest step, which is taken to be of the time of the last ``update``.
+
+        Args:
+            metrics: as in ``metrics.jsonl``; a step may be told again, after a failure.
+        """
+        self._metrics, step = metrics, int(metrics["step"])
+        if step <= self._step:
+            return
+        num_lines_due, is_first = step * NUM_PLAIN_LINES // self._num_steps, not self._timed
+        self._step = step
+        self._timed.append((step, self._now))
+        if self._live is None and (is_first or num_lines_due > self._num_lines):
+            self._num_lines = num_lines_due
+            self.note(self._progress(), self._now)
+
+    def saved(self, newest: int | None) -> None:
+        """Shows, from the next step on, how old the newest checkpoint is: of this step; None: there is none yet."""
+        self._tells_saved, self._newest = True, newest
+
+    def _progress(self) -> str:
+        if not self._timed:
+            return f"{self._title}: waiting for the first step"
+        counter = f"{self._title}: step {int(self._metrics['step']):,}/{self._num_steps:,}"
+        saved = saved_text(self._step, self._newest) if self._tells_saved else ""
+        parts = [counter, *describe(self._metrics), saved, self._time_left()]
+        return "  ".join(part for part in parts if part)
+
+    def _time_left(self) -> str:
+        """The time of the remaining steps at the pace of the latest ones, with all that befell them."""
+        (first_step, start), (last_step, end) = self._timed[0], self._timed[-1]
+        if last_step == first_step:
+            return ""
+        seconds = (end - start) / (last_step - first_step) * (self._num_steps - last_step)
+        return f"{format_duration(seconds)} left"
+
+    def _draw(self) -> RenderableType:
+        # The table comes last: where it is higher than the terminal, its end is cut off.
+        line = Text(f"{self._now - self._start:7.1f} s  {self._progress()}", no_wrap=True, overflow="ellipsis")
+        return line if self._membership is None else Group(line, worker_table(self._membership))
+
+
+def worker_table(membership: Membership) -> Table:
+    """A row for each process: which, what it does, and the iteration it is in; '-' where there is none."""
+    has_ranks = any(process.rank for process in membership.processes)
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("stage", "pipeline", *["rank"] * has_ranks):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=max(map(len, State)))
+    for heading in ("step", "epoch", "restarts"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for process in sorted(membership.processes, key=lambda process: (process.worker[::-1], process.rank)):
+        (pipeline, stage), rank = process
+        seat = membership.seats[process]
+        place = (stage, pipeline, *[rank] * has_ranks)
+        table.add_row(*map(str, place), *_state(seat, membership), str(max(0, seat.member.incarnation)))
+    return table
+
+
+def _state(seat: Seat, membership: Membership) -> tuple[str, str, str]:
+    """A process's state as a word, its iteration, and its epoch."""
+    word, epoch = "killed" if seat.doomed else str(seat.state), membership.epoch
+    winds_down = epoch is not None and epoch.form.after is not None and seat.member in epoch.missing
+    if seat.state is State.LIVE or (winds_down and seat.lived == membership.went):
+        return word, str(seat.entered or "-"), str(seat.lived)
+    return word, "-", str(membership.number) if seat.state is State.FORMING else "-"
+
+
+def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
+    """Where the time of a run went, and how long its recoveries took, for a terminal.
+
+    Args:
+        goodput: see ``swift.elastic.events.journal.Journal.goodput``.
+    """
+    time = Table(box=box.SIMPLE_HEAD)
+    for heading in ("time", "s", "%"):
+        time.add_column(heading, justify="left" if heading == "time" else "right", no_wrap=True)
+    for cause in (*CAUSES, "total"):
+        spent_s = goodput[f"{cause}_s"]
+        time.add_row(cause, f"{spent_s:,.1f}", f"{100 * spent_s / max(goodput['total_s'], 1e-9):.1f}")
+    if not goodput["num_recoveries"]:
+        return time
+    recoveries = Table(box=box.SIMPLE_HEAD)
+    for heading in (f"recovery, of {goodput['num_recoveries']}", "median (s)", "maximum (s)"):
+        recoveries.add_column(heading, justify="left" if heading.startswith("recovery") else "right", no_wrap=True)
+    whole = {"median_s": goodput["recovery_median_s"], "max_s": goodput["recovery_max_s"]}
+    for part, over in [*goodput["recovery_parts"].items(), ("total", whole)]:
+        recoveries.add_row(part.replace("_", " "), f"{over['median_s']:.2f}", f"{over['max_s']:.2f}")
+    return Group(time, recoveries)

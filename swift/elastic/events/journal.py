@@ -1,0 +1,253 @@
+"""What happens to the processes of a run, for the record and for people; and what it costs.
+
+The supervisor tells all that it feeds to ``Membership.on``, with what came of it. No JAX here, no clock and no I/O: all
+times are in seconds of the one clock of the events.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from swift.elastic.events.goodput import CAUSES, Goodput
+from swift.elastic.events.message_texts import back_text, change_text, count, go_on_text, go_text, lost_text
+from swift.elastic.events.recovery_timing import Change, Doom, doom_of, recovery_figures
+from swift.elastic.membership.protocol import (
+    Beat,
+    Command,
+    Died,
+    Enter,
+    Event,
+    Form,
+    GiveUp,
+    Go,
+    Kill,
+    Member,
+    Process,
+    Ready,
+    RestartAll,
+    Retire,
+    StageLost,
+    State,
+    Took,
+)
+from swift.elastic.membership.state_machine import Membership
+
+
+class Note(NamedTuple):
+    """One thing that happened.
+
+    Attributes:
+        event: what, for ``events.jsonl``.
+        step: the last iteration that all members had finished.
+        fields: what else is known of it, JSON; never ``time``, ``event`` or ``step``.
+        text: a line for people; None where they need none.
+    """
+
+    event: str
+    step: int
+    fields: dict[str, Any]
+    text: str | None
+
+
+class Journal:
+    """What is told of a run.
+
+    Args:
+        time: when the run begins.
+    """
+
+    def __init__(self, time: float):
+        self._goodput = Goodput(time)
+        self._killed_at: dict[Process, float] = {}  # on purpose
+        self._doomed: dict[Member, Doom] = {}
+        self._running: tuple[Member, ...] = ()  # of the epoch that went last
+        self._base: int | None = None  # the iteration that it has gone on after; None: nobody has told yet
+        self._step = 0
+        self._change: Change | None = None  # that led to it, or will lead to the next one
+        self._admission: Change | None = None  # while it still runs
+        self._told_back: set[Member] = set()
+        self._joined: tuple[Process, ...] = ()
+        self._took: dict[tuple[int, str], float] = {}
+        self._recoveries: list[Mapping[str, float | None]] = []
+        self._num_deaths = self._num_joins = 0
+
+    def chaos(self, process: Process, time: float) -> list[Note]:
+        """The supervisor kills a process on purpose at this time."""
+        self._killed_at[process] = time
+        return [self._note("kill", f"process {process} is killed on purpose", process=str(process), why="on purpose")]
+
+    def record(self, step: int) -> None:
+        """The record of an iteration has come in: somebody has finished it, and may die before a beat says so."""
+        self._goodput.tell(step)
+
+    def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> list[Note]:
+        """What an event comes to, of which the membership ``before`` has made that ``after``, and ``commands``."""
+        notes = self._heard(event, before, after)
+        for command in commands:
+            notes += self._ordered(command, event.time, before, after)
+        if before.epoch is not None and after.epoch is None:
+            self._goodput.wait(event.time)
+        return notes
+
+    def goodput(self, time: float) -> dict[str, Any]:
+        """Where the time of the run went until now.
+
+        Returns:
+            ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
+            ``waiting_s``, see ``swift.elastic.events.goodput.CAUSES``; ``goodput``, the useful share of it;
+            ``rerun_steps``, iterations that were run again; ``num_deaths``, ``num_recoveries``, ``num_joins``; and what
+            ``recovery_figures`` says.
+        """
+        spent = self._goodput.seconds(time)
+        total_s = sum(spent.values())
+        return {
+            "total_s": total_s,
+            **{f"{cause}_s": spent[cause] for cause in CAUSES},
+            "goodput": spent["useful"] / total_s if total_s else 0.0,
+            "rerun_steps": self._goodput.rerun_steps,
+            "num_deaths": self._num_deaths,
+            "num_recoveries": len(self._recoveries),
+            "num_joins": self._num_joins,
+            **recovery_figures(self._recoveries),
+        }
+
+    def _note(self, event: str, text: str | None, **fields: Any) -> Note:
+        return Note(event, self._step, fields, text)
+
+    def _heard(self, event: Event, before: Membership, after: Membership) -> list[Note]:
+        match event:
+            case Died():
+                return self._died(event, before, after)
+            case Ready(member, time, number):
+                was_in = before.seats[member.process].state in (State.FORMING, State.LIVE)
+                if not was_in or after.seats[member.process].state is not State.WAITING or not before.went:
+                    return []
+                self._fail(member, Doom(time, time), time)
+                text = f"process {member.process} lives, but cannot go on in epoch {number}"
+                return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
+            case Beat():
+                return self._beat(event, after)
+            case Took(_, number, part, seconds, _):
+                self._took[number, part] = max(seconds, self._took.get((number, part), 0.0))
+        return []
+
+    def _died(self, event: Died, before: Membership, after: Membership) -> list[Note]:
+        member, time, why, _ = event
+        process, seat = member.process, before.seats[member.process]
+        if seat.member != member or not seat.is_there:
+            return []
+        self._num_deaths += 1
+        killed_at = self._killed_at.pop(process, time)
+        doom = self._doomed.pop(member, Doom(min(killed_at, time), time))
+        text = f"process {process} died ({why})"
+        if before.went and before.epoch is not None and member in before.epoch.form.members:
+            self._fail(member, doom, time)
+            if after.is_manned:
+                text += f"; {go_on_text(len(after.present()), len(after.processes))}"
+        elif seat.state is State.STARTING:
+            text += " before it was ready"
+        fields = {"process": str(process), "incarnation": member.incarnation, "why": why}
+        detection_s = round(max(doom.known - doom.since, 0.0), 4)
+        return [self._note("death", None if doom.is_one_of_all else text, **fields, detection_s=detection_s)]
+
+    def _fail(self, member: Member, doom: Doom, time: float) -> None:
+        """Where others were to join, it is a recovery now: they are members of the epoch that follows."""
+        self._goodput.fail(doom.since, doom.known, time)
+        change = self._change if self._change is not None and self._change.failed else Change(doom.since)
+        self._change = change.after_failure(member.process, doom)
+
+    def _beat(self, beat: Beat, after: Membership) -> list[Note]:
+        """A beat of the epoch that went last; those that say where it begins have nothing else to say yet."""
+        if beat.number != after.went or not beat.entered:
+            return []
+        if self._base is None:
+            self._base = beat.finished
+        self._goodput.finish(beat.finished, beat.time)
+        seats = [(member, after.seats[member.process]) for member in self._running]
+        by_all = min(seat.finished if seat.member == member else 0 for member, seat in seats)
+        self._step = max(self._step, self._base, by_all)
+        change = self._change
+        if change is None or change.went is None or by_all <= self._base:
+            return []
+        self._change = None
+        return [self._changed(change, self._base, beat)]
+
+    def _changed(self, change: Change, base: int, beat: Beat) -> Note:
+        """All have finished the first iteration of an epoch."""
+        took = {part: took_s for (number, part), took_s in self._took.items() if number == beat.number}
+        durations = change.durations(took, beat.time)
+        fields: dict[str, Any] = {
+            "epoch": beat.number,
+            "members": [str(process) for process, _ in self._running],
+            "joined": [str(process) for process in self._joined],
+            "after": base,
+            "rerun_steps": max(0, change.newest - base),
+            **durations,
+        }
+        text = change_text(change, self._joined, fields)
+        if change.failed:
+            self._recoveries.append(durations)
+            return self._note("recovery", text, failed=[str(process) for process in change.failed], **fields)
+        self._num_joins += 1
+        return self._note("join", text, **fields)
+
+    def _ordered(self, command: Command, time: float, before: Membership, after: Membership) -> list[Note]:
+        match command:
+            case Form():
+                return [self._form(command, time)]
+            case Enter():
+                return []
+            case Go():
+                return [self._go(command, time, after)]
+            case Kill(member, why):
+                # A line that was left in the pipe of a dead process speaks after its death: nobody is ended.
+                if not _is_doomed(member, after):
+                    return []
+                self._doomed[member] = doom_of(member, time, before)
+                text = f"process {member.process} is killed: {why}"
+                return [self._note("kill", text, process=str(member.process), why=why)]
+            case Retire(member, why):
+                text = f"process {member.process} {why}: the run goes on without it"
+                gone = self._died(Died(member, time, why), before, after)
+                return [self._note("retire", text, process=str(member.process), why=why), *gone]
+            case RestartAll(why):
+                since = time if before.epoch is None else before.epoch.since
+                doomed = [seat.member for seat in before.seats.values() if seat.is_there]
+                self._doomed.update(dict.fromkeys(doomed, Doom(since, time, is_one_of_all=True)))
+                return [self._note("restart_all", f"all processes are started again: {why}", why=why)]
+            case StageLost(stages):
+                return [self._note("stage_lost", lost_text(stages), stages=list(stages))]
+            case GiveUp(process, why):
+                # For people, the error that ends the run says it.
+                return [self._note("give_up", None, process=str(process), why=why)]
+
+    def _form(self, form: Form, time: float) -> Note:
+        self._goodput.form(form.after, time)
+        if form.after is not None:
+            self._admission = Change(time)
+        back = [member for member in form.members if member.incarnation > 0 and member not in self._running]
+        news = [member.process for member in back if member not in self._told_back]
+        self._told_back.update(back)
+        text = back_text(news, form.after) if news else None
+        if not self._running:
+            text = f"forming epoch {form.number} with {count(len(form.members), 'process')}"
+        members = [str(process) for process, _ in form.members]
+        return self._note("form", text, epoch=form.number, members=members, after=form.after)
+
+    def _go(self, go: Go, time: float, after: Membership) -> Note:
+        assert after.epoch is not None
+        members, is_first = after.epoch.form.members, not self._running
+        self._joined = tuple(member.process for member in members if member not in self._running)
+        self._running, self._base = members, go.stamp.step if go.stamp else None
+        self._step = self._base or 0
+        self._goodput.go(self._base, time)
+        change, self._admission = self._change or self._admission, None
+        self._change = change and replace(change, went=time, newest=self._goodput.newest)
+        text = go_text(len(members), len(after.processes), self._base, is_first)
+        names_of = [str(process) for process, _ in members]
+        return self._note("epoch", text, epoch=go.number, members=names_of, stamp=go.stamp and list(go.stamp))
+
+
+def _is_doomed(member: Member, membership: Membership) -> bool:
+    seat = membership.seats[member.process]
+    return seat.member == member and seat.doomed

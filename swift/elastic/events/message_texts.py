@@ -1,0 +1,112 @@
+"""How the events of a run are told to people: short, true, a line each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swift.elastic.events.recovery_timing import Change
+from swift.elastic.membership.protocol import PARTS, Process
+
+
+def change_text(change: Change, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
+    """A line on an epoch that has finished its first iteration.
+
+    Args:
+        change: that led to it.
+        joined: who is in it and was not in the one before.
+        fields: of its note.
+    """
+    again = f", {count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
+    if change.failed:
+        several = len(change.failed) > 1
+        what = f"the first of {len(change.failed)} failures" if several else "the failure"
+    else:
+        what = f"{names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
+    told = [(part, fields.get(f"{part}_s")) for part in ("detection", "agreement", *PARTS)]
+    parts = ", ".join(f"{part.replace('_', ' ')} {part_s:.2f}" for part, part_s in told if part_s and part_s >= 0.005)
+    whole_s = fields["recovery_s" if change.failed else "join_s"]
+    return (
+        f"going on after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
+        f"{whole_s:.2f} s after {what}" + (f" ({parts})" if parts else "")
+    )
+
+
+def back_text(processes: Sequence[Process], after: int | None) -> str:
+    """A line on processes that come back, after an iteration or at once.
+
+    >>> back_text([Process((1, 1))], 9), back_text([Process((0, 0)), Process((1, 1))], None)
+    ('process 1:1 is back, admitted after iteration 9', 'processes 0:0 and 1:1 are back')
+    """
+    are = "is" if len(processes) == 1 else "are"
+    return f"{names(processes)} {are} back" + ("" if after is None else f", admitted after iteration {after}")
+
+
+def lost_text(stages: Sequence[int]) -> str:
+    """A line on stages that nobody serves any more.
+
+    >>> lost_text([1])
+    'stage 1 has no process left: the others wait'
+    """
+    which = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {listed(list(map(str, stages)))} have"
+    return f"{which} no process left: the others wait"
+
+
+def go_on_text(num_left: int, num_processes: int) -> str:
+    """How many are left.
+
+    >>> go_on_text(3, 4), go_on_text(1, 2)
+    ('3 of 4 go on', '1 of 2 goes on')
+    """
+    return f"{num_left} of {num_processes} {'goes' if num_left == 1 else 'go'} on"
+
+
+def go_text(num_members: int, num_processes: int, after: int | None, is_first: bool) -> str | None:
+    """A line on an epoch that goes; None where its first iteration tells more.
+
+    >>> go_text(4, 4, None, is_first=True), go_text(3, 4, 20, is_first=True)
+    ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
+    """
+    if is_first:
+        who = count(num_processes, "process")
+        who = who if num_members == num_processes else f"{num_members} of {who}"
+        return f"running with {who}" + ("" if after is None else f" after iteration {after}")
+    return "nobody has the state of some stage: going back to the newest checkpoint" if after is None else None
+
+
+def cut_text(num_ranks: int, num_before: int, after: int) -> str:
+    """A line on a state that is cut anew.
+
+    >>> cut_text(3, 4, 17), cut_text(4, 4, 17)
+    ('going on after iteration 17 on 3 ranks instead of 4', 'going on after iteration 17 with 4 ranks')
+    """
+    if num_ranks == num_before:
+        return f"going on after iteration {after} with {count(num_ranks, 'rank')}"
+    return f"going on after iteration {after} on {count(num_ranks, 'rank')} instead of {num_before}"
+
+
+def names(processes: Sequence[Process]) -> str:
+    """Processes by name.
+
+    >>> names([Process((1, 1))]), names([Process((0, 0)), Process((0, 1)), Process((1, 1))])
+    ('process 1:1', 'processes 0:0, 0:1 and 1:1')
+    """
+    return ("process " if len(processes) == 1 else "processes ") + listed(list(map(str, processes)))
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts in a row.
+
+    >>> listed(["0", "1", "2"])
+    '0, 1 and 2'
+    """
+    *head, last = texts
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "process"), count(3, "process"), count(2, "iteration")
+    ('1 process', '3 processes', '2 iterations')
+    """
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{plural}"

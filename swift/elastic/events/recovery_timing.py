@@ -1,0 +1,108 @@
+"""What lies between two epochs: a recovery from failures, or the admission of joiners; how long it takes, by part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+from swift.elastic.membership.protocol import PARTS, Member, Process, State
+from swift.elastic.membership.state_machine import Membership
+
+BEFORE_GO = ("leave", "link", "program")
+"""Those of ``PARTS`` that a member does before it has formed the epoch."""
+
+
+class Doom(NamedTuple):
+    """Why a process is no member any more.
+
+    Attributes:
+        since: when it failed: it was killed, was last heard of, or was stuck.
+        known: when that was found; in seconds, like ``since``.
+        is_one_of_all: all are ended with it.
+    """
+
+    since: float
+    known: float
+    is_one_of_all: bool = False
+
+
+def doom_of(member: Member, time: float, membership: Membership) -> Doom:
+    """The doom of a member that ``membership`` wants to be killed: it was not heard, or all waited for it."""
+    seat, epoch = membership.seats[member.process], membership.epoch
+    is_silent = seat.state is State.STARTING or time - seat.seen > membership.deadlines.heartbeat
+    return Doom(seat.seen if is_silent or epoch is None else epoch.since, time)
+
+
+@dataclass(frozen=True)
+class Change:
+    """From what ends an epoch to the first iteration of another one; all times are in seconds.
+
+    Attributes:
+        since: when the first failure happened, or joiners were admitted.
+        failed: who failed; nobody where others only join.
+        known: the time up to which what happened is known, or was undetected.
+        detection_s: how much of it a failure was not known.
+        went: when the epoch that follows went; None before.
+        newest: the newest iteration that anybody had finished by then.
+    """
+
+    since: float
+    failed: tuple[Process, ...] = ()
+    known: float = -float("inf")
+    detection_s: float = 0.0
+    went: float | None = None
+    newest: int = 0
+
+    def after_failure(self, process: Process, doom: Doom) -> "Change":
+        """With one more failure; where two are undetected at the same time, that time counts once."""
+        failed, known = doom.since, doom.known
+        undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))
+        return replace(
+            self,
+            since=min(self.since, failed),
+            failed=(*self.failed, process),
+            known=max(self.known, known),
+            detection_s=self.detection_s + undetected_s,
+            went=None,
+        )
+
+    def durations(self, took: Mapping[str, float], time: float) -> dict[str, float | None]:
+        """How long it took until ``time``, and each part of it; None for a part that no member has told.
+
+        Args:
+            took: by part, the longest that a member of the epoch has told.
+            time: when all have finished the first iteration.
+        """
+        assert self.went is not None
+        explained_s = self.detection_s + sum(took.get(part, 0.0) for part in BEFORE_GO)
+        found = {f"{'recovery' if self.failed else 'join'}_s": time - self.since}
+        if self.failed:
+            found["detection_s"] = self.detection_s
+        found["agreement_s"] = self.went - self.since - explained_s
+        parts = {f"{part}_s": took.get(part) for part in PARTS}
+        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | parts
+
+
+def recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """How long recoveries took.
+
+    Args:
+        recoveries: the ``durations`` of each.
+
+    Returns:
+        ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_parts``, ``median_s`` and
+        ``max_s`` of each part that was told, by name.
+    """
+
+    def told(part: str) -> list[float]:
+        return [part_s for recovery in recoveries if (part_s := recovery[f"{part}_s"]) is not None]
+
+    whole = told("recovery")
+    parts = {part: told(part) for part in ("detection", "agreement", *PARTS)}
+    return {
+        "recovery_median_s": median(whole) if whole else None,
+        "recovery_max_s": max(whole, default=None),
+        "recovery_parts": {
+            part: {"median_s": median(all_s), "max_s": max(all_s)} for part, all_s in parts.items() if all_s
+        },
+    }

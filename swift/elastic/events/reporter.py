@@ -1,0 +1,88 @@
+"""What happens in a run of processes, told to its directory and to people; nobody waits until it is written."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from swift.elastic.events.background_calls import Behind
+from swift.elastic.events.display import Display
+from swift.elastic.events.journal import Journal, Note
+from swift.elastic.membership.protocol import Command, Event, Process
+from swift.elastic.membership.state_machine import Membership
+from swift.runlog import RunDirectory, ranges_text
+
+
+class Reporter:
+    """The one writer of a run's record while processes run.
+
+    Args:
+        journal: makes sense of what happens.
+        display: what people see.
+        directory: of the run, open.
+        behind: writes; what was told before comes before.
+        written: the last iteration of which it has the metrics, or is about to write them.
+    """
+
+    def __init__(self, journal: Journal, display: Display, directory: RunDirectory, behind: Behind, written: int):
+        self._journal, self._display, self._directory, self.written = journal, display, directory, written
+        self._behind = behind
+        self._planned = 0  # the epoch whose plan was told last
+
+    def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
+        """Something was told to the membership."""
+        self._write(self._journal.on(event, before, after, commands))
+
+    def harmed(self, process: Process, how: str, when: float) -> None:
+        """A process is harmed on purpose at this time."""
+        if how == "kill":
+            self._write(self._journal.chaos(process, when))
+        else:
+            self.note(how, self.written, f"process {process} is made to {how}", process=str(process))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """An iteration is done, for the first time, or again; only the first is written."""
+        self._journal.record(record["step"])
+        if record["step"] > self.written:
+            if record["step"] > self.written + 1:
+                missing = range(self.written + 1, record["step"])
+                text = f"iterations without a record: {ranges_text([missing])}; who ran them died before telling it"
+                self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
+            self.written = record["step"]
+            self._behind.call(self._directory.log_step, record)
+            self._behind.call(self._display.record, record)
+
+    def plan(self, number: int, facts: dict[str, Any]) -> None:
+        """What an epoch runs; the first who tells it is heard."""
+        if number > self._planned:
+            self._planned = number
+            self.note("plan", self.written, None, epoch=number, **facts)
+
+    def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
+        """Something else has happened."""
+        self._write([Note(event, step, fields, text)])
+
+    def tell(self, text: str) -> None:
+        """For people only."""
+        self._behind.call(self._display.note, text, time.monotonic())
+
+    def show(self, membership: Membership) -> None:
+        """Who does what now."""
+        self._display.update(membership, time.monotonic())
+
+    def saved(self, newest: int | None) -> None:
+        """The newest checkpoint is of this iteration; None: there is none yet."""
+        self._display.saved(newest)
+
+    def goodput(self) -> dict[str, Any]:
+        """Where the time went so far."""
+        return self._journal.goodput(time.monotonic())
+
+    def check(self) -> None:
+        """Raises RunError where the run's directory is known to be another's; looks at no file for that."""
+        self._directory.check(may_look=False)
+
+    def _write(self, notes: Sequence[Note]) -> None:
+        for note in notes:
+            self._behind.call(self._directory.log_event, note.event, note.step, **note.fields)
+            if note.text is not None:
+                self._behind.call(self._display.note, note.text, time.monotonic())

@@ -1,0 +1,80 @@
+"""Runs whose ranks may become fewer and more: whose slices of which state are there, and where an epoch goes on.
+
+With one pipeline of one stage and a process for each expert rank nobody else has a rank's slices. Such a run is
+elastic: the ranks that are there go on without those that are lost, on a state that is cut anew for them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from swift.elastic.membership.protocol import Cut, Process, Stamp
+
+Found = frozenset[tuple[Process, Stamp]]
+_WORTH = 2
+"""Iterations that are rather run again than slices lost: nobody has states of more than the last two."""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What there is of the states of an elastic run.
+
+    Attributes:
+        cuts: of all epochs that went, the newest last.
+        held_by: the states of which the members of an epoch have their slices.
+        found: whose slices of which states are known to be elsewhere.
+    """
+
+    cuts: Sequence[Cut]
+    held_by: Mapping[Process, frozenset[Stamp]]
+    found: Found
+
+    def cut_of(self, stamp: Stamp) -> Cut | None:
+        """How a state is cut; None for one that is not of this run."""
+        return next((cut for cut in reversed(self.cuts) if stamp.epoch in cut.epochs), None)
+
+    def missing(self, stamp: Stamp) -> tuple[Process, ...]:
+        """Whose slices of a state are nowhere."""
+        cut = self.cut_of(stamp)
+        assert cut is not None
+        return tuple(one for one in cut.processes if not self._is_there(one, stamp))
+
+    def agreed(self) -> Stamp | None:
+        """The state to go on from: with all its slices, where that is not much older, or else with most of them.
+
+        None where nobody has anything, and where something is lost of the state before the first iteration, which is
+        as well made again.
+        """
+        stamps = {stamp for held in self.held_by.values() for stamp in held if self.cut_of(stamp)}
+        if not stamps:
+            return None
+        newest = max(stamps)
+        recent = [stamp for stamp in stamps if stamp.step >= newest.step - _WORTH]
+        whole = [stamp for stamp in recent if not self.missing(stamp)]
+        if whole:
+            return max(whole)
+        of_newest = [stamp for stamp in recent if self.cut_of(stamp) == self.cut_of(newest)]
+        fullest = max(of_newest, key=lambda stamp: (-len(self.missing(stamp)), stamp))
+        return fullest if fullest.step else None
+
+    def _is_there(self, process: Process, stamp: Stamp) -> bool:
+        return stamp in self.held_by.get(process, ()) or (process, stamp) in self.found
+
+
+def continued(cuts: Sequence[Cut], cut: Cut | None, number: int, members: Collection[Process]) -> tuple[Cut, ...]:
+    """The cuts with that of an epoch that goes.
+
+    Args:
+        cuts: of the epochs before.
+        cut: that it goes on with as it is; None: its state is new, or cut anew for its members.
+        number: of the epoch.
+        members: its processes.
+
+    >>> old = Cut((Process((0, 0)), Process((0, 0), 1)), (1,))
+    >>> [one.epochs for one in continued([old], old, 2, old.processes)]
+    [(1, 2)]
+    >>> [one.epochs for one in continued([old], None, 2, [Process((0, 0))])]
+    [(1,), (2,)]
+    """
+    if cut is None:
+        return (*cuts, Cut(tuple(members), (number,)))
+    return tuple(one._replace(epochs=(*one.epochs, number)) if one == cut else one for one in cuts)

@@ -1,0 +1,365 @@
+"""Who is a member of a run of real processes: the state machine of the one authority, the supervisor.
+
+The supervisor outlives the workers, so nobody has to agree with anybody: it decides, and workers obey. It tells
+``Membership.on`` all that it sees, then a ``Tick``, and carries out the commands that come back, in their order. Deaths
+that are told before the same ``Tick`` cost one epoch together, and a heartbeat that waited in a queue is not missed.
+
+An epoch has two phases. ``Form`` takes every member out of the epoch before; only when all have answered, ``Go`` lets
+them run. Who may still run is never left out of an epoch: it is killed, and the epoch waits until it has died.
+
+A process in the midst of a system call that does not end (state D) cannot be killed: after ``Deadlines.dying`` it is
+retired, and the next epoch forms without it. Nothing that it may still do can do harm:
+
+- Once it has been sent SIGKILL it runs no instruction of its own any more. The kernel may end what it was at: a write
+  to a file under a temporary name, which nobody renames. It has sockets and memory of the old epoch: nobody uses them.
+- Where the signal has not reached it, as its node does not obey either, it is alone: the others have left the epoch and
+  closed their sockets, so no iteration ends that needs them. The next epoch has other sockets, and a coordination
+  service and devices of its own, and lets in its members alone. What the retired process says does not count; what it
+  keeps has the stamp of an older epoch and the name of a place that is never filled again, where nobody looks.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swift.deadlines import Deadlines
+from swift.elastic.membership.protocol import (
+    Beat,
+    Command,
+    Cut,
+    Died,
+    Enter,
+    Epoch,
+    Event,
+    Form,
+    Formed,
+    GiveUp,
+    Go,
+    Kill,
+    Left,
+    Member,
+    Message,
+    Process,
+    Ready,
+    RestartAll,
+    Retire,
+    Seat,
+    StageLost,
+    Stamp,
+    Started,
+    State,
+    Tick,
+    Took,
+    agreed_stamp,
+    lost_stages,
+    whole_workers,
+)
+from swift.elastic.membership.shard_ownership import Slices, continued
+
+Commands = tuple[Command, ...]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The membership of a run at one moment; it is never changed, ``on`` returns the next.
+
+    Attributes:
+        processes: all that the run may have, of all stages.
+        deadlines: how long to wait for what.
+        seats: what is known of every process.
+        since: when the run began, or its epoch ended for want of a stage.
+        epoch: None while there is none: at the beginning, and while a stage has nobody.
+        number: the newest epoch that was ever formed.
+        went: the newest that was ever live.
+        lost: the stages that have been told to be lost since the last epoch.
+        retried: the newest epoch that was formed since nobody in the one before got on; 0: none.
+        is_elastic: whether any ranks can go on without the others, see ``swift.elastic.membership.shard_ownership``.
+        cuts: of the states of an elastic run.
+    """
+
+    processes: tuple[Process, ...]
+    deadlines: Deadlines
+    seats: Mapping[Process, Seat]
+    since: float
+    epoch: Epoch | None = None
+    number: int = 0
+    went: int = 0
+    lost: tuple[int, ...] = ()
+    retried: int = 0
+    is_elastic: bool = False
+    cuts: tuple[Cut, ...] = ()
+
+    @classmethod
+    def of(
+        cls, processes: Sequence[Process], deadlines: Deadlines, time: float, *, is_elastic: bool = False
+    ) -> "Membership":
+        """The membership of a run none of whose processes has been started yet."""
+        seats = {process: Seat(Member(process, -1)) for process in processes}
+        return cls(tuple(processes), deadlines, seats, time, is_elastic=is_elastic)
+
+    def on(self, event: Event) -> tuple["Membership", Commands]:
+        """The membership after an event, and what the supervisor has to do.
+
+        Only a ``Tick`` moves the epoch. The other events are remembered; they may ask for the end of a process that
+        should not be there, or of the run.
+        """
+        match event:
+            case Tick(time):
+                return self._decide(time)
+            case Started(member, time):
+                seat = self.seats[member.process]
+                assert seat.state is State.DEAD, f"{member.process} is started again while it lives"
+                assert member.incarnation > seat.member.incarnation, "an incarnation comes back"
+                return self._seated(Seat(member, State.STARTING, time, quick_deaths=seat.quick_deaths)), ()
+            case Died():
+                return self._died(event)
+            case _:
+                return self._heard(event)
+
+    def excused(self, time: float) -> "Membership":
+        """The members of the epoch wait for something that is not theirs to do: it is not held against them."""
+        return self if self.epoch is None else replace(self, epoch=replace(self.epoch, since=time))
+
+    def restarted(self, why: str, time: float) -> tuple["Membership", Commands]:
+        """All that live are ended and started again."""
+        everybody = [seat.member for seat in self.seats.values() if seat.is_there]
+        return self._doomed(everybody, time, spared=True), (RestartAll(why),)
+
+    def present(self) -> tuple[Member, ...]:
+        """The members that a new epoch would have: of the workers all of whose processes are ready.
+
+        In an elastic run, all that are ready.
+        """
+        ready = [process for process, seat in self.seats.items() if seat.is_present]
+        if self.is_elastic:
+            return tuple(self.seats[process].member for process in sorted(ready))
+        whole = whole_workers(self.processes, ready)
+        return tuple(self.seats[process].member for process in sorted(ready) if process.worker in whole)
+
+    @property
+    def is_manned(self) -> bool:
+        """Whether every stage has a worker that could be a member of a new epoch."""
+        return not self._unmanned()
+
+    def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
+        """The stages that nobody would serve without these processes."""
+        there = [process for process in self.processes if process not in processes]
+        return lost_stages(self.processes, there, is_elastic=self.is_elastic)
+
+    def _unmanned(self) -> tuple[int, ...]:
+        present = [member.process for member in self.present()]
+        return lost_stages(self.processes, present, is_elastic=self.is_elastic)
+
+    def _seated(self, *seats: Seat) -> "Membership":
+        return replace(self, seats={**self.seats, **{seat.member.process: seat for seat in seats}})
+
+    def _died(self, death: Died) -> tuple["Membership", Commands]:
+        member, seat = death.member, self.seats[death.member.process]
+        if member != seat.member or not seat.is_there:
+            return self, ()
+        # Who is ended with all others, or with its node, is not to blame.
+        quick_deaths = 0 if seat.lived else seat.quick_deaths + (death.is_own and not seat.spared)
+        dead = self._seated(replace(seat, state=State.DEAD, doomed=False, spared=False, quick_deaths=quick_deaths))
+        if quick_deaths < self.deadlines.max_quick_deaths:
+            return dead, ()
+        return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {death.why}"),)
+
+    def _heard(self, message: Message) -> tuple["Membership", Commands]:
+        """A dead process that speaks was frozen, cut off or retired: it is ended before it can do harm."""
+        member = message.member
+        seat = self.seats[member.process]
+        if member != seat.member or not seat.is_there:
+            return self, (Kill(member, f"incarnation {member.incarnation} speaks after its death"),)
+        seat = replace(seat, seen=message.time)
+        match message:
+            case Ready(number=number):
+                is_news = seat.state is State.STARTING or self._is_under_way(number)
+                return self._seated(replace(seat, state=State.WAITING) if is_news else seat), ()
+            case Left():
+                return self._seated(seat)._left(message)
+            case Formed():
+                return self._seated(seat)._formed(message), ()
+            case Beat():
+                return self._progressed(seat, message), ()
+            case Took():
+                return self._seated(seat)._took(message), ()
+
+    def _is_under_way(self, number: int) -> bool:
+        """Whether it is the newest epoch, or members should still run the one before."""
+        epoch = self.epoch
+        if epoch is None:
+            return False
+        return number == epoch.form.number or (epoch.form.after is not None and number == self.went)
+
+    def _left(self, left: Left) -> tuple["Membership", Commands]:
+        epoch = self.epoch
+        if epoch is None or left.number != epoch.form.number or left.member not in epoch.staying:
+            return self, ()
+        epoch = replace(epoch, since=left.time, left=epoch.left | {left.member})
+        enter = () if epoch.staying else (Enter(epoch.form.number, epoch.form.members),)
+        return replace(self, epoch=epoch), enter
+
+    def _took(self, took: Took) -> "Membership":
+        epoch = self.epoch
+        if took.part != "link" or epoch is None or took.number != epoch.form.number or epoch.is_live:
+            return self
+        return replace(self, epoch=replace(epoch, since=took.time, linked=epoch.linked | {took.member}))
+
+    def _formed(self, formed: Formed) -> "Membership":
+        epoch, (member, number, held, time, found) = self.epoch, formed
+        if epoch is None or number != epoch.form.number or member not in epoch.missing:
+            return self
+        all_held = {**epoch.held, member: held}
+        return replace(self, epoch=replace(epoch, since=time, held=all_held, found=epoch.found | found))
+
+    def _progressed(self, seat: Seat, beat: Beat) -> "Membership":
+        """An epoch under way leaves members to run in the one before only where it waits for an iteration."""
+        epoch = self.epoch
+        if epoch is None or beat.number != self.went or seat.lived != self.went:
+            return self._seated(seat)
+        if beat.finished > seat.finished and (epoch.is_live or epoch.form.after is not None):
+            epoch = replace(epoch, since=beat.time)
+        seated = self._seated(replace(seat, entered=beat.entered, finished=beat.finished))
+        return replace(seated, epoch=epoch)
+
+    def _decide(self, time: float) -> tuple["Membership", Commands]:
+        undead = [seat for seat in self.seats.values() if seat.doomed and time - seat.killed > self.deadlines.dying]
+        if undead:
+            return self._retired(undead)
+        overdue = {kill.member: kill for kill in self._overdue(time)}
+        if overdue:
+            return self._doomed(overdue, time), tuple(overdue.values())
+        if any(seat.doomed for seat in self.seats.values()):
+            return self, ()
+        epoch = self.epoch
+        if epoch is None:
+            return self._form(time) if self._is_assembled(time) else (self, ())
+        if self._is_broken(epoch):
+            return self._form(time)
+        return self._decide_live(epoch, time) if epoch.is_live else self._decide_forming(epoch, time)
+
+    def _decide_live(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+        """Who joins waits until all run, so that even those who join one by one leave an epoch time for something."""
+        entered = [seat.entered for seat in self._seats_in(epoch)]
+        if time - epoch.since > self.deadlines.progress:
+            # Who hangs does not leave, and is found by that; who does not hang keeps its state.
+            if self.retried != epoch.form.number:
+                again, commands = self._form(time)
+                return replace(again, retried=again.number), commands
+            why = f"nobody finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
+            return self.restarted(why, time)
+        if min(entered) > 0 and set(self.present()) - set(epoch.form.members):
+            return self._form(time, after=max(entered) + 1)
+        return self, ()
+
+    def _decide_forming(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+        """Members that do not come to the iteration which they were given, or not with the others, have to abort."""
+        if not epoch.missing:
+            return self._go(epoch, time)
+        has_come = any(self.seats[member.process].lived == self.went for member in epoch.left)
+        patience = self.deadlines.forming if has_come else self.deadlines.progress
+        if self._is_winding_down(epoch) and time - epoch.since > patience:
+            return self._form(time)
+        return self, ()
+
+    def _form(self, time: float, after: int | None = None) -> tuple["Membership", Commands]:
+        lost = self._unmanned()
+        if lost:
+            return self._gather(lost, time)
+        form = Form(self.number + 1, self.present(), after)
+        seats = [
+            replace(seat, state=State.FORMING if seat.member in form.members else State.WAITING)
+            for seat in self.seats.values()
+            if seat.is_present
+        ]
+        return replace(self._seated(*seats), epoch=Epoch(form, time), number=form.number, lost=()), (form,)
+
+    def _gather(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
+        """Waits for joiners. Nobody is told to leave the epoch: without the stage its members finish no iteration."""
+        is_new = not set(lost) <= set(self.lost)
+        since = self.since if self.epoch is None else time
+        seats = [replace(seat, state=State.WAITING) for seat in self.seats.values() if seat.is_present]
+        gathering = replace(self._seated(*seats), epoch=None, since=since, lost=lost)
+        return gathering, (StageLost(lost),) if is_new else ()
+
+    def _is_assembled(self, time: float) -> bool:
+        """Whether a first epoch, or one after a stage was lost, need not wait for anybody who is still starting."""
+        if time - self.since > self.deadlines.start:
+            return True
+        states = {seat.state for seat in self.seats.values()} - {State.RETIRED}
+        return State.STARTING not in states if self.number else states == {State.WAITING}
+
+    def _go(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+        """Lets an epoch run. Who was restarted may have found an old state again, which is nobody else's newest."""
+        number, seats = epoch.form.number, self._seats_in(epoch)
+        live = [replace(seat, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0) for seat in seats]
+        gone = replace(self._seated(*live), epoch=replace(epoch, since=time, is_live=True), went=number)
+        held_by = {member.process: held for member, held in epoch.held.items()}
+        if self.is_elastic:
+            return gone._elastic_go(epoch, Slices(self.cuts, held_by, epoch.found))
+        stamp = agreed_stamp(self.processes, held_by)
+        return gone, (Go(number, stamp, _holders(epoch, stamp)),)
+
+    def _elastic_go(self, epoch: Epoch, slices: Slices) -> tuple["Membership", Commands]:
+        number, members, stamp = epoch.form.number, epoch.form.members, slices.agreed()
+        processes = tuple(member.process for member in members)
+        if stamp is None:
+            return replace(self, cuts=continued(self.cuts, None, number, processes)), (Go(number, None),)
+        cut, holders = slices.cut_of(stamp), _holders(epoch, stamp)
+        assert cut is not None
+        is_same = cut.processes == processes and holders == members
+        go = Go(number, stamp, holders, None if is_same else cut, not slices.missing(stamp))
+        return replace(self, cuts=continued(self.cuts, cut if is_same else None, number, processes)), (go,)
+
+    def _seats_in(self, epoch: Epoch) -> tuple[Seat, ...]:
+        return tuple(self.seats[process] for process, _ in epoch.form.members)
+
+    def _is_broken(self, epoch: Epoch) -> bool:
+        """Whether a member has died, or could not go on."""
+        return any(
+            seat.member != member or seat.state not in (State.FORMING, State.LIVE)
+            for seat, member in zip(self._seats_in(epoch), epoch.form.members, strict=True)
+        )
+
+    def _is_winding_down(self, epoch: Epoch) -> bool:
+        """Whether members still run the epoch before, up to an iteration that they were given."""
+        running = (self.seats[process].lived == self.went for process, _ in epoch.staying)
+        return epoch.form.after is not None and any(running)
+
+    def _doomed(self, members: Collection[Member], time: float, *, spared: bool = False) -> "Membership":
+        """Who is being killed already has no more time to die than it had."""
+        seats = [self.seats[member.process] for member in members]
+        killed = [seat.killed if seat.doomed else time for seat in seats]
+        return self._seated(
+            *(replace(seat, doomed=True, killed=at, spared=spared) for seat, at in zip(seats, killed, strict=True))
+        )
+
+    def _retired(self, undead: Collection[Seat]) -> tuple["Membership", Commands]:
+        seats = [replace(seat, state=State.RETIRED, doomed=False, spared=False) for seat in undead]
+        why = f"was killed, and has not died in {self.deadlines.dying:g} s"
+        return self._seated(*seats), tuple(Retire(seat.member, why) for seat in seats)
+
+    def _overdue(self, time: float) -> Iterator[Kill]:
+        """Who has to be killed. An epoch that somebody has left, or will, is not held against its members any more."""
+        limits, epoch = self.deadlines, self.epoch
+        for seat in self.seats.values():
+            if seat.state is State.STARTING and not seat.doomed and time - seat.seen > limits.start:
+                yield Kill(seat.member, f"was not ready {limits.start:g} s after its start")
+            if seat.is_present and time - seat.seen > limits.heartbeat:
+                yield Kill(seat.member, f"was not heard for {limits.heartbeat:g} s")
+        if epoch is None or self._is_broken(epoch) or any(seat.doomed for seat in self._seats_in(epoch)):
+            return
+        waited = time - epoch.since
+        if epoch.is_live and waited > limits.progress:
+            newest = max(seat.entered for seat in self._seats_in(epoch))
+            for seat in self._seats_in(epoch):
+                if seat.entered < newest:
+                    yield Kill(seat.member, f"is still in iteration {seat.entered}, others are in {newest}")
+        elif not epoch.is_live and not self._is_winding_down(epoch):
+            for member in epoch.staying or epoch.missing:
+                limit = limits.progress if member in epoch.linked else limits.forming
+                if waited > limit:
+                    yield Kill(member, f"did not form epoch {epoch.form.number} in {limit:g} s")
+
+
+def _holders(epoch: Epoch, stamp: Stamp | None) -> tuple[Member, ...]:
+    return tuple(member for member in epoch.form.members if stamp in epoch.held[member])

@@ -1,0 +1,1 @@
+"""Processes beside the workers: one writes checkpoints, one compiles ahead."""

@@ -1,0 +1,1 @@
+"""State of a run that outlives its processes."""

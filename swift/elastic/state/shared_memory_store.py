@@ -1,0 +1,161 @@
+"""States of a process on the host, as files in shared memory: they outlive its devices, and the process itself.
+
+An epoch ends with all that is on its devices (see ``swift.elastic.jax_group``). What a process needs of it for the next
+one is here, and whoever takes the place of a process that was killed finds it again.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from swift.checkpoint.storage.digests import array_digest, digest
+from swift.elastic.membership.protocol import Process, Stamp
+from swift.elastic.state.disk_spill import remove_kept, share_kept, write_kept
+from swift.errors import RunError
+
+_PREFIX, _ALIGNMENT = "state-", 64
+
+
+class Keep:
+    """The states that one process has kept.
+
+    Args:
+        directory: of all processes of a run on this machine, best in shared memory; it has to be there, lest one that
+            was removed with the run comes back.
+        process: whose.
+    """
+
+    def __init__(self, directory: Path, process: Process):
+        self._directory = directory / place_name(process)
+        self._directory.mkdir(exist_ok=True)
+
+    def stamps(self) -> frozenset[Stamp]:
+        """Of all states that are here."""
+        found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
+        return frozenset(Stamp(int(epoch), int(step)) for epoch, step in found)
+
+    def save(self, stamp: Stamp, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Keeps a tree of arrays, which replaces one with the same stamp.
+
+        Args:
+            stamp: of the state.
+            tree: the state.
+            records: of the iterations up to it that may not be written yet; JSON.
+
+        Raises:
+            OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
+        """
+        arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
+        head = {"arrays": [_shape(array) for array in arrays], "digest": array_digest(arrays)}
+        text = json.dumps(list(records))
+        head |= {"records": text, "records_digest": digest(text.encode())}
+
+        def write(file: BinaryIO) -> None:
+            file.write(json.dumps(head).encode() + b"\n")
+            for array in arrays:
+                file.seek(_aligned(file.tell()))
+                file.write(_bytes(array).data)
+            file.truncate()
+
+        if write_kept(self._path(stamp), self._temporary(stamp), write):
+            print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
+
+    def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
+        """A state; its arrays are views of the file, which may be removed meanwhile.
+
+        Args:
+            stamp: one of ``stamps``.
+            like: a tree of what has shapes and types.
+            is_own: this very process has saved it, and need not check it.
+
+        Raises:
+            RunError: it cannot be read, is damaged, or another model's.
+        """
+        path, leaves, parts = self._path(stamp), jax.tree.leaves(like), []
+        damaged = RunError(f"{path}: is damaged, it is not as it was saved")
+        try:
+            with path.open("rb") as file:
+                head, offset = json.loads(file.readline()), file.tell()
+                shapes, digest = head["arrays"], head["digest"]
+            whole = np.memmap(path, np.uint8, "r")
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, TypeError, KeyError):
+            raise damaged from None
+        if shapes != [_shape(leaf) for leaf in leaves]:
+            raise RunError(f"{path}: holds the state of another model")
+        for leaf in leaves:
+            begin = _aligned(offset)
+            offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+            parts.append(whole[begin:offset])
+        if len(whole) != offset or not (is_own or array_digest(parts) == digest):
+            raise damaged
+        arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """The records that were kept with the states that are here, by iteration, but for those that cannot be read."""
+        found: dict[int, dict[str, Any]] = {}
+        for stamp in sorted(self.stamps()):
+            with (
+                suppress(OSError, ValueError, TypeError, KeyError, AttributeError),
+                self._path(stamp).open("rb") as file,
+            ):
+                head = json.loads(file.readline())
+                if digest(head["records"].encode()) == head["records_digest"]:
+                    found |= {record["step"]: record for record in json.loads(head["records"])}
+        return found
+
+    def hand_over(self, other: "Keep") -> None:
+        """Has another one have all states of this, too; on the same file system that costs nothing."""
+        for stamp in self.stamps() - other.stamps():
+            share_kept(self._path(stamp), other._path(stamp), other._temporary(stamp))
+
+    def forget(self, but: frozenset[Stamp] = frozenset()) -> None:
+        """Removes all states but some."""
+        for stamp in self.stamps() - but:
+            remove_kept(self._path(stamp))
+        for half in self._directory.glob(f".{_PREFIX}*"):  # of a life that ended in the midst of it
+            remove_kept(half)
+
+    def _path(self, stamp: Stamp) -> Path:
+        return self._directory / f"{_PREFIX}{stamp.epoch}-{stamp.step}"
+
+    def _temporary(self, stamp: Stamp) -> Path:
+        """In a directory that has one writer."""
+        return self._directory / f".{_PREFIX}{stamp.epoch}-{stamp.step}.tmp"
+
+
+def place_name(process: Process) -> str:
+    """The name of a process's directory.
+
+    >>> place_name(Process((1, 0), 2)), place_of(place_name(Process((1, 0), 2))) == Process((1, 0), 2)
+    ('1-0-2', True)
+    """
+    return "-".join(map(str, (*process.worker, process.rank)))
+
+
+def place_of(name: str) -> Process:
+    """The process of a directory."""
+    pipeline, stage, rank = map(int, name.split("-"))
+    return Process((pipeline, stage), rank)
+
+
+def _shape(leaf: Any) -> list[Any]:
+    return [str(leaf.dtype), list(leaf.shape)]
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _aligned(offset: int) -> int:
+    """So that devices may use the arrays where they are."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

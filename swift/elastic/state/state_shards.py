@@ -1,0 +1,63 @@
+"""Between a checkpoint, which has a row for every stage, and what each process of a run has of it.
+
+A process has ``Parts`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED ``[1, row, 1,
+...]`` or SHARED ``[1, ...]``, which all devices have the same.
+
+P: stages. N: expert ranks.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from swift.mesh import RANKED
+from swift.mesh.live import is_spec, map_specs
+from swift.mesh.process_shards import Parts
+
+
+def cut_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> Any:
+    """What a process has of a checkpoint.
+
+    Args:
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        tree: arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+        stage: that the process serves.
+        ranks: the expert ranks of its devices.
+
+    Returns:
+        A tree of ``Parts``, which are views.
+    """
+
+    def cut(spec: PartitionSpec, whole: np.ndarray) -> Parts:
+        own = whole[stage : stage + 1]
+        return [own[:, :, rank : rank + 1] if spec == RANKED else own for rank in ranks]
+
+    return map_specs(cut, specs, tree)
+
+
+def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
+    """The arrays of a checkpoint of which every process has given its part.
+
+    Args:
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        shapes: of the result.
+        parts: trees of ``Parts``; the processes of the first stage by rank, then those of the next.
+
+    Returns:
+        Arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+    """
+
+    def join(spec: PartitionSpec, whole: Any, *given: Parts) -> np.ndarray:
+        all_parts, num_stages = list(chain(*given)), whole.shape[0]
+        num_ranks = len(all_parts) // num_stages
+        rows = [all_parts[stage * num_ranks : (stage + 1) * num_ranks] for stage in range(num_stages)]
+        return np.concatenate([np.concatenate(row, axis=2) if spec == RANKED else row[0] for row in rows])
+
+    return jax.tree.map(
+        lambda spec, *below: jax.tree.map(partial(join, spec), *below), specs, shapes, *parts, is_leaf=is_spec
+    )

@@ -1,0 +1,1 @@
+"""A worker process of a run."""

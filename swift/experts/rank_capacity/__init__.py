@@ -1,0 +1,1 @@
+"""Capacity by rank: the slots of a rank share its buffer."""

@@ -1,0 +1,74 @@
+"""Capacity by rank: which tokens are served where the slots of a rank share its rows.
+
+The rule: the tokens of every class and source rank are split over the slots that hold the class (``split``). Where a
+source has more for one rank than the buffer between the two holds, every slot of that rank loses in proportion:
+*buffer full*. Where a rank then has more than its rows, every source and slot loses in proportion: *rank full*. So a
+source keeps a number of the tokens of a class, and these are the first in token order, then choice order. It is local
+and per micro-batch, as capacity by slot is, and all ranks know it from the counts alone, before a token moves.
+
+Legend: N ranks as sources, D the same as those that serve, S slots of a rank, E classes.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from swift.experts.config import ExpertConfig
+from swift.experts.rank_capacity.fixed_point import BITS, ONE, fraction_of, times
+from swift.experts.rank_capacity.token_split import Rooms, Slots, split_tokens
+
+
+class Served(NamedTuple):
+    """The (token, choice) pairs of every source that are served, and those that are not."""
+
+    kept_NDS: jax.Array  # int32, in every slot
+    dropped_NE: jax.Array  # int32, of every class
+    overflowed_NE: jax.Array  # int32, those of them for which a buffer was full
+
+
+def serve(config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int) -> Served:
+    """Splits the tokens of all sources over the slots, and drops what does not fit.
+
+    Args:
+        config: the experts, with capacity by rank.
+        counts_NE: int32, pairs of every source rank that want each class.
+        placement_NS: the class in every slot, in any order.
+        local_tokens: tokens of a source rank.
+    """
+    num_ranks, num_slots = placement_NS.shape
+    rooms = Rooms(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
+    slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
+
+    wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, config.spare_rounds)
+    sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
+    by_rank = sent_NDS.swapaxes(0, 1).reshape(num_ranks, -1)
+    kept = in_proportion(by_rank, rooms.rank, num_ranks * min(rooms.buffer, most_pairs))
+    kept_NDS = kept.reshape(num_ranks, num_ranks, num_slots).swapaxes(0, 1)
+
+    def by_class(pairs_NDS: jax.Array) -> jax.Array:
+        return jax.vmap(slots.by_class)(pairs_NDS.reshape(num_ranks, -1))
+
+    sent_NE = by_class(sent_NDS)
+    return Served(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
+
+
+def in_proportion(wanted_XY: jax.Array, room: int, most: int) -> jax.Array:
+    """Cuts every ``[..., Y]`` that adds up to more than ``room`` down in proportion; the others stay as they are.
+
+    What is cut down fills the room to the last.
+
+    Args:
+        wanted_XY: int32, not negative.
+        room: that there is.
+        most: that any of them can add up to; below 2^30.
+    """
+    if most <= room:
+        return wanted_XY
+    assert most < 1 << BITS, "the sums have to stay below 2^30"
+    up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
+    sum_X1 = up_to_XY[..., -1:]
+    # Rounded up, and by too little to make a whole one more of a sum below 2^30: rounded down, the last would be lost.
+    part_X1 = fraction_of(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
+    kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
+    return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))

@@ -1,0 +1,1 @@
+"""From one set of failures to the next: plans, programs and state."""

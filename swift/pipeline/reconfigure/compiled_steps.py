@@ -1,0 +1,206 @@
+"""The programs of one configuration on its mesh, each compiled when it is first needed."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Compiled, Lowered, Wrapped
+
+from swift.data import Batch
+from swift.mesh import RANKED, REPLICATED, SHARED, own_row
+from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
+from swift.pipeline.runtime.batch_layout import sequences_per_rank
+from swift.pipeline.runtime.metrics import by_iteration
+from swift.pipeline.runtime.single_worker import lone_evaluation, lone_step, put_batch
+from swift.pipeline.runtime.stage import DeviceBatch, Sums
+from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.tick_arrays import table_arrays
+from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
+from swift.schedules import TickTable
+
+Kind = Literal["window", "single", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a window came to.
+
+    Attributes:
+        state: after it.
+        metrics: of its iterations, on the host; see ``by_iteration``.
+        was_discarded: whether it was run again, one iteration after the other.
+    """
+
+    state: TrainState
+    metrics: list[dict[str, np.ndarray]]
+    was_discarded: bool
+
+
+class Steps:
+    """A configuration's step functions, compiled ahead of their first call; to be used from several threads.
+
+    Args:
+        program: on the configuration's live mesh.
+        configuration: the plan.
+        num_sequences: of a micro-batch, over all expert ranks.
+        store: where processes that run the same find each other's programs.
+        keep_state: leave the state before an iteration as it is, so that the iteration can be run again.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        configuration: Configuration,
+        num_sequences: int,
+        store: ProgramStore | None = None,
+        *,
+        keep_state: bool = False,
+    ):
+        self.program, self.configuration, self._num_sequences = program, configuration, num_sequences
+        self._store, self._keeps_state = store, keep_state
+        self._compiled: dict[Kind, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def main(self) -> Kind:
+        """What most iterations need. Peers that cannot be summed by themselves (TPU) cannot update by themselves."""
+        return "window" if self.configuration.window > 1 and not self.program.peer_sum.in_rounds else "single"
+
+    @property
+    def others(self) -> list[Kind]:
+        """What evaluations need, and iterations that make no whole window."""
+        return ["evaluate"] if self.main == "single" else ["single", "evaluate"]
+
+    @property
+    def plan(self) -> Plan:
+        """What most iterations run."""
+        return self.configuration.plans[self.configuration.window if self.main == "window" else 1]
+
+    def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
+        """Host batches on the devices of the workers that meet them: of a window together, or one by one."""
+        if self.main == "window" and len(batches) > 1:
+            return [self.rows(batches)]
+        return [self.rows([batch]) for batch in batches]
+
+    def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
+        """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
+
+        A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
+
+        Args:
+            state: the present one; given up, unless the steps keep states.
+            batches: the iterations' global batches, on the host.
+            rows: what ``put`` made of them.
+        """
+        if len(rows) == len(batches):
+            return self._singles(state, rows, was_discarded=False)
+        window, metrics, ok = self.run_window(state, rows[0])
+        after = [window]
+        del window
+
+        def finish() -> Outcome:
+            if own_row(ok):
+                return Outcome(after[0], by_iteration(metrics), was_discarded=False)
+            after.clear()  # what does not count needs no memory while the iterations are run again
+            return self._singles(state, [self.rows([batch]) for batch in batches], was_discarded=True)()
+
+        return finish
+
+    def _singles(self, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool) -> Callable[[], Outcome]:
+        """Starts iterations one after the other."""
+        metrics = []
+        for row in rows:
+            state, of_one = self.run_single(state, row)
+            metrics.append(of_one)
+        return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
+
+    def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
+        """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
+        live = self.program.live
+        if self.program.is_lone:
+            return put_batch(batches[0], live)
+        table = self.configuration.plans[len(batches)].table
+        return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
+
+    def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
+        """K iterations: the new state, its metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
+        return self.compiled("window")(state, rows)
+
+    def run_single(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One iteration that counts; the old state's buffers are given up, unless the steps keep states."""
+        return self.compiled("single")(state, rows)
+
+    def evaluate(self, state: TrainState, batch: Batch) -> Sums:
+        """The sums of one iteration's batch, on the host."""
+        return own_row(self.compiled("evaluate")(state, self.rows([batch])))
+
+    def compiled(self, kind: Kind) -> Callable[..., Any]:
+        """A program, compiled now unless it is there."""
+        with self._lock:
+            if kind not in self._compiled:
+                self._compiled[kind] = self._compile(kind)
+            return self._compiled[kind]
+
+    def is_compiled(self, kind: Kind) -> bool:
+        """Whether a call would start at once."""
+        return kind in self._compiled
+
+    def lowered(self, kind: Kind) -> Lowered:
+        """A program before it is compiled; of shapes alone, so that its devices need not be there."""
+        program, live = self.program, self.program.live
+        state = program.abstract(with_slots=True)
+        if program.is_lone:
+            lone_rows = self._abstract_rows((1, program.num_microbatches))
+            step = partial(lone_step, keep_state=self._keeps_state)
+            lone = lone_evaluation if kind == "evaluate" else step
+            return lone(program).lower(state, lone_rows)
+        table = _table(self.configuration, kind)
+        common, columns = table_arrays(table)
+        arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
+        return self._function(kind, table).lower(state, *arrays, self._abstract_rows(table.data_Rn.shape[:2]))
+
+    def _compile(self, kind: Kind) -> Callable[..., Any]:
+        program = self.program
+        call = self._get(kind)
+        if program.is_lone:
+            return call
+        common, columns = table_arrays(_table(self.configuration, kind))
+        arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)
+        return lambda state, rows: call(state, *arrays, rows)
+
+    def _get(self, kind: Kind) -> Compiled:
+        if self._store is None:
+            return self.lowered(kind).compile()
+        devices = list(self.program.live.mesh.devices.flat)
+        key = program_key(self.configuration, self.program.live.num_ranks, kind, keep_state=self._keeps_state)
+        return self._store.get(key, lambda: self.lowered(kind).compile(), devices)
+
+    def _function(self, kind: Kind, table: TickTable) -> Wrapped:
+        if kind == "window":
+            return window_step(self.program, table, self.configuration.window)
+        if kind == "single":
+            return barrier_step(self.program, table, keep_state=self._keeps_state)
+        return evaluation_step(self.program, table)
+
+    def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
+        live, length = self.program.live, self.program.gpt.config.sequence_length
+        shape = (*microbatches_Rn, live.num_ranks, sequences_per_rank(self._num_sequences, live.num_ranks), length)
+        types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)
+        return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]
+
+
+def program_key(configuration: Configuration, num_ranks: int, kind: Kind, *, keep_state: bool) -> object:
+    """What tells a program from the others of a run; configurations that have it in common share the program."""
+    stages = [place.stage for place in configuration.places]
+    return kind, keep_state, num_ranks, configuration.window, stages, _table(configuration, kind).shape
+
+
+def _table(configuration: Configuration, kind: Kind) -> TickTable:
+    table = configuration.plans[configuration.window if kind == "window" else 1].table
+    return table.forward_only() if kind == "evaluate" else table

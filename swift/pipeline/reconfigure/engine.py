@@ -1,0 +1,220 @@
+"""From one configuration to the next: plans, programs and state, and what every change costs."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import pairwise
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Literal, Self
+
+import jax
+
+from swift.data import Batch
+from swift.mesh import move_rows, moved_bytes, source_rows
+from swift.pipeline.reconfigure.compiled_steps import Outcome, Steps
+from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings, neighbours
+from swift.pipeline.runtime.stage import DeviceBatch, Sums
+from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.schedules import FAULT_FREE, allocated_bytes
+from swift.topology import Worker
+
+Prepare = Literal["none", "next"]
+PREPARE: tuple[str, ...] = ("none", "next")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a change of configuration cost.
+
+    Attributes:
+        prepared: whether plan and program were there already.
+        plan_ms: planning.
+        compile_ms: compiling what most iterations need, or waiting for its end.
+        move_ms: moving the state, until it is there.
+        moved_bytes: from one device to another.
+    """
+
+    prepared: bool
+    plan_ms: float
+    compile_ms: float
+    move_ms: float
+    moved_bytes: int
+
+
+class Engine:
+    """The configurations of a run; a context manager, since it may compile in the background.
+
+    Args:
+        program: on the live mesh of all workers.
+        settings: of the plans.
+        num_sequences: of a micro-batch, over all expert ranks.
+        prepare: ``next`` plans and compiles, in the background, the configurations that one worker's failure or return
+            would lead to.
+        failed: the workers that are down at first.
+
+    Raises:
+        SettingError: a stage has no survivor, or the planner cannot plan for the failures.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        settings: PlanSettings,
+        num_sequences: int,
+        prepare: Prepare = "none",
+        failed: frozenset[Worker] = frozenset(),
+    ):
+        self._program, self._configurator, self._num_sequences = program, Configurator(settings), num_sequences
+        self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
+        self._steps: dict[frozenset[Worker], Steps] = {}
+        self._background = ThreadPoolExecutor(1, "prepare")
+        self._pending: list[Future[None]] = []
+        self._troubles: SimpleQueue[str] = SimpleQueue()
+        self._is_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        self._fault_free = self._configurator.configure(frozenset())
+        self.steps = self._steps_for(failed)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Begins to prepare; ``close`` has to follow."""
+        self._prepare_next()
+        return self
+
+    def close(self, *, wait: bool = True) -> None:
+        """Prepares nothing more.
+
+        Args:
+            wait: for a compilation that is under way: XLA cannot be interrupted.
+        """
+        self._background.shutdown(wait=wait, cancel_futures=True)
+
+    @property
+    def program(self) -> Program:
+        """The program on the present live mesh."""
+        return self.steps.program
+
+    @property
+    def configuration(self) -> Configuration:
+        """The present plan."""
+        return self.steps.configuration
+
+    @property
+    def num_live(self) -> int:
+        """Live workers."""
+        return self.program.live.num_rows
+
+    @property
+    def period_ratio(self) -> float:
+        """The planned time of an iteration, as a multiple of what it is without failures."""
+        plan = self.steps.plan
+        return plan.period / self._fault_free.plans[plan.schedule.problem.num_iterations].period
+
+    @property
+    def stash_bytes(self) -> int:
+        """Bytes that every rank allocates for stashes and messages."""
+        return allocated_bytes(self.steps.plan.table, self._configurator.settings.sizes)
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of the live workers' planned time in which they run nothing."""
+        return self.steps.plan.bubble_share
+
+    def configure(self, failed: frozenset[Worker]) -> Configuration:
+        """The plan for a failure set.
+
+        Raises:
+            SettingError: a stage has no survivor, or the planner cannot plan for the failures.
+        """
+        return self._configurator.configure(failed)
+
+    def settle(self) -> None:
+        """Waits until all that is to be prepared is."""
+        wait(self._pending)
+
+    def troubles(self) -> list[str]:
+        """What went wrong in the background since the last call."""
+        return [self._troubles.get() for _ in range(self._troubles.qsize())]
+
+    def evaluate(self, state: TrainState, batch: Batch) -> Sums:
+        """See ``Steps.evaluate``."""
+        return self.steps.evaluate(state, batch)
+
+    def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
+        """See ``Steps.start``."""
+        return self.steps.start(state, batches, rows)
+
+    def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
+        """See ``Steps.put``."""
+        return self.steps.put(batches)
+
+    def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Change]:
+        """Goes on with other workers: plan, program, state.
+
+        Args:
+            state: the present one; given up.
+            failed: the workers that are down from now on.
+
+        Raises:
+            SettingError: a stage has no survivor.
+        """
+        begun = time.perf_counter()
+        is_planned = failed in self._steps
+        steps = self._steps_for(failed)
+        is_prepared = is_planned and steps.is_compiled(steps.main)
+        planned = time.perf_counter()
+        steps.compiled(steps.main)
+        compiled = time.perf_counter()
+        old, new = self.program.live, steps.program.live
+        sources = source_rows(old, new)
+        num_bytes = moved_bytes(state, old, new, sources)
+        state = jax.block_until_ready(move_rows(state, old, new, steps.program.specs, sources))
+        moved = time.perf_counter()
+        self.steps = steps
+        self._prepare_next()
+        plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
+        return state, Change(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
+
+    def _steps_for(self, failed: frozenset[Worker]) -> Steps:
+        # Without a lock: two threads may plan the same, and neither waits for a plan that only the other needs.
+        steps = self._steps.get(failed)
+        if steps is None:
+            configuration = self._configurator.configure(failed)
+            program = self._program.at(self._program.live.with_places(configuration.places))
+            steps = self._steps.setdefault(failed, Steps(program, configuration, self._num_sequences))
+        return steps
+
+    def _prepare_next(self) -> None:
+        """Forgets what is two changes away; plans and compiles what is one away, all that comes first first."""
+        for future in self._pending:
+            future.cancel()
+        failed = self.configuration.failed
+        near = [failed, *neighbours(self._program.live.topology, failed)]
+        for planned in list(self._steps):
+            if planned not in near:
+                del self._steps[planned]
+        if self._looks_ahead:
+            jobs = [(failed, is_main) for is_main in (True, False) for failed in near]
+            self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
+
+    def _make_ready(self, failed: frozenset[Worker], is_main: bool) -> None:
+        """Compiles what most iterations of a configuration need, or else all the rest."""
+        try:
+            with jax.enable_x64(self._is_x64):  # which is a setting of a thread
+                if is_main:
+                    steps = self._steps_for(failed)
+                    steps.compiled(steps.main)
+                elif failed in self._steps:  # if not, the first job has told why
+                    for kind in self._steps[failed].others:
+                        self._steps[failed].compiled(kind)
+        except Exception as error:  # whatever it is, the run goes on until it needs this configuration
+            down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
+            self._troubles.put(f"with {down} down: {error}")

@@ -1,0 +1,57 @@
+"""The programs by which an epoch of processes gets its first state, each found in the store or compiled now."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from swift.mesh.process_shards import giving_rows, share_rows
+from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.failure_config import Configuration
+from swift.pipeline.runtime.step_spec import Program, TrainState
+
+
+def compiled_init(program: Program, store: ProgramStore, seed: int) -> Callable[[], TrainState]:
+    """What makes the state before the first iteration."""
+    live = program.live
+    init = jax.jit(lambda: program.init(jax.random.key(seed)))
+    key = "init", live.num_ranks, live.stage_R.tolist()
+    return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
+
+
+def compiled_slots(program: Program, store: ProgramStore) -> Callable[[TrainState], TrainState]:
+    """What gives slots to a state without, such as that of a checkpoint."""
+    live = program.live
+    fill = jax.jit(program.fill_slots)
+    key = slots_key(live.num_ranks, live.stage_R.tolist())
+    return store.get(key, lambda: fill.lower(program.abstract()).compile(), list(live.mesh.devices.flat))
+
+
+def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
+    """What tells such a program from the others of a run."""
+    return "slots", num_ranks, list(stages)
+
+
+def compiled_share(
+    program: Program, store: ProgramStore, has_R: Sequence[bool]
+) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
+    """What gives the state to those who have nothing, see ``share_rows``.
+
+    Args:
+        program: on the live mesh.
+        store: of the run.
+        has_R: whose rows are the state; every stage needs one.
+    """
+    live = program.live
+    share = jax.jit(share_rows(live, program.specs, has_R))
+    state = program.abstract(with_slots=True)
+    key = _key(live.stage_R.tolist(), has_R)
+    return store.get(key, lambda: share.lower(state).compile(), list(live.mesh.devices.flat))
+
+
+def share_key(configuration: Configuration, has_R: Sequence[bool]) -> object:
+    """What tells such a program from the others of a run: who gives, and not for whom."""
+    return _key([place.stage for place in configuration.places], has_R)
+
+
+def _key(stages: list[int], has_R: Sequence[bool]) -> object:
+    return "share", stages, giving_rows(stages, has_R)

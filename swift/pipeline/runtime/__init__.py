@@ -1,0 +1,1 @@
+"""The step functions of a pipeline and all they are made of."""

@@ -1,0 +1,73 @@
+"""What F, B and W of a stage cost, for the planner: known before anything runs, and the same on every machine."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from swift.mesh import EXPERT_AXIS
+from swift.models import Weights
+from swift.pipeline.runtime.stage import Extras, layers_of, stage_function
+from swift.pipeline.runtime.step_spec import Program
+from swift.pipeline.split_backward.flops import dot_flops
+from swift.pipeline.split_backward.split import Shapes, Split, split
+from swift.schedules import Costs, SlotBytes
+
+
+def split_stage(program: Program, num_sequences: int) -> tuple[Split, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
+    """The split of a stage's layers outside of any mesh, and the shapes that it is for.
+
+    Args:
+        program: on any mesh.
+        num_sequences: of a micro-batch on one rank.
+    """
+    config = program.gpt.config
+    state = jax.eval_shape(program.init, jax.random.key(0))
+
+    def of_one_rank(slots: dict[str, jax.Array]) -> Weights:
+        return program.gpt.unpack({name: leaf[0, :, 0] for name, leaf in slots.items()})
+
+    valid = jax.ShapeDtypeStruct((num_sequences, config.sequence_length), jnp.bool_)
+    x = jax.ShapeDtypeStruct((*valid.shape, config.model_dim), program.compute_dtype)
+    placement = jax.ShapeDtypeStruct(state.placement.shape[1:], jnp.int32)
+    extras: Any = Extras(placement, valid)  # type: ignore[arg-type]
+    weights = layers_of(jax.eval_shape(of_one_rank, state.slots))
+    axes = [(EXPERT_AXIS, program.live.num_ranks)]
+    return split(stage_function(program), weights, extras, x, axis_env=axes), (weights, extras, x)
+
+
+def stage_costs(program: Program, num_sequences: int) -> Costs:
+    """The costs of a stage's layers: times in units of F, by FLOPs of matmuls; memory in units of F's stash.
+
+    Embedding and head are not counted: all stages are planned alike.
+
+    Args:
+        program: on any mesh.
+        num_sequences: of a micro-batch on one rank.
+    """
+    parts, (weights, extras, x) = split_stage(program, num_sequences)
+    axes = [(EXPERT_AXIS, program.live.num_ranks)]
+
+    def flops(op: Callable[..., Any], *arguments: Any) -> int:
+        return dot_flops(jax.make_jaxpr(op, axis_env=axes)(*arguments))
+
+    aux = jax.ShapeDtypeStruct((), program.accumulate_dtype)
+    t_f = flops(parts.forward, weights, extras, x)
+    t_b = flops(parts.backward_input, weights, extras, parts.b_shapes, parts.h_shapes, (x, aux))
+    t_w = flops(parts.backward_weight, weights, extras, parts.h_shapes, parts.w_shapes)
+    b, h, w, message = (stash_bytes(shapes) for shapes in (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,)))
+    return Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
+
+
+def stage_sizes(program: Program, num_sequences: int) -> SlotBytes:
+    """Bytes of one slot of each kind on a rank; for the arguments see ``stage_costs``."""
+    parts, (_, _, x) = split_stage(program, num_sequences)
+    shapes = (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,), (x,))
+    return SlotBytes(*map(stash_bytes, shapes))
+
+
+def stash_bytes(shapes: Shapes) -> int:
+    """Bytes of one slot."""
+    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in shapes)

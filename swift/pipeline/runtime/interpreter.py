@@ -1,0 +1,169 @@
+"""The tick interpreter: a worker's rank runs the ops that its columns of the table say, and passes messages on.
+
+A tick has two parts. First the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's big buffers
+only, since XLA copies what goes through a branch of several ways. Expert ranks of a worker take the same branch, so it
+may hold collectives over ``expert``. Then, outside of every branch that differs between workers, the messages: which
+permutation moves is in the table's common columns, the same on all devices, so a ``lax.switch`` over ``ppermute`` is
+safe there; inside an op's branch it would deadlock.
+
+The weights do not change between two updates, so they are invariants of a stretch of ticks, not part of what is
+carried.
+
+Legend: T ticks, Q rounds of a tick, K iterations of the window, B sequences of this rank, D model dim.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.mesh import WORKER_AXIS
+from swift.models import Weights
+from swift.pipeline import scopes
+from swift.pipeline.runtime.stage import Sums, layers_of, no_sums
+from swift.pipeline.runtime.stage_ops import StageOps, Stash, put
+from swift.pipeline.runtime.step_spec import Program
+from swift.pipeline.runtime.tick_arrays import Columns, Common, Op
+from swift.pipeline.split_backward.split import Split
+from swift.schedules import Kind, TickTable
+from swift.schedules.lowering.messages import Permutation
+
+_ACTIVATIONS, _GRADIENTS = 0, 1
+"""The directions of messages: their places in ``Common`` and in ``Interpreter.permutations``."""
+
+
+class Carry(NamedTuple):
+    """What goes from tick to tick."""
+
+    activations: jax.Array  # [slots, B, T, D], the inbox of F
+    gradients: jax.Array  # [slots, B, T, D], the inbox of B
+    b_stash: Stash  # [slots, ...] each: from F to B
+    held: Stash  # [slots, ...] each: from F to W
+    w_stash: Stash  # [slots, ...] each: from B to W
+    sums: Sums  # [K] each
+    layers: Weights  # gradients of the stage's weights, summed over micro-batches, at least float32
+    embedding: Any  # those of the embedding; zeros but in the first stage
+    head: Any  # those of the head; zeros but in the last stage
+
+    @property
+    def totals(self) -> Weights:
+        """The gradients of all weights, in the form of the weights."""
+        return {**self.layers, "embedding": self.embedding, "head": self.head}
+
+    def with_totals(self, totals: Weights) -> "Carry":
+        """The same with other gradients."""
+        return self._replace(layers=layers_of(totals), embedding=totals["embedding"], head=totals["head"])
+
+
+def empty_carry(
+    program: Program, table: TickTable, split: Split, weights: Weights, message: jax.Array, num_iterations: int
+) -> Carry:
+    """Empty buffers, and sums of nothing.
+
+    Args:
+        program: the static part.
+        table: how many slots there are.
+        split: what they hold.
+        weights: of the stage and the ends.
+        message: what one worker sends to another, ``[B, T, D]``.
+        num_iterations: K.
+    """
+
+    def buffers(num_slots: int, shapes: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros((max(1, num_slots), *leaf.shape), leaf.dtype), shapes)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, program.accumulate_dtype), weights)
+    return Carry(
+        activations=buffers(table.activations.num_slots, message),
+        gradients=buffers(table.gradients.num_slots, message),
+        b_stash=buffers(table.num_b_stash, split.b_shapes),
+        held=buffers(table.num_held, split.h_shapes),
+        w_stash=buffers(table.num_w_stash, split.w_shapes),
+        sums=jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), no_sums(program)),
+        layers=layers_of(zeros),
+        embedding=zeros["embedding"],
+        head=zeros["head"],
+    )
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """How a rank runs a table.
+
+    Attributes:
+        permutations: of activations and of gradients; static.
+        common: the table's columns that are the same for all workers.
+        columns: those of this worker.
+        message: zeros of the shape of a message.
+    """
+
+    permutations: tuple[tuple[Permutation, ...], tuple[Permutation, ...]]
+    common: Common
+    columns: Columns
+    message: jax.Array
+
+    def run(self, ops: StageOps, first: Any, end: Any, carry: Carry) -> Carry:
+        """Runs the ticks from ``first`` to before ``end``, between which no weight changes."""
+        return lax.fori_loop(first, end, lambda tick, carry: self._tick(ops, tick, carry), carry)
+
+    def evaluate(self, ops: StageOps, end: Any, carry: Carry) -> Sums:
+        """Runs the Fs of all ticks before ``end``, with no backward pass to come."""
+
+        def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
+            activations, sums = loop
+            op = Op.at(self.columns, tick)
+            with jax.named_scope(scopes.FORWARD):
+                y, sums = lax.cond(
+                    op.opcode == Kind.F + 1,
+                    lambda sums: ops.evaluate(op, activations, sums),
+                    lambda sums: (self.message, sums),
+                    sums,
+                )
+            return self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations), sums
+
+        return lax.fori_loop(0, end, tick, (carry.activations, carry.sums))[1]
+
+    def _tick(self, ops: StageOps, tick: jax.Array, c: Carry) -> Carry:
+        op, silence = Op.at(self.columns, tick), self.message
+        with jax.named_scope(scopes.FORWARD):
+            y, (gradients, b_stash, held, sums, head) = lax.cond(
+                op.opcode == Kind.F + 1,
+                lambda *mine: ops.forward(op, c.activations, *mine),
+                lambda *mine: (silence, mine),
+                *(c.gradients, c.b_stash, c.held, c.sums, c.head),
+            )
+        with jax.named_scope(scopes.BACKWARD_INPUT):
+            dx, (w_stash, embedding) = lax.cond(
+                op.opcode == Kind.B + 1,
+                lambda *mine: ops.backward_input(op, gradients, b_stash, held, *mine),
+                lambda *mine: (silence, mine),
+                *(c.w_stash, c.embedding),
+            )
+        with jax.named_scope(scopes.BACKWARD_WEIGHT):
+            layers = lax.cond(
+                op.opcode == Kind.W + 1,
+                lambda mine: ops.backward_weight(op, held, w_stash, mine),
+                lambda mine: mine,
+                c.layers,
+            )
+        activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, c.activations)
+        gradients = self._deliver(_GRADIENTS, dx, tick, op.gradient_slot_Q, gradients)
+        return Carry(activations, gradients, b_stash, held, w_stash, sums, layers, embedding, head)
+
+    def _deliver(
+        self, direction: int, message: jax.Array, tick: jax.Array, slot_Q: jax.Array, inbox: jax.Array
+    ) -> jax.Array:
+        """Moves the messages of a direction: the inbox with what came for this worker."""
+        chosen_TQ = self.common[direction]
+        ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
+        ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]
+        for turn in range(chosen_TQ.shape[1]):
+            with jax.named_scope(f"{(scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]}/{scopes.ROUND}{turn}"):
+                came = lax.switch(chosen_TQ[tick, turn] + 1, ways, message)
+            keep = partial(put, slot=slot_Q[turn], values=came)
+            inbox = lax.cond(slot_Q[turn] >= 0, keep, lambda same: same, inbox)
+        return inbox

@@ -1,0 +1,86 @@
+"""What the iterations of a window came to, as arrays with a leading dim K: the same for every step function and row.
+
+Legend: K iterations of the window, L MoE layers, E classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from swift.experts import Load
+from swift.experts.placement import load_imbalance, replica_counts
+from swift.mesh import WORKER_AXIS, own_row
+from swift.pipeline.runtime.step_spec import Program, TrainState
+
+
+class UpdateRecord(NamedTuple):
+    """What an update knows of its iteration; with a leading dim K for those of a window."""
+
+    square_norm: jax.Array  # of the stage's gradients, before any clip
+    learning_rate: jax.Array
+    load: Load  # int32[L, E] each, over all micro-batches, ranks and peers
+    replicas_LE: jax.Array  # int32, of the placement used
+    imbalance_L: jax.Array
+
+    @classmethod
+    def of(cls, program: Program, state: TrainState, square_norm: jax.Array, load: Load) -> "UpdateRecord":
+        """The record of the iteration that starts from ``state``."""
+        replicas_LE = replica_counts(state.placement, program.experts.num_classes)
+        imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
+        return cls(square_norm, jnp.asarray(program.schedule(state.step)), load, replicas_LE, imbalance_L)
+
+
+def metrics_of(
+    loss_K: jax.Array, aux_K: jax.Array, tokens_K: jax.Array, norm_K: jax.Array, record: UpdateRecord
+) -> dict[str, jax.Array]:
+    """The metrics of a window.
+
+    Args:
+        loss_K: sums over the global batch's tokens.
+        aux_K: means over its micro-batches, summed over all layers.
+        tokens_K: int32.
+        norm_K: of the whole model's gradient.
+        record: of the updates of all stages.
+    """
+    return {
+        "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),
+        "aux_loss": aux_K,
+        "tokens": tokens_K,
+        "grad_norm": norm_K,
+        "learning_rate": record.learning_rate,
+        "popularity": record.load.popularity_E,
+        "dropped": record.load.dropped_E,
+        "overflowed": record.load.overflowed_E,
+        "replicas": record.replicas_LE,
+        "load_imbalance": record.imbalance_L,
+    }
+
+
+def over_stages(program: Program, record: UpdateRecord) -> UpdateRecord:
+    """Per rank: the same of the layers of all stages, in the order of the model; leaves have leading dims K and L."""
+    live = program.live
+    if live.num_rows == 1:
+        return record
+    rows = np.array(live.first_rows)
+
+    def joined(stage_KL: jax.Array) -> jax.Array:
+        return jnp.concatenate(lax.all_gather(stage_KL, WORKER_AXIS)[rows], axis=1)
+
+    by_layer = jax.tree.map(joined, (record.load, record.replicas_LE, record.imbalance_L))
+    return UpdateRecord(record.square_norm, record.learning_rate, *by_layer)
+
+
+def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
+    """The metrics ``[worker, K, ...]`` of a step function, fetched to the host: one dict for each iteration.
+
+    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the
+    layers stays.
+    """
+    host = own_row(metrics)
+    imbalance_KL = host["load_imbalance"]
+    host["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
+    return [{name: value[k] for name, value in host.items()} for k in range(len(imbalance_KL))]

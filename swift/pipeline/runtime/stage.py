@@ -1,0 +1,83 @@
+"""A stage as one rank sees it: what F, B and W compute for one micro-batch, and what they count.
+
+Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, E classes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.experts import Load, expert_parallel_moe
+from swift.mesh import EXPERT_AXIS
+from swift.models import Weights
+from swift.pipeline.runtime.step_spec import ENDS, Program
+
+DeviceBatch: TypeAlias = Any
+"""A ``Batch`` of ``jax.Array``."""
+
+StageFunction = Callable[[Weights, "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load]]
+"""The layers of a stage: (their weights, extras, x_BTD) -> ((y_BTD, auxiliary loss), load[L, E])."""
+
+
+class Extras(NamedTuple):
+    """What a stage reads and has no gradient: at hand again when F is long over, so never stashed."""
+
+    placement_LNS: jax.Array
+    valid_BT: jax.Array
+
+
+class Sums(NamedTuple):
+    """Sums over micro-batches; this rank's until ``over_ranks``, then everyone's."""
+
+    loss: jax.Array  # cross-entropies of tokens, nats
+    aux: jax.Array  # auxiliary losses of micro-batches
+    tokens: jax.Array  # int32, tokens with a loss
+    load: Load  # int32[L, E] each
+
+    def over_ranks(self) -> "Sums":
+        """The sums over all expert ranks."""
+        return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
+
+
+def no_sums(program: Program) -> Sums:
+    """Sums over nothing."""
+    load = jnp.zeros((program.num_moe_layers, program.experts.num_classes), jnp.int32)
+    zero = jnp.zeros((), program.accumulate_dtype)
+    return Sums(zero, zero, jnp.zeros((), jnp.int32), Load(load, load, load))
+
+
+def layers_of(weights: Weights) -> Weights:
+    """The weights of a stage's layers, without the ends."""
+    return {name: rows for name, rows in weights.items() if name not in ENDS}
+
+
+def stage_function(
+    program: Program,
+) -> Callable[[Weights, Extras, jax.Array], tuple[tuple[jax.Array, jax.Array], Load]]:
+    """The layers of a stage: (their weights, extras, x_BTD) -> ((y_BTD, auxiliary loss), load[L, E])."""
+    gpt, experts = program.gpt, program.gpt.groups.get("expert")
+
+    def stage(weights: Weights, extras: Extras, x_BTD: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Load]:
+        def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+            assert experts is not None
+            placement_NS = extras.placement_LNS[row]
+            apply = experts.module(state)
+            return expert_parallel_moe(program.experts, logits_TE, x_TD, valid_T, placement_NS, apply)
+
+        y_BTD, aux, loads = gpt.stage(weights, program.pattern, x_BTD, extras.valid_BT, moe)
+        load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else no_sums(program).load
+        return (y_BTD, aux), load
+
+    return jax.checkpoint(stage) if program.remat else stage
+
+
+def forward(program: Program, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
+    """Runs one micro-batch ``[B, T]`` of this rank through the whole model, where one stage is all of it."""
+    gpt = program.gpt
+    x = gpt.embed(weights, batch.inputs)
+    (y, aux), load = stage_function(program)(layers_of(weights), Extras(placement_LNS, batch.valid), x)
+    loss = gpt.head_loss(weights, y, batch.labels, batch.valid)
+    return Sums(loss, aux, batch.valid.sum(dtype=jnp.int32), load)

@@ -1,0 +1,142 @@
+"""F, B and W of one micro-batch on buffers: read the inbox or a stash, compute, write a stash or add up.
+
+Only the ends of a pipeline differ: the first stage's F embeds its tokens and its B turns the input's gradient into the
+embedding's; the last stage's F computes the loss, its gradient and the head's gradient at once, so that logits are
+never kept.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.models import Weights
+from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
+from swift.pipeline.runtime.step_spec import Program
+from swift.pipeline.runtime.tick_arrays import Op
+from swift.pipeline.runtime.update import Ends
+from swift.pipeline.split_backward.split import Split
+
+Stash = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class StageOps:
+    """The ops of one rank's stage. Made while a step function is traced: it holds that trace's arrays.
+
+    Attributes:
+        program: the static part.
+        split: the stage as F, B and W.
+        weights: of the stage and the ends.
+        placement_LNS: the class in every slot.
+        ends: which of them the worker serves.
+        batch: the micro-batches that it meets, ``[n, B, T]``.
+        aux_weight_K: in each iteration, what the auxiliary loss counts beside the sum of the tokens' losses.
+    """
+
+    program: Program
+    split: Split
+    weights: Weights
+    placement_LNS: jax.Array
+    ends: Ends
+    batch: DeviceBatch
+    aux_weight_K: jax.Array
+
+    def forward(
+        self, op: Op, activations: jax.Array, gradients: jax.Array, b_stash: Stash, held: Stash, sums: Sums, head: Any
+    ) -> tuple[jax.Array, tuple[jax.Array, Stash, Stash, Sums, Any]]:
+        """F: the message to the next stage, and the buffers with what is kept; the last stage adds its loss."""
+        data = self._data(op)
+        (y, aux), load, for_b, for_w = self.split.forward(
+            layers_of(self.weights), self._extras(data), self._input(op, data, activations)
+        )
+        own = sums_of(sums, op.iteration, aux=aux, load=load)
+
+        def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
+            loss = lambda head, y: self.program.gpt.head_loss({"head": head}, y, data.labels, data.valid)  # noqa: E731
+            value, (d_head, dy) = jax.value_and_grad(loss, argnums=(0, 1))(self.weights["head"], y)
+            tokens = data.valid.sum(dtype=jnp.int32)
+            sums = sums_of(sums, op.iteration, loss=value, tokens=tokens)
+            return put(gradients, op.loss, dy), sums, add(head, d_head)
+
+        gradients, own, head = lax.cond(self.ends.is_last, end, lambda *same: same, gradients, own, head)
+        return y, (gradients, put(b_stash, op.b_stash, for_b), put(held, op.held, for_w), own, head)
+
+    def evaluate(self, op: Op, activations: jax.Array, sums: Sums) -> tuple[jax.Array, Sums]:
+        """F without a backward pass to come: the message to the next stage, and the sums."""
+        data, gpt = self._data(op), self.program.gpt
+        (y, aux), load, *_ = self.split.forward(
+            layers_of(self.weights), self._extras(data), self._input(op, data, activations)
+        )
+
+        def end(sums: Sums) -> Sums:
+            loss = gpt.head_loss(self.weights, y, data.labels, data.valid)
+            return sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
+
+        sums = sums_of(sums, op.iteration, aux=aux, load=load)
+        return y, lax.cond(self.ends.is_last, end, lambda same: same, sums)
+
+    def backward_input(
+        self, op: Op, gradients: jax.Array, b_stash: Stash, held: Stash, w_stash: Stash, embedding: Any
+    ) -> tuple[jax.Array, tuple[Stash, Any]]:
+        """B: the message to the stage before, and the buffers with what W will read."""
+        data = self._data(op)
+        d_out = gradients[op.inbox], self.aux_weight_K[op.iteration]
+        dx, for_w = self.split.backward_input(
+            layers_of(self.weights), self._extras(data), take(b_stash, op.b_stash), take(held, op.held), d_out
+        )
+
+        def embed(embedding: Any) -> Any:
+            look_up = lambda weights: self.program.gpt.embed({"embedding": weights}, data.inputs)  # noqa: E731
+            _, pull_back = jax.vjp(look_up, self.weights["embedding"])
+            return add(embedding, pull_back(dx)[0])
+
+        embedding = lax.cond(self.ends.is_first, embed, lambda same: same, embedding)
+        return dx, (put(w_stash, op.w_stash, for_w), embedding)
+
+    def backward_weight(self, op: Op, held: Stash, w_stash: Stash, layers: Weights) -> Weights:
+        """W: the gradients of the stage's weights, added up."""
+        return add(
+            layers,
+            self.split.backward_weight(
+                layers_of(self.weights), self._extras(self._data(op)), take(held, op.held), take(w_stash, op.w_stash)
+            ),
+        )
+
+    def _data(self, op: Op) -> DeviceBatch:
+        return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
+
+    def _extras(self, data: DeviceBatch) -> Extras:
+        return Extras(self.placement_LNS, data.valid)
+
+    def _input(self, op: Op, data: DeviceBatch, activations: jax.Array) -> jax.Array:
+        gpt = self.program.gpt
+        return lax.cond(self.ends.is_first, lambda: gpt.embed(self.weights, data.inputs), lambda: activations[op.inbox])
+
+
+def put(buffers: Any, slot: jax.Array, values: Any) -> Any:
+    """The buffers ``[slots, ...]`` with the values in one slot."""
+    return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
+
+
+def take(buffers: Any, slot: jax.Array) -> Any:
+    """The values of one slot."""
+    return jax.tree.map(lambda buffer: buffer[slot], buffers)
+
+
+def add(totals: Any, values: Any) -> Any:
+    """The sums, in the totals' type."""
+    return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
+
+
+def sums_of(sums_K: Sums, iteration: jax.Array, **values: Any) -> Sums:
+    """The sums of a window, with values of one iteration added to some of the fields."""
+
+    def added(total_K: jax.Array, value: jax.Array) -> jax.Array:
+        return total_K.at[iteration].add(value.astype(total_K.dtype))
+
+    return sums_K._replace(
+        **{name: jax.tree.map(added, getattr(sums_K, name), value) for name, value in values.items()}
+    )

@@ -1,0 +1,236 @@
+"""The training state, its layout on a live mesh, and how it is made.
+
+Every leaf has a leading ``worker`` dim: a row holds the state of the stage that its worker serves. Master weights,
+moments and slots are RANKED ``[worker, row, rank, ...]``; the iteration, the placement and the policy's own state are
+SHARED ``[worker, ...]``. Embedding and head are in every row, so that all are alike, and are used at the ends only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+from swift.experts import ExpertConfig
+from swift.experts.placement import PlacementPolicy
+from swift.experts.state_layouts import Layout
+from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, how_unequal
+from swift.models import GPT
+
+ENDS = ("embedding", "head")
+"""The groups that only the first and the last stage use."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that an iteration reads and writes, or a tree of specs of the same form."""
+
+    step: Any  # int32[worker], iterations done
+    master: Any  # {group: master weights, at least float32 [worker, row, rank, ...]}
+    moments: Any  # the optimizer's state over master; its counters are [worker]
+    slots: Any  # {group: compute type [worker, row, rank, slot, size]}, made from master and placement
+    placement: Any  # int32[worker, MoE row of the stage, rank, slot], the class in every slot
+    policy: Any  # the placement policy's state
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an iteration is made of, apart from arrays.
+
+    Attributes:
+        gpt: the architecture.
+        experts: the expert layers.
+        policy: places the experts.
+        live: the mesh that it runs on.
+        optimizer: an elementwise optax transformation, without clip.
+        schedule: the learning rate of an iteration, for the record.
+        clip_norm: largest global gradient norm, or None.
+        layouts: for each group, where its master weights live.
+        compute_dtype: type of slots and activations.
+        num_microbatches: of an iteration, of all pipelines together.
+        remat: whether a stage keeps only its input for the backward pass and computes the rest again.
+        row_shapes: of a worker's state, ``[row, ...]``; found by tracing unless another program knows them.
+    """
+
+    gpt: GPT
+    experts: ExpertConfig
+    policy: PlacementPolicy
+    live: LiveMesh
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    clip_norm: float | None
+    layouts: Mapping[str, Layout]
+    compute_dtype: DTypeLike
+    num_microbatches: int
+    remat: bool = False
+    row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
+    specs: TrainState = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.row_shapes is None:
+            object.__setattr__(self, "row_shapes", self._find_row_shapes())
+        moments = self.row_shapes.moments
+        # One leading dim is a counter of the worker; arrays as large as the master weights are ranked like them.
+        specs = TrainState(
+            step=SHARED,
+            master=RANKED,
+            moments=jax.tree.map(lambda leaf: SHARED if leaf.ndim == 0 else RANKED, moments),
+            slots=RANKED,
+            placement=SHARED,
+            policy=SHARED,
+        )
+        object.__setattr__(self, "specs", specs)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the state of a worker."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.row_shapes))
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether there is one worker only: no pipeline, and no peers."""
+        return len(self.live.topology.workers) == 1
+
+    @property
+    def num_stages(self) -> int:
+        """P."""
+        return self.live.topology.num_stages
+
+    @cached_property
+    def pattern(self) -> tuple[bool, ...]:
+        """For every layer of a stage, whether it is a mixture of experts."""
+        return self.gpt.config.stage_pattern(self.num_stages)
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts in a stage, L."""
+        return sum(self.pattern)
+
+    @property
+    def accumulate_dtype(self) -> DTypeLike:
+        """Type of master weights, moments and sums of gradients."""
+        return jnp.promote_types(self.compute_dtype, jnp.float32)
+
+    @cached_property
+    def num_rows(self) -> dict[str, int]:
+        """For each group, the rows of a stage."""
+        return {name: g.num_rows // (1 if name in ENDS else self.num_stages) for name, g in self.gpt.groups.items()}
+
+    @cached_property
+    def peer_sum(self) -> PeerSum:
+        """Sums over the workers of a stage."""
+        return PeerSum(self.live.peers, how_unequal(self.live.mesh.devices.flat[0].platform))
+
+    def stages_mesh(self) -> LiveMesh:
+        """The live mesh of one worker for each stage: where a checkpoint's state is, whoever else is live."""
+        return self.live.with_places(tuple(self.live.places[row] for row in self.live.first_rows))
+
+    def at(self, live: LiveMesh) -> "Program":
+        """The same program on another live mesh of the same topology."""
+        return replace(self, live=live)
+
+    @cached_property
+    def ends_bytes(self) -> int:
+        """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
+        ends = {jax.tree_util.DictKey(name) for name in ENDS}
+        state = self.row_shapes
+        leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
+        shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
+        copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
+        return shared + copies * jnp.dtype(self.compute_dtype).itemsize
+
+    def placements(self, experts_LNS: jax.Array) -> dict[str, jax.Array]:
+        """For each group, its placement; a dense group is one class with a slot on every rank."""
+        return {
+            name: experts_LNS if group.is_expert else jnp.zeros((rows, self.live.num_ranks, 1), jnp.int32)
+            for (name, group), rows in zip(self.gpt.groups.items(), self.num_rows.values(), strict=True)
+        }
+
+    def init(self, key: jax.Array) -> TrainState:
+        """The state before the first iteration; it depends on ``key`` and not on the number of ranks or stages."""
+        create = jax.jit(lambda key: self._lay_out(self.gpt.init(key)), out_shardings=self._layout_shardings())
+        return self.fill_slots(create(key))
+
+    def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
+        """The state before the first iteration on given parameters, whole classes ``[row, class, size]`` by group."""
+        lay_out = jax.jit(self._lay_out, out_shardings=self._layout_shardings())
+        return self.fill_slots(lay_out(dict(params)))
+
+    def fill_slots(self, state: TrainState) -> TrainState:
+        """The state with slots made anew from the master weights and the placement, as after a restore."""
+        return replace(state, slots=self._make_slots(state.master, state.placement))
+
+    def abstract(self, *, with_slots: bool = False) -> TrainState:
+        """Shapes, types and shardings of a state; without its slots it is what a checkpoint holds."""
+        shardings, state, num_rows = self.live.shardings(self.specs), self.row_shapes, self.live.num_rows
+        if not with_slots:
+            shardings, state = replace(shardings, slots={}), replace(state, slots={})
+        return jax.tree.map(
+            lambda sharding, sub: jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((num_rows, *leaf.shape), leaf.dtype, sharding=sharding), sub
+            ),
+            shardings,
+            state,
+        )
+
+    def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
+        """The master weights ``[row, class, size]`` of each group, as a plain single-device model has them."""
+        # From the host: op by op on sharded arrays, each op would be a program with collectives of its own, and
+        # emulated devices can deadlock when many of them are under way.
+        master, placement = jax.device_get((state.master, state.placement))
+        rows = self.live.first_rows
+        placements = {row: self.placements(placement[row]) for row in rows}
+
+        def classes(name: str, of: Sequence[int]) -> jax.Array:
+            layout = self.layouts[name]
+            return jnp.concatenate([layout.classes(master[name][row], placements[row][name]) for row in of])
+
+        ends = {"embedding": rows[:1], "head": rows[-1:]}
+        return {name: classes(name, ends.get(name, rows)) for name in self.gpt.groups}
+
+    @cached_property
+    def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
+        def make(master: dict[str, jax.Array], placement_LNS: jax.Array) -> dict[str, jax.Array]:
+            return materialize_all(self, master, placement_LNS)
+
+        return jax.jit(self.live.per_rank(make, (RANKED, SHARED), RANKED))
+
+    def _layout_shardings(self) -> TrainState:
+        return self.live.shardings(replace(self.specs, slots={}))
+
+    def _find_row_shapes(self) -> TrainState:
+        state = jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
+        state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+
+    def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
+        def by_stage(name: str, classes: jax.Array) -> jax.Array:
+            if name in ENDS:
+                return jnp.broadcast_to(classes[None], (self.num_stages, *classes.shape))
+            return classes.reshape(self.num_stages, self.num_rows[name], *classes.shape[1:])
+
+        stages = jax.vmap(self._lay_out_stage, axis_size=self.num_stages)(
+            {name: by_stage(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}
+        )
+        return jax.tree.map(lambda leaf: leaf[self.live.stage_R], stages)
+
+    def _lay_out_stage(self, params: Mapping[str, jax.Array]) -> TrainState:
+        config, ranks = self.experts, self.live.num_ranks
+        placement, policy = self.policy.init(self.num_moe_layers, config.num_classes, ranks, config.slots_per_rank)
+        placements = self.placements(placement)
+        master = {name: self.layouts[name].init(classes, placements[name]) for name, classes in params.items()}
+        state = TrainState(jnp.zeros((), jnp.int32), master, self.optimizer.init(master), {}, placement, policy)
+        return jax.tree.map(jnp.asarray, state)
+
+
+def materialize_all(
+    program: Program, master: Mapping[str, jax.Array], placement_LNS: jax.Array
+) -> dict[str, jax.Array]:
+    """Per rank: the slots of every group."""
+    placements = program.placements(placement_LNS)
+    return {name: program.layouts[name].materialize(master[name], placements[name]) for name in master}

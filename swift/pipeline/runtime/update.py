@@ -1,0 +1,133 @@
+"""U, as one rank sees it: gradients of slots to gradients of master weights, then update, placement and new slots.
+
+It is cut in two where the norm of the whole model's gradient is known: ``reduce_gradients`` before, and
+``apply_gradients`` after. Both are the same for a lone worker and for one of a pipeline.
+
+Legend: L MoE layers of the stage, E classes, N ranks, S slots.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from swift.mesh import EXPERT_AXIS
+from swift.models import Weights
+from swift.pipeline import scopes
+from swift.pipeline.runtime.step_spec import ENDS, Program, TrainState
+
+
+class Ends(NamedTuple):
+    """Whether a row serves the first and the last stage, bool[]; the same on all its ranks."""
+
+    is_first: jax.Array | bool
+    is_last: jax.Array | bool
+
+
+def used(program: Program, name: str, ends: Ends, compute: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """``compute()``, but ``otherwise()`` for embedding and head in a row that does not use them."""
+    if name not in ENDS or program.num_stages == 1:
+        return compute()
+    return lax.cond(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
+
+
+@jax.named_scope(scopes.UPDATE)
+def reduce_gradients(
+    program: Program, state: TrainState, gradients: Weights, divisor: jax.Array, ends: Ends
+) -> dict[str, jax.Array]:
+    """This rank's sums of slot gradients -> the mean gradients of its master weights, the same on all peers.
+
+    Summed over replicas, expert ranks and peers; divided once, in the end.
+
+    Args:
+        program: the static part.
+        state: this rank's; its placement is that of the gradients.
+        gradients: of the stage's weights, summed over the micro-batches that this worker ran.
+        divisor: the global batch's tokens.
+        ends: which of them this row serves.
+
+    Returns:
+        gradients by group, in the layout of the master weights.
+    """
+    placements, peer_sum = program.placements(state.placement), program.peer_sum
+
+    def reduce(name: str, packed: jax.Array) -> jax.Array:
+        def collect() -> jax.Array:
+            return program.layouts[name].collect(packed, placements[name])
+
+        with jax.named_scope(f"{scopes.COLLECT}/{name}"):
+            mine = used(program, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
+        with jax.named_scope(f"{scopes.PEERS}/{name}"):
+            if peer_sum.in_rounds:
+                return peer_sum(mine) / divisor
+            return used(program, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
+
+    return {name: reduce(name, packed) for name, packed in program.gpt.pack(gradients).items()}
+
+
+@jax.named_scope(scopes.UPDATE)
+def square_norm(program: Program, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
+    """The squared norm of the stage's gradients, every class counted once."""
+    placements = program.placements(placement_LNS)
+    parts = [program.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
+    return lax.psum(sum(parts), EXPERT_AXIS)
+
+
+def clip_scale(program: Program, norm: jax.Array) -> jax.Array | None:
+    """What gradients have to be multiplied by for the whole model's norm to be at most the clip; None: no clip."""
+    if program.clip_norm is None:
+        return None
+    return jnp.minimum(1, program.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+
+
+@jax.named_scope(scopes.UPDATE)
+def apply_gradients(
+    program: Program,
+    state: TrainState,
+    gradients: dict[str, jax.Array],
+    popularity_LE: jax.Array,
+    ends: Ends,
+    scale: jax.Array | None = None,
+) -> TrainState:
+    """Update, place, materialize: the state of the next iteration.
+
+    Args:
+        program: the static part.
+        state: this rank's.
+        gradients: of the master weights.
+        popularity_LE: of all micro-batches, ranks and peers.
+        ends: which of them this row serves.
+        scale: for the gradients; None: 1.
+    """
+    if scale is not None:
+        gradients = jax.tree.map(lambda g: g * scale, gradients)
+    updates, moments = program.optimizer.update(gradients, state.moments, state.master)
+    master = optax.apply_updates(state.master, updates)
+
+    placement, policy = state.placement, state.policy
+    if program.num_moe_layers:
+        placement, policy = program.policy(popularity_LE, placement, policy)
+        master, moments = _migrate(program, (master, moments), state.placement, placement)
+    placements = program.placements(placement)
+
+    def fill(name: str) -> jax.Array:
+        with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):
+            full = partial(program.layouts[name].materialize, master[name], placements[name])
+            return used(program, name, ends, full, lambda: state.slots[name])
+
+    slots = {name: fill(name) for name in master}
+    return TrainState(state.step + 1, master, moments, slots, placement, policy)
+
+
+def _migrate(program: Program, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
+    """Moves the experts' part of master weights and moments to a new placement, where their layout ties them to it."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
+    experts = [leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True) if mine]
+    moved = iter(program.layouts["expert"].migrate(experts, old_LNS, new_LNS))
+    merged = [next(moved) if mine else leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True)]
+    return jax.tree.unflatten(treedef, merged)

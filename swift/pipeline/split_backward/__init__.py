@@ -1,0 +1,1 @@
+"""A stage taken apart into forward, input gradient and weight gradient."""

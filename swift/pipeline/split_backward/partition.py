@@ -1,0 +1,146 @@
+"""Which equations of a stage and its gradient are F's, B's and W's, and which values are kept between them.
+
+Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, changes of shape).
+The rule: a costly equation runs once, and under that condition as few bytes as possible are kept. So a value may be
+made again from others that are kept, but by cheap equations only: a GELU's output from its input, which B needs anyway.
+That is two minimum cuts: through the values between B and W, then through those between F and the two. What depends on
+parameters and extras alone is made again wherever it is read, and the gradient of a norm, a short vector, is B's.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
+
+from swift.pipeline.split_backward.equations import Part, dependent, needed, num_bytes, variables
+from swift.pipeline.split_backward.min_cut import minimum_cut
+
+# Loops, branches, scatters and kernels are costly, too: they are known by the jaxpr that they hold.
+_COSTLY = frozenset(
+    {
+        *("dot_general", "ragged_dot_general", "conv_general_dilated"),
+        *("psum", "pmax", "pmin", "all_to_all", "all_gather", "reduce_scatter", "ppermute", "ragged_all_to_all"),
+        *("sort", "top_k", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
+        *("random_bits", "threefry2x32", "cholesky", "triangular_solve", "ffi_call"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The forward and backward of a stage as one jaxpr, its variables by meaning.
+
+    Attributes:
+        constants: arrays that tracing found.
+        equations: atomic, in order.
+        given: parameters and extras, at hand in F, B and W.
+        x: the input.
+        d_out: the cotangent of the differentiated output.
+        results: output and metrics.
+        dx: the cotangent of the input.
+        dparams: the gradient of the parameters.
+    """
+
+    constants: dict[Var, Any]
+    equations: Sequence[JaxprEqn]
+    given: tuple[Var, ...]
+    x: tuple[Var, ...]
+    d_out: tuple[Var, ...]
+    results: tuple[Any, ...]
+    dx: tuple[Any, ...]
+    dparams: tuple[Any, ...]
+
+
+class Partition(NamedTuple):
+    """The three parts and what is kept between them; a part takes and returns values in the order noted."""
+
+    forward: Part  # given, x -> results, b_stash, h_stash
+    backward_input: Part  # given, b_stash, h_stash, d_out -> dx, w_stash
+    backward_weight: Part  # given, h_stash, w_stash -> dparams
+    b_stash: tuple[Var, ...]
+    h_stash: tuple[Var, ...]
+    w_stash: tuple[Var, ...]
+
+
+def partition(joint: Joint) -> Partition:
+    """Gives every equation to F, B or W, or cheap ones to several of them."""
+    late = _late_variables(joint)
+    late_equations = [e for e in joint.equations if not late.isdisjoint(e.outvars)]
+    early_equations = [e for e in joint.equations if late.isdisjoint(e.outvars)]
+    w_stash = _cut_before_w(joint, late_equations)
+    b_outputs = (*joint.dx, *w_stash)
+    _, read_by_b = needed(late_equations, b_outputs)
+    _, read_by_w = needed(late_equations, joint.dparams, w_stash)
+    kept = _cut_after_f(joint, early_equations, read_by_b | read_by_w)
+
+    w_equations, read_by_w = needed(joint.equations, joint.dparams, (*kept, *w_stash))
+    b_stash = tuple(var for var in kept if var not in read_by_w)
+    h_stash = tuple(var for var in kept if var in read_by_w)
+    f_outputs = (*joint.results, *b_stash, *h_stash)
+    f_equations, _ = needed(joint.equations, f_outputs)
+    b_equations, _ = needed(joint.equations, b_outputs, kept)
+    b_inputs = (*joint.given, *b_stash, *h_stash, *joint.d_out)
+    return Partition(
+        Part(joint.constants, (*joint.given, *joint.x), f_equations, f_outputs),
+        Part(joint.constants, b_inputs, b_equations, b_outputs),
+        Part(joint.constants, (*joint.given, *h_stash, *w_stash), w_equations, joint.dparams),
+        b_stash,
+        h_stash,
+        w_stash,
+    )
+
+
+def _is_costly(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in _COSTLY or any(True for _ in jaxprs_in_params(equation.params))
+
+
+def _outputs(equations: Iterable[JaxprEqn]) -> list[Var]:
+    return [var for equation in equations for var in equation.outvars]
+
+
+def _late_variables(joint: Joint) -> set[Var]:
+    """What is made after F: all that comes of the cotangent or of a matmul of F that a ``checkpoint`` repeats."""
+    in_forward = set(map(id, needed(joint.equations, joint.results)[0]))
+    repeated = [e for e in joint.equations if _is_costly(e) and id(e) not in in_forward]
+    return dependent(joint.equations, [*joint.d_out, *_outputs(repeated)])
+
+
+def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...]:
+    """What goes from B to W: the fewest bytes from which W needs no costly equation that is B's."""
+    costly = [e for e in equations if _is_costly(e)]
+    from_d_out = dependent(equations, joint.d_out)
+    repeated = [e for e in costly if from_d_out.isdisjoint(e.outvars)]
+    in_b = set(map(id, needed(equations, (*joint.dx, *_outputs(repeated)))[0]))
+    wanted, _ = needed(equations, joint.dparams)
+    in_w = [e for e in wanted if _is_costly(e) and id(e) not in in_b]
+    return _cut(
+        equations=[e for e in wanted if not _is_costly(e)],
+        among=[*joint.d_out, *_outputs(equations)],
+        never=dependent(equations, _outputs(in_w)),
+        sources=[*joint.d_out, *_outputs(e for e in costly if id(e) in in_b)],
+        sinks=[*joint.dparams, *(var for e in in_w for var in e.invars)],
+    )
+
+
+def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) -> tuple[Var, ...]:
+    """What F keeps: the fewest bytes from which B and W need no costly equation that is F's."""
+    return _cut(
+        equations=[e for e in equations if not _is_costly(e)],
+        among=[*joint.x, *_outputs(equations)],
+        never=set(),
+        sources=[*joint.x, *_outputs(e for e in equations if _is_costly(e))],
+        sinks=read,
+    )
+
+
+def _cut(
+    equations: Sequence[JaxprEqn], among: Sequence[Var], never: set[Var], sources: Iterable[Var], sinks: Iterable[Any]
+) -> tuple[Var, ...]:
+    """The lightest variables ``among`` which, once kept, spare ``equations`` to trace the sinks back to the sources."""
+    # An empty array weighs something, too, or no path through it would count as cut.
+    weights = {var: math.inf if var in never else max(num_bytes(var.aval), 1) for var in among}
+    edges = [(a, b) for e in equations for a in variables(e.invars) if a in weights for b in e.outvars]
+    sinks = {var for var in variables(sinks) if var in weights}
+    return tuple(minimum_cut(weights, edges, dict.fromkeys(sources), sinks))

@@ -1,0 +1,163 @@
+"""The decoupled backward: a stage's forward F, its input gradient B and its weight gradient W as three functions.
+
+The stage and its gradient are traced as one jaxpr, whose equations are then shared out (ReCycle's decoupled
+back-propagation, zero-bubble's B and W): what the output needs is F, what the input's cotangent needs is B, the rest is
+W. No matmul runs twice; calling the function that ``jax.vjp`` returns twice, and dropping one result each time, would
+repeat half of the backward. A layer and its whole backward, before:
+
+>>> def layer(w, extras, x):
+...     return jax.numpy.sin(x @ w), None
+>>> w, x, dy = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((3, 5), (2, 3), (2, 5)))
+>>> print(jax.make_jaxpr(lambda w, x, dy: jax.vjp(lambda w, x: layer(w, None, x)[0], w, x)[1](dy))(w, x, dy))
+{ lambda ; a:f32[3,5] b:f32[2,3] c:f32[2,5]. let
+    d:f32[2,5] = dot_general[
+      dimension_numbers=(([1], [0]), ([], []))
+      preferred_element_type=float32
+    ] b a
+    _:f32[2,5] = sin d
+    e:f32[2,5] = cos d
+    f:f32[2,5] = mul c e
+    g:f32[5,3] = dot_general[
+      dimension_numbers=(([0], [0]), ([], []))
+      preferred_element_type=float32
+    ] f b
+    h:f32[3,5] = transpose[permutation=(1, 0)] g
+    i:f32[2,3] = dot_general[
+      dimension_numbers=(([1], [1]), ([], []))
+      preferred_element_type=float32
+    ] f a
+  in (h, i) }
+
+and after: B, whose second result is kept for W, and W, which reads it and the x that F kept.
+
+>>> halves = split(layer, w, None, x)
+>>> print(jax.make_jaxpr(halves.backward_input)(w, None, halves.b_shapes, halves.h_shapes, dy))
+{ lambda ; a:f32[3,5] b:f32[2,5] c:f32[2,3] d:f32[2,5]. let
+    e:f32[2,5] = mul d b
+    f:f32[2,3] = dot_general[
+      dimension_numbers=(([1], [1]), ([], []))
+      preferred_element_type=float32
+    ] e a
+  in (f, e) }
+>>> print(jax.make_jaxpr(halves.backward_weight)(w, None, halves.h_shapes, halves.w_shapes))
+{ lambda ; a:f32[3,5] b:f32[2,3] c:f32[2,5]. let
+    d:f32[5,3] = dot_general[
+      dimension_numbers=(([0], [0]), ([], []))
+      preferred_element_type=float32
+    ] c b
+    e:f32[3,5] = transpose[permutation=(1, 0)] d
+  in (e,) }
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from swift.pipeline.split_backward.equations import inlined, spec
+from swift.pipeline.split_backward.partition import Joint, Partition, partition
+
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A stage as three pure functions, to be used under ``jit`` and inside ``shard_map`` or ``vmap``.
+
+    Attributes:
+        b_shapes: of the arrays that F keeps for B alone.
+        h_shapes: of the arrays that F keeps for W; B may read them, too.
+        w_shapes: of the arrays that B keeps for W.
+    """
+
+    b_shapes: Shapes
+    h_shapes: Shapes
+    w_shapes: Shapes
+    _parts: Partition
+    _trees: "_Trees"
+
+    def forward(self, params: Any, extras: Any, x: Any) -> tuple[Any, Any, tuple, tuple]:
+        """F: (params, extras, x) -> (out, metrics, b_stash, h_stash)."""
+        results = self._parts.forward(*jax.tree.leaves((params, extras, x)))
+        sizes = self._trees.out.num_leaves, self._trees.metrics.num_leaves, len(self.b_shapes)
+        out, metrics, b_stash, h_stash = _sections(results, *sizes)
+        return self._trees.out.unflatten(out), self._trees.metrics.unflatten(metrics), tuple(b_stash), tuple(h_stash)
+
+    def backward_input(
+        self, params: Any, extras: Any, b_stash: Sequence[Any], h_stash: Sequence[Any], d_out: Any
+    ) -> tuple[Any, tuple]:
+        """B: what F kept and the cotangent of ``out`` -> (the cotangent of x, w_stash)."""
+        given, cotangents = jax.tree.leaves((params, extras)), jax.tree.leaves(d_out)
+        results = self._parts.backward_input(*given, *b_stash, *h_stash, *cotangents)
+        dx, w_stash = _sections(results, self._trees.x.num_leaves)
+        return self._trees.x.unflatten(dx), tuple(w_stash)
+
+    def backward_weight(self, params: Any, extras: Any, h_stash: Sequence[Any], w_stash: Sequence[Any]) -> Any:
+        """W: what F and B kept for it -> the gradient of the parameters."""
+        dparams = self._parts.backward_weight(*jax.tree.leaves((params, extras)), *h_stash, *w_stash)
+        return self._trees.params.unflatten(dparams)
+
+
+@dataclass(frozen=True)
+class _Trees:
+    """The structures of what goes in and out."""
+
+    params: Any
+    x: Any
+    out: Any
+    metrics: Any
+
+
+def split(
+    f: Callable[[Any, Any, Any], tuple[Any, Any]],
+    params: Any,
+    extras: Any,
+    x: Any,
+    axis_env: Sequence[tuple[str, int]] | None = None,
+) -> Split:
+    """Splits a stage and its gradient into F, B and W.
+
+    What is kept between them is the least that spares every costly equation a second run; see ``partition``. Where
+    ``f`` carries a ``jax.checkpoint``, B repeats what that recomputes, and F keeps only what that saves.
+
+    Args:
+        f: (params, extras, x) -> (out, metrics); ``out`` is differentiated, ``metrics`` is not.
+        params: float arrays or their shapes.
+        extras: arrays or their shapes; not differentiated, and given to B and W again, so never stashed.
+        x: float arrays or their shapes; differentiated.
+        axis_env: names and sizes of the mesh axes whose collectives ``f`` uses, if ``split`` is not called inside
+            of them.
+    """
+
+    def joint(params: Any, extras: Any, x: Any, d_out: Any) -> tuple[list, list, list]:
+        out, vjp, metrics = jax.vjp(lambda params, x: f(params, extras, x), params, x, has_aux=True)
+        dparams, dx = vjp(d_out)
+        return jax.tree.leaves((out, metrics)), jax.tree.leaves(dx), jax.tree.leaves(dparams)
+
+    params, extras, x = jax.tree.map(spec, (params, extras, x))
+    _, (out, metrics) = jax.make_jaxpr(f, axis_env=axis_env, return_shape=True)(params, extras, x)
+    closed = inlined(jax.make_jaxpr(joint, axis_env=axis_env)(params, extras, x, out), axis_env)
+    num_in = [len(jax.tree.leaves(tree)) for tree in ((params, extras), x)]
+    num_out = [len(jax.tree.leaves(tree)) for tree in ((out, metrics), x)]
+    parts = partition(_label(closed, num_in, num_out))
+    stashes = parts.b_stash, parts.h_stash, parts.w_stash
+    b_shapes, h_shapes, w_shapes = (tuple(spec(var.aval) for var in stash) for stash in stashes)
+    trees = _Trees(*map(jax.tree.structure, (params, x, out, metrics)))
+    return Split(b_shapes, h_shapes, w_shapes, parts, trees)
+
+
+def _label(closed: ClosedJaxpr, num_in: Sequence[int], num_out: Sequence[int]) -> Joint:
+    jaxpr = closed.jaxpr
+    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    inputs = [tuple(section) for section in _sections(jaxpr.invars, *num_in)]
+    outputs = [tuple(section) for section in _sections(jaxpr.outvars, *num_out)]
+    return Joint(constants, jaxpr.eqns, *inputs, *outputs)
+
+
+def _sections(values: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
+    """Cuts ``values`` into sections of these sizes and the rest."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [values[start:end] for start, end in itertools.pairwise([*ends, len(values)])]

@@ -1,0 +1,64 @@
+"""The record of a run: its directory, written while it trains and read back, and what its metrics come to."""
+
+from swift.runlog.analysis.history import History, Stretch, history_of, names_in, number_in, stretches_of
+from swift.runlog.analysis.incidents import Moment, moments_of
+from swift.runlog.analysis.measures import measure, ratio, running_mean, scalars, steps_to_target
+from swift.runlog.analysis.time_breakdown import CAUSES, spending_of
+from swift.runlog.analysis.worker_presence import Presence, presences_of
+from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
+from swift.runlog.events import EVENTS
+from swift.runlog.json_lines import lines_from_end, parse_object
+from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
+from swift.runlog.run_directory import (
+    CONFIG,
+    SUMMARY,
+    Run,
+    RunDirectory,
+    check_is_run,
+    check_new_run,
+    check_same_run,
+    read_run,
+    sync_record,
+)
+from swift.runlog.run_lock import Lease, take, writes_checkpoints
+
+__all__ = [
+    "CAUSES",
+    "CLASS_COUNTS",
+    "CONFIG",
+    "EVENTS",
+    "METRICS",
+    "SUMMARY",
+    "ClassCounts",
+    "History",
+    "Lease",
+    "Metrics",
+    "Moment",
+    "Presence",
+    "Run",
+    "RunDirectory",
+    "Stretch",
+    "check_is_run",
+    "check_new_run",
+    "check_same_run",
+    "history_of",
+    "lines_from_end",
+    "measure",
+    "moments_of",
+    "names_in",
+    "number_in",
+    "parse_object",
+    "presences_of",
+    "ranges_of",
+    "ranges_text",
+    "ratio",
+    "read_run",
+    "running_mean",
+    "scalars",
+    "spending_of",
+    "steps_to_target",
+    "stretches_of",
+    "sync_record",
+    "take",
+    "writes_checkpoints",
+]

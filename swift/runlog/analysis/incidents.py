@@ -1,0 +1,99 @@
+"""What went wrong in a run, and how it went on: failures, recoveries, returns, restores."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from swift.runlog.analysis.history import History, Timed, names_in, number_in
+from swift.runlog.run_directory import Run
+
+Kind = Literal["failure", "recovery", "return", "restore", "resume", "stop"]
+KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume", "stop")
+
+_STOPS = {
+    "stage_lost": "a stage has no live worker",
+    "rank_lost": "nobody has what a lost rank had",
+    "not_finite": "the loss was no longer finite",
+    "misplaced": "a class had no slot",
+    "checkpoint_failed": "a checkpoint was not saved",
+    "interrupt": "interrupted",
+    "give_up": "a process has failed too often",
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened to a run.
+
+    Attributes:
+        kind: what.
+        seconds: for which the run had been running.
+        step: the last iteration that was done, or the first to come.
+        who: workers, ranks or processes; empty where it befell all.
+        what: a phrase for people.
+        took_s: what it cost; None where that is not known.
+    """
+
+    kind: Kind
+    seconds: float
+    step: int
+    who: tuple[str, ...]
+    what: str
+    took_s: float | None = None
+
+
+def moments_of(run: Run, history: History) -> list[Moment]:
+    """All that befell a run, in its order.
+
+    Raises:
+        SettingError: an event is damaged.
+    """
+    return [moment for timed in history.events for moment in _moments(run, timed)]
+
+
+def reconfigure_s(run: Run, timed: Timed) -> float:
+    """What it cost to go on with others, in seconds: planning, compiling and moving the state."""
+    parts = [number_in(run, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
+    return sum(parts) / 1000
+
+
+def since_s(run: Run, timed: Timed) -> float:
+    """When what an event tells began, in seconds of running: a change is told when it is over."""
+    return max(0.0, timed.seconds - reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
+
+
+def _moments(run: Run, timed: Timed) -> Iterator[Moment]:
+    event = timed.fields
+    at = (timed.seconds, int(event.get("step", 0)))
+    failed, rejoined = names_in(event, "failed"), names_in(event, "rejoined")
+    match timed.name:
+        case "reconfigure":
+            how = "prepared" if event.get("prepared") else "not prepared"
+            took_s: float | None = reconfigure_s(run, timed)
+            at = (since_s(run, timed), at[1])
+            if failed:
+                yield Moment("failure", *at, tuple(failed), f"the others go on, {how}", took_s)
+                took_s = None
+            if rejoined:
+                yield Moment("return", *at, tuple(rejoined), f"back at work, {how}", took_s)
+        case "death":
+            found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
+            text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"
+            yield Moment("failure", *at, (str(event.get("process")),), text)
+        case "recovery":
+            again = number_in(run, event, "rerun_steps") or 0
+            text = f"the others go on after iteration {event.get('after')}, {again:g} run again"
+            yield Moment("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
+        case "join":
+            who = tuple(names_in(event, "joined"))
+            yield Moment("return", *at, who, "back at work", number_in(run, event, "join_s"))
+        case "restore":
+            yield Moment("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
+        case "recut":
+            yield Moment("restore", *at, (), "the state is cut for the ranks that are there")
+        case "restart_all":
+            yield Moment("restore", *at, (), f"all processes are started again: {event.get('why')}")
+        case "resume":
+            yield Moment("resume", *at, (), f"goes on after iteration {at[1]}")
+        case name if name in _STOPS:
+            yield Moment("stop", *at, (), _STOPS[name])

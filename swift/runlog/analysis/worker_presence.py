@@ -1,0 +1,107 @@
+"""Who was at work in a run, and when: a worker, an expert rank or a process each."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from swift.errors import SettingError
+from swift.runlog.analysis.history import BEGINNINGS, History, Timed, names_in, number_in
+from swift.runlog.analysis.incidents import since_s
+from swift.runlog.events import EVENTS
+from swift.runlog.run_directory import Run
+
+MAX_PLACES = 100_000
+"""More than any cluster has: where a record says so, it is damaged."""
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Someone's time at work.
+
+    Attributes:
+        name: such as ``0:1`` or ``0:1 rank 3``.
+        spans: (from, to) in seconds of running, in their order.
+    """
+
+    name: str
+    spans: tuple[tuple[float, float], ...]
+
+
+def presences_of(run: Run, history: History) -> list[Presence]:
+    """Everybody's time at work, in mesh order; nobody's where the record does not say who there is.
+
+    Raises:
+        SettingError: an event is damaged.
+    """
+    names = _everybody(run, history)
+    since: dict[str, float] = {}
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+
+    def leave(name: str, seconds: float) -> None:
+        start = since.pop(name, None)
+        if start is not None:
+            spans[name].append((start, seconds))
+
+    for timed in history.events:
+        at_work = _at_work(timed, since.keys(), names)
+        if at_work is None:
+            continue
+        end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
+        for name in [name for name in since if name not in at_work or timed.name in BEGINNINGS]:
+            leave(name, min(timed.seconds, end_s) if timed.name in BEGINNINGS else since_s(run, timed))
+        since |= {name: timed.seconds for name in names if name in at_work and name not in since}
+    for name in list(since):
+        leave(name, history.end_s)
+    return [Presence(name, tuple(spans[name])) for name in names]
+
+
+def _at_work(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
+    """Who is at work from an event on; None where that is as before."""
+    event = timed.fields
+    failed = set(names_in(event, "failed"))
+    match timed.name:
+        case "start" | "resume":
+            return set() if "processes" in event else {*names} - failed
+        case "reconfigure":
+            return ({*before} - failed) | set(names_in(event, "rejoined"))
+        case "death":
+            return {*before} - {str(event.get("process"))}
+        case "epoch":
+            return set(names_in(event, "members"))
+        case "restart_all":
+            return set()
+    return None
+
+
+def _everybody(run: Run, history: History) -> list[str]:
+    """Those of the latest beginning that says so, and all who are named anywhere."""
+    names: dict[str, None] = {}
+    for timed in history.events:
+        if timed.name in BEGINNINGS:
+            names |= dict.fromkeys(names_in(timed.fields, "processes") or _of_topology(run, timed.fields))
+    for timed in history.events:
+        if timed.name in ("reconfigure", "epoch"):
+            names |= dict.fromkeys(names_in(timed.fields, "failed", "rejoined", "members"))
+    return sorted(names, key=_order)
+
+
+def _of_topology(run: Run, event: Mapping[str, Any]) -> list[str]:
+    """Workers, or the expert ranks of the only pipeline."""
+    told = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
+    counts = [count for count in told if count is not None]
+    if len(counts) < len(told):
+        return []
+    if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > MAX_PLACES:
+        raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is no topology")
+    pipelines, stages, ranks = map(int, counts)
+    if pipelines > 1:
+        return [f"{d}:{p}" for d, p in product(range(pipelines), range(stages))]
+    return [f"0:{p} rank {r}" for p, r in product(range(stages), range(ranks))]
+
+
+def _order(name: str) -> tuple[list[int], str]:
+    """Numbers in names are compared as numbers."""
+    numbers = "".join(character if character.isdigit() else " " for character in name)
+    return [int(number) for number in numbers.split()], name

@@ -1,0 +1,218 @@
+"""The metrics of a run: numbers by name as columns in memory, counts by expert class in a file.
+
+Shape suffixes: T steps.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts
+from swift.runlog.inline_counts import InlineCounts
+from swift.runlog.json_lines import read_objects
+
+METRICS = "metrics.jsonl"
+_NO_COLUMNS = {"step", "time", *KINDS}
+_MOST_STEPS = 2**53
+_NULL = float("inf")
+"""Stands in a column for null, which JSON has for numbers that are not finite; NaN: the step has no such metric."""
+
+
+class Metrics(Sequence[dict[str, Any]]):
+    """What was measured in a run's steps; a sequence of their records, which are made when they are asked for.
+
+    Args:
+        columns: what the lines have.
+        counts: by expert class; None where there are none.
+        name: the file, for errors.
+    """
+
+    def __init__(self, columns: "_Columns", counts: ClassCounts | None, name: str):
+        self._columns, self.counts, self._name = columns, counts, name
+        self.steps_T = np.array(columns.steps, np.int64)
+        self.times_T = np.array(columns.times, np.float64)
+
+    @classmethod
+    def of(
+        cls,
+        records: Iterable[Mapping[str, Any]],
+        name: str = METRICS,
+        more: Callable[[], ClassCounts | None] | None = None,
+    ) -> Self:
+        """Metrics of records in the order of their steps.
+
+        Args:
+            records: each with ``step`` and, in runs that are not old, ``time``; old ones have the counts, too.
+            name: the file, for errors.
+            more: gives the counts of records that have none; called after the last of them.
+
+        Raises:
+            SettingError: a record is damaged.
+        """
+        columns = _Columns(name)
+        for record in records:
+            columns.add(record)
+        counts = columns.counts
+        return cls(columns, more() if counts is None and more else counts, name)
+
+    def scalars(self, name: str) -> np.ndarray:
+        """One metric over the steps.
+
+        Returns:
+            float64[T]; NaN where a step does not have the metric, or has null.
+
+        Raises:
+            SettingError: a step has something other than a number.
+        """
+        if name == "step":
+            return self.steps_T.astype(np.float64)
+        for index, others in self._columns.others.items():
+            if name in others:
+                raise SettingError(
+                    f"{name} of step {self.steps_T[index]}", others[name], f"must be a number, in {self._name}"
+                )
+        values_T = np.full(len(self), np.nan)
+        column = self._columns.numbers.get(name, ())
+        values_T[: len(column)] = column
+        values_T[values_T == _NULL] = np.nan
+        return values_T
+
+    @property
+    def last_step(self) -> int:
+        """The last step that has a record; 0 where none has."""
+        return int(self.steps_T[-1]) if len(self) else 0
+
+    @property
+    def missing(self) -> list[range]:
+        """Stretches of steps up to the last one that have no record."""
+        steps_T = np.concatenate([[0], self.steps_T])
+        return [range(int(steps_T[at]) + 1, int(steps_T[at + 1])) for at in np.flatnonzero(np.diff(steps_T) > 1)]
+
+    def __len__(self) -> int:
+        return len(self.steps_T)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        positions = range(len(self))[index]
+        return self._record(positions) if isinstance(positions, int) else [self._record(one) for one in positions]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._record, range(len(self)))
+
+    def _record(self, index: int) -> dict[str, Any]:
+        step = int(self.steps_T[index])
+        record: dict[str, Any] = {"step": step}
+        if np.isfinite(self.times_T[index]):
+            record["time"] = datetime.fromtimestamp(self.times_T[index], UTC).isoformat(timespec="milliseconds")
+        record |= self._columns.numbers_at(index) | self._columns.others.get(index, {})
+        counts_KLE = None if self.counts is None else self.counts.at(step, hint=index)
+        if counts_KLE is not None:
+            record |= zip(KINDS, counts_KLE.tolist(), strict=True)
+        return record
+
+
+class _Columns:
+    """Columns that grow by a record after the other."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self.steps, self.times = array("q"), array("d")
+        self.numbers: dict[str, array[float]] = {}
+        self.others: dict[int, dict[str, Any]] = {}  # by the index of the step
+        self._types: dict[str, set[type]] = {}
+        self._inline: InlineCounts | None = None
+
+    @property
+    def counts(self) -> ClassCounts | None:
+        """The counts that the records have had."""
+        return None if self._inline is None else self._inline.finish()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        index, step = len(self.steps), record.get("step")
+        last = self.steps[-1] if self.steps else 0
+        if not isinstance(step, int) or not last < step < _MOST_STEPS:
+            raise SettingError(self._name, f"line {index + 1}", f"step {step!r} must be above {last}")
+        self.steps.append(step)
+        self.times.append(self._seconds(step, record.get("time")))
+        if any(record.get(kind) for kind in KINDS):
+            self._inline = self._inline or InlineCounts(self._name)
+            self._inline.add(step, [record.get(kind) for kind in KINDS])
+        for name, value in record.items():
+            if name in _NO_COLUMNS:
+                continue
+            if value is None or isinstance(value, int | float):
+                self._put(index, name, value)
+            else:
+                self.others.setdefault(index, {})[name] = value
+
+    def numbers_at(self, index: int) -> dict[str, Any]:
+        """The numbers of a step by name, as they were."""
+        found: dict[str, Any] = {}
+        for name, column in self.numbers.items():
+            value = column[index] if index < len(column) else np.nan
+            if value == _NULL:
+                found[name] = None
+            elif value == value:
+                kinds = self._types[name]
+                found[name] = value if len(kinds) > 1 or float in kinds else next(iter(kinds))(value)
+        return found
+
+    def _put(self, index: int, name: str, value: float | None) -> None:
+        column = self.numbers.get(name)
+        if column is None:
+            column, self._types[name] = self.numbers.setdefault(name, array("d")), set()
+        if len(column) < index:
+            column.extend([np.nan] * (index - len(column)))
+        column.append(_NULL if value is None else value)
+        if value is not None:
+            self._types[name].add(type(value))
+
+    def _seconds(self, step: int, time: Any) -> float:
+        if time is None:
+            return np.nan
+        try:
+            return datetime.fromisoformat(time).timestamp()
+        except (TypeError, ValueError) as error:
+            raise SettingError(self._name, f"step {step}", f"must have a time, and has {time!r}") from error
+
+
+def read_metrics(path: Path) -> Metrics:
+    """The metrics of a run.
+
+    Args:
+        path: the run directory.
+
+    Raises:
+        SettingError: a line is damaged, or the header of the counts is.
+    """
+    # Of a run that is under way a line comes after its counts.
+    records = read_objects(path / METRICS)
+    return Metrics.of(records, str(path / METRICS), lambda: ClassCounts.open(path / CLASS_COUNTS))
+
+
+def ranges_of(steps: Sequence[int]) -> list[range]:
+    """Rising steps as stretches of them.
+
+    >>> ranges_of([3, 7, 8, 9])
+    [range(3, 4), range(7, 10)]
+    """
+    breaks = np.flatnonzero(np.diff(steps) > 1) + 1
+    return [range(int(one[0]), int(one[-1]) + 1) for one in np.split(np.array(steps), breaks) if len(one)]
+
+
+def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
+    """Stretches of steps as text.
+
+    >>> ranges_text([range(3, 4), range(7, 10)]), ranges_text([range(1, 2), range(3, 4), range(5, 6)], most=2)
+    ('3, 7-9', '1, 3 and 1 more')
+    """
+    texts = [f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in ranges[:most]]
+    return ", ".join(texts) + f" and {len(ranges) - most} more" * (len(ranges) > most)

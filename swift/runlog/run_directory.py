@@ -1,0 +1,303 @@
+"""A run directory: what a run leaves on disk while it trains, and how that is read back. No JAX here."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from swift.errors import RunError, SettingError
+from swift.files import replace_file, sync_directory
+from swift.runlog.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
+from swift.runlog.events import EVENTS, read_events, with_plan_once
+from swift.runlog.json_lines import parse_object
+from swift.runlog.metrics import METRICS, Metrics, read_metrics
+from swift.runlog.tensorboard import open_board
+from swift.runlog.truncation import truncate_record
+
+CONFIG, SUMMARY = "config.gin", "summary.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it was read from its directory.
+
+    Args:
+        path: the run directory.
+        name: the run's name in ``summary.json``, or else the directory's.
+        config_text: the operative configuration, gin.
+        metrics: one record per step, in steps' order.
+        events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
+        summary: the object written at the end of the run; None while it has not ended.
+    """
+
+    path: Path
+    name: str
+    config_text: str
+    metrics: Metrics
+    events: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+
+class RunDirectory:
+    """A run's directory, open for writing; made by :meth:`create` or :meth:`resume`, and a context manager.
+
+    Attributes:
+        check: called before anything is written; raises where the directory is another's by now, see ``Lease``.
+    """
+
+    check: Callable[..., None] = staticmethod(lambda **_: None)
+
+    def __init__(self, path: Path, last_step: int):
+        self.path = path
+        self._last_step = last_step
+        self._board = open_board(path / "tensorboard", last_step)  # first: it makes a directory, which may fail
+        self._counts: CountsWriter | None = None  # a model without experts has none
+        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+        self._events = (path / EVENTS).open("a", encoding="utf-8")
+        self._plans_told: set[str] = set()
+
+    @classmethod
+    def create(cls, path: str | Path, config_text: str) -> Self:
+        """Starts a run in a directory that holds none; the directory is made where it is missing.
+
+        Args:
+            path: the run directory.
+            config_text: the operative configuration, kept as ``config.gin``.
+
+        Raises:
+            SettingError: the directory holds a run already, or cannot be made. Nothing was written.
+        """
+        path = Path(path)
+        check_new_run(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            replace_file(path / CONFIG, config_text.encode())
+            return cls(path, last_step=0)
+        except OSError as error:
+            for name in (CONFIG, METRICS, EVENTS):  # or the directory would pass for that of a run
+                with suppress(OSError):
+                    (path / name).unlink()
+            raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
+
+    @classmethod
+    def resume(cls, path: str | Path, config_text: str, step: int, may_change: Collection[str] = ()) -> Self:
+        """Continues a run after ``step``: metrics of later steps are dropped, events are kept.
+
+        ``summary.json`` is removed, for it tells of a run that has ended.
+
+        Args:
+            path: the run directory.
+            config_text: the operative configuration of the run that continues.
+            step: the last step that is done, which the checkpoint holds.
+            may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
+
+        Raises:
+            SettingError: there is no run, its files are damaged, or its configuration is another one.
+        """
+        path = Path(path)
+        check_same_run(path, config_text, may_change)
+        with _written():
+            truncate_record(path, step)
+            replace_file(path / CONFIG, config_text.encode())
+            (path / SUMMARY).unlink(missing_ok=True)
+            return cls(path, last_step=step)
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Where the run's checkpoints lie; whoever saves the first one makes the directory."""
+        return self.path / "checkpoints"
+
+    def log_step(self, metrics: Mapping[str, Any]) -> None:
+        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC); numbers go to TensorBoard, too.
+
+        Args:
+            metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and
+                arrays are accepted; a number that is not finite is written as null. Counts by expert class, see
+                ``swift.runlog.class_counts``, go to a file of their own, which never lags behind the metrics.
+        """
+        self.check()
+        scalars = {name: value for name, value in metrics.items() if name not in KINDS}
+        record = _plain({"step": metrics["step"], "time": _now()} | scalars)
+        assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
+        with _written():
+            if any(len(metrics.get(kind, ())) for kind in KINDS):
+                counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
+                self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)
+                self._counts.write(record["step"], counts_KLE)
+            self._last_step = record["step"]
+            self._metrics.write(_line(record))
+            self._metrics.flush()
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self._board.add_scalar(name, value, record["step"])
+
+    def log_event(self, event: str, step: int, **fields: Any) -> None:
+        """Appends one event, with the time of the call (ISO 8601, UTC).
+
+        Args:
+            event: what happened, such as ``failure`` or ``checkpoint``.
+            step: the last step that was done when it happened.
+            **fields: what else is known of it; as in :meth:`log_step`. A ``plan`` is written once.
+        """
+        self.check()
+        fields = with_plan_once(fields, self._plans_told)
+        with _written():
+            self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
+            self._events.flush()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes ``summary.json``: the run has ended."""
+        self.check()
+        with _written():
+            replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        """Closes all files; a second call does nothing. What could not be written was told when it was."""
+        for file in (self._metrics, self._counts, self._events):
+            with suppress(OSError):
+                if file is not None:
+                    file.close()
+        self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Around what writes: raises RunError where the file system does not take it."""
+    try:
+        yield
+    except OSError as error:
+        text = f"the record of the run cannot be written: {error}: stopped"
+        raise RunError(f"{text}; once it can be, --resume goes on from the newest checkpoint") from error
+
+
+def check_new_run(path: Path) -> None:
+    """Raises SettingError where a directory holds a run already, or cannot be made or written to."""
+    present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not present.is_dir() or not os.access(present, os.W_OK):
+        raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")
+    if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
+        raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
+
+
+def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> None:
+    """Raises SettingError as :meth:`RunDirectory.resume` does; the record of the run is not read."""
+    difference = _first_difference(_read_config(path, "--run-dir"), config_text, may_change)
+    if difference:
+        raise SettingError("--resume", str(path), difference)
+
+
+def sync_record(path: Path) -> None:
+    """Waits until the record of a run is on the disk, whichever process has written it.
+
+    A checkpoint that counts iterations is saved after that, or a power failure takes away what it counts.
+
+    Args:
+        path: the run directory.
+    """
+    for name in (CLASS_COUNTS, METRICS, EVENTS):
+        with suppress(FileNotFoundError), (path / name).open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(path)
+
+
+def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
+    """Reads and checks a run directory, also one whose run has not ended.
+
+    Args:
+        path: the run directory.
+        setting: what the user calls it, for the error message.
+
+    Raises:
+        SettingError: the directory holds no run, or a file in it is damaged. The last line of a file of lines may
+            be torn: it is left out, for the run died, or is, in the midst of writing it.
+    """
+    path = Path(path)
+    config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
+    name = str((summary or {}).get("name") or path.resolve().name)
+    return Run(path, name, config_text, read_metrics(path), read_events(path), summary)
+
+
+def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
+    """Raises SettingError where a directory holds no run."""
+    if not (path / CONFIG).is_file():
+        raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types; a number that is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist() if value.dtype.kind in "iub" else _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(record), allow_nan=False) + "\n"
+
+
+def _read_config(path: Path, setting: str) -> str:
+    """The operative configuration of a run; raises SettingError where a directory holds none."""
+    check_is_run(path, setting)
+    try:
+        return (path / CONFIG).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingError(str(path / CONFIG), f"byte {error.start}", "is damaged: not UTF-8 text") from error
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    summary = parse_object(path.read_bytes())
+    if summary is None:
+        raise SettingError("summary", str(path), "is damaged: not a JSON object")
+    return summary
+
+
+def _first_difference(run_config: str, config: str, may_change: Collection[str]) -> str | None:
+    """How the first setting that differs is set in both, in one line; None where all agree."""
+    before, now = _settings(run_config), _settings(config)
+    for name in [*before, *(name for name in now if name not in before)]:
+        if name not in may_change and before.get(name) != now.get(name):
+            texts = [" ".join(settings.get(name, f"no {name}").split()) for settings in (before, now)]
+            return (
+                f"the run has `{texts[0]}`, this configuration has `{texts[1]}`; start a new run in another --run-dir"
+            )
+    return None
+
+
+def _settings(config_text: str) -> dict[str, str]:
+    """The statements of a gin file by the name they bind; an indented line continues the statement above it."""
+    statements: list[str] = []
+    for line in config_text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line[0].isspace() and statements:
+            statements[-1] += "\n" + line
+        else:
+            statements.append(line)
+    return {statement.partition("=")[0].strip(): statement for statement in statements}

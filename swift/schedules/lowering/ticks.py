@@ -1,0 +1,220 @@
+"""In which tick every op runs, where workers keep their order and all of them wait for a tick's longest op.
+
+A worker that keeps its order gains nothing from idling while an op that fits into the tick is ready. So what there is
+to choose is how long each tick is: an op that takes longer has to wait, for a tick that more workers can use.
+
+T: ticks, R: live workers in mesh order, S: states of the search, n: ops of a schedule in its order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from swift.schedules.lowering.beam import Step, beam_search
+from swift.schedules.ops import Kind
+from swift.schedules.schedule import Schedule
+
+NONE = -1
+_WIDTH = 12
+_MAX_STATES = 6_000
+"""The beam's width times the live workers, so that large clusters take seconds."""
+COST_PER_TICK = 1e-3
+"""Share of the shortest op's time by which a tick is dearer than its length: of ways that take as long, the shorter."""
+
+
+def assign_ticks(schedule: Schedule) -> np.ndarray:
+    """The ticks of a valid schedule's ops, with a sum of the ticks' lengths as small as a short search finds.
+
+    Every worker runs at most one op in a tick, in its order, and every op runs in a later tick than what sends its
+    message. All peers of a stage run U in the same tick; without staggering, all stages do.
+
+    Returns:
+        int64[n], from 0.
+    """
+    lines = Lines.of(schedule)
+    space = FixedOrder(lines)
+    width = max(1, min(_WIDTH, _MAX_STATES // len(lines.stage_R)))
+    cost_per_tick = COST_PER_TICK * float(lines.duration_n[lines.duration_n > 0].min())
+    ran_TcR = beam_search(space, width, cost_per_tick)
+    assert ran_TcR is not None, "the workers wait for each other in a circle"
+    tick_n = np.empty(schedule.num_ops, np.int64)
+    for row, ran_T in enumerate(ran_TcR[:, 0].T):
+        tick_n[lines.bounds[row] : lines.bounds[row + 1]] = np.flatnonzero(ran_T)
+    return tick_n
+
+
+def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> float:
+    """What an SPMD program delivers, where every tick takes as long as its longest op; messages are not counted.
+
+    Args:
+        schedule: a valid one.
+        tick_n: int64[n], the ticks of its ops; None: those of ``assign_ticks``.
+
+    Returns:
+        Time of one iteration in the steady state, from the end of the first to that of the last; of a lone one, all of
+        it.
+    """
+    tick_n = assign_ticks(schedule) if tick_n is None else tick_n
+    length_T = np.zeros(int(tick_n.max()) + 1)
+    np.maximum.at(length_T, tick_n, durations(schedule))
+    last_K = np.zeros(schedule.problem.num_iterations, np.int64)
+    np.maximum.at(last_K, schedule.iteration, tick_n)
+    end_K = np.cumsum(length_T)[last_K]
+    return float(end_K[-1] - end_K[0]) / (len(end_K) - 1) if len(end_K) > 1 else float(end_K[0])
+
+
+def durations(schedule: Schedule) -> np.ndarray:
+    """float64[n]: what every op takes."""
+    return np.array(schedule.problem.costs.op_times)[schedule.kind]
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The ops of a schedule as lines, one a live worker, each op with what it has to follow.
+
+    Attributes:
+        schedule: that they are of.
+        bounds: int64[R + 1], the ops of line r are ``bounds[r]:bounds[r + 1]``.
+        row_n: int64[n], the line of an op.
+        place_n: int64[n], its place there.
+        sender_n: int64[n], the op of another stage that it has to follow; ``NONE``: none.
+        stage_R: int64[R], the stage of a line.
+        updates_PR: bool, the lines that run U together, for every stage; without staggering all do.
+    """
+
+    schedule: Schedule
+    bounds: np.ndarray
+    row_n: np.ndarray
+    place_n: np.ndarray
+    sender_n: np.ndarray
+    stage_R: np.ndarray
+    updates_PR: np.ndarray
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> "Lines":
+        """The lines of a valid schedule."""
+        problem, P = schedule.problem, schedule.problem.num_stages
+        worker_R = np.array([d * P + p for d, p in problem.topology.live_workers(problem.failed)])
+        bounds = np.append(schedule.bounds[worker_R], schedule.num_ops)
+        row_n = np.repeat(np.arange(len(worker_R)), np.diff(bounds))
+        assert (worker_R[row_n] == schedule.worker).all(), "a worker that is down runs an op"
+        updates_PR = np.arange(P)[:, None] == worker_R % P
+        if not problem.staggered:
+            updates_PR = np.ones((1, len(worker_R)), bool)
+        return cls(
+            schedule,
+            bounds,
+            row_n,
+            np.arange(schedule.num_ops) - bounds[row_n],
+            _senders(schedule),
+            worker_R % P,
+            updates_PR,
+        )
+
+    @cached_property
+    def duration_n(self) -> np.ndarray:
+        """float64[n]."""
+        return durations(self.schedule)
+
+    @cached_property
+    def group_R(self) -> np.ndarray:
+        """int64[R]: the group of lines that run U together."""
+        return np.argmax(self.updates_PR, axis=0)
+
+    def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """The values of some ops, but for Us the largest of those that run together."""
+        is_u = self.schedule.kind[ops] == Kind.U
+        if not is_u.any():
+            return values
+        largest, group = np.zeros(len(self.updates_PR)), self.group_R[self.row_n[ops]]
+        np.maximum.at(largest, group[is_u], values[is_u])
+        return np.where(is_u, largest[group], values)
+
+    def all_at_update(self, at_update_SR: np.ndarray) -> np.ndarray:
+        """bool[S, R]: whether a line and all those that have to update with it are there."""
+        missing_SP = (~at_update_SR).astype(np.float32) @ self.updates_PR.T.astype(np.float32)
+        return (missing_SP == 0)[:, self.group_R]
+
+
+def _senders(schedule: Schedule) -> np.ndarray:
+    row_3KDMP = schedule.row_3KDMP
+    assert (row_3KDMP >= 0).all(), "an op is missing"
+    sender_n = np.full(schedule.num_ops, NONE, np.int64)
+    sender_n[row_3KDMP[Kind.F, ..., 1:]] = row_3KDMP[Kind.F, ..., :-1]
+    back = Kind.B if schedule.problem.decoupled else Kind.W
+    sender_n[row_3KDMP[Kind.B, ..., :-1]] = row_3KDMP[back, ..., 1:]
+    return sender_n
+
+
+class FixedOrder:
+    """The space of all ways to run lines in their order; a state is the place that every line has come to.
+
+    The i-th op of line r is node ``first_R[r] + i``; a node that is no op ends the line.
+    """
+
+    def __init__(self, lines: Lines):
+        n, R = len(lines.row_n), len(lines.stage_R)
+        self.lines = lines
+        self.node_n = np.arange(n) + lines.row_n
+        self.first_R = lines.bounds[:-1] + np.arange(R)
+        self.start_cR = np.zeros((1, R), np.int64)
+        self.end_cR = np.diff(lines.bounds)[None]
+        self.duration = np.full(n + R, np.inf)
+        self.duration[self.node_n] = lines.duration_n
+        self.is_u = np.zeros(n + R, bool)
+        self.is_u[self.node_n] = lines.schedule.kind == Kind.U
+        self.lengths = np.unique(lines.duration_n)
+        # An op waits until line ``sender_row`` is beyond ``sender_place``.
+        self.sender_row, self.sender_place = np.zeros(n + R, np.int64), np.full(n + R, -1)
+        reads = np.flatnonzero(lines.sender_n != NONE)
+        self.sender_row[self.node_n[reads]] = lines.row_n[lines.sender_n[reads]]
+        self.sender_place[self.node_n[reads]] = lines.place_n[lines.sender_n[reads]]
+        self.left = self.longest_paths()
+
+    def ready(self, place_SR: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64[S, R], the next node of every line, and bool[S, R], whether it could run."""
+        node_SR = self.first_R + place_SR
+        sender_SR = np.take_along_axis(place_SR, self.sender_row[node_SR], axis=1)
+        ready_SR = (sender_SR > self.sender_place[node_SR]) & (place_SR < self.end_cR)
+        at_update_SR = self.is_u[node_SR]
+        if at_update_SR.any():
+            ready_SR &= ~at_update_SR | self.lines.all_at_update(at_update_SR)
+        return node_SR, ready_SR
+
+    def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
+        """The ways to run the next tick: one for each length that an op has."""
+        node_SR, ready_SR = self.ready(state_cSR[0])
+        duration_SR = np.where(ready_SR, self.duration[node_SR], np.inf)
+        for length in self.lengths:
+            yield Step(float(length), (duration_SR <= length)[None], (duration_SR == length).any(axis=1))
+
+    def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
+        """float64[S]: at least so much, by the longest paths; where that is equal, less than with less done."""
+        left_SR = self.left[self.first_R + state_cSR[0]]
+        return left_SR.max(axis=1) + 1e-6 * left_SR.mean(axis=1)
+
+    def longest_paths(self) -> np.ndarray:
+        """float64[n + R]: from the start of an op to the end of the window, if nobody ever waited for a longer op."""
+        lines, left = self.lines, np.zeros(len(self.duration) + 1)
+        reader_n = np.full(len(lines.row_n), -1)
+        sent = np.flatnonzero(lines.sender_n != NONE)
+        reader_n[lines.sender_n[sent]] = self.node_n[sent]
+        for ops in reversed(self.levels):
+            nodes = self.node_n[ops]
+            ahead = np.maximum(left[nodes + 1], left[reader_n[ops]])
+            left[nodes] = lines.longest_together(ops, ahead) + lines.duration_n[ops]
+        return left[:-1]
+
+    @cached_property
+    def levels(self) -> list[np.ndarray]:
+        """The ops of every tick, if all ticks were long enough for any op."""
+        place_SR, levels = self.start_cR.copy(), []
+        while (place_SR < self.end_cR).any():
+            node_SR, ready_SR = self.ready(place_SR)
+            assert ready_SR.any(), "the workers wait for each other in a circle"
+            rows = np.flatnonzero(ready_SR[0])
+            levels.append(node_SR[0, rows] - rows)
+            place_SR = place_SR + ready_SR
+        return levels

@@ -1,0 +1,110 @@
+"""What a failure is compared with: GPipe and 1F1B with a fused backward and a barrier, and the zero-bubble schedule."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.schedules.bounds import max_held
+from swift.schedules.memory import fits
+from swift.schedules.ops import Kind
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Round, Schedule
+from swift.schedules.sequences import SequencedOp, time_round
+
+Order = Callable[[Problem, int, int], list[SequencedOp]]
+"""What a stage of pipeline 0 runs in a problem, where no stage may hold more than so many micro-batches at once."""
+
+
+def gpipe(problem: Problem) -> Schedule:
+    """All forwards, then all backwards, in flushes of as many micro-batches as the memory limit allows.
+
+    GPipe (arXiv 1811.06965), section 2.3. Unit times and no memory limit: the period is 3M + 3(P-1).
+
+    Returns:
+        A schedule of ``problem`` with neither a decoupled backward nor staggered updates.
+
+    Raises:
+        SettingError: a worker has failed.
+    """
+    return _repeated(problem, "gpipe", _flushes, problem.num_microbatches)
+
+
+def one_f_one_b(problem: Problem) -> Schedule:
+    """One forward and one backward in turn, after a warm-up of P - p forwards at stage p.
+
+    PipeDream-Flush (arXiv 2006.09503), section 2.2. Unit times and a memory limit of at least P: the period is
+    3M + 3(P-1). A lower limit shortens all warm-ups in proportion, since stages that hold equally many micro-batches
+    wait for each other at every one.
+
+    Returns:
+        A schedule of ``problem`` with neither a decoupled backward nor staggered updates.
+
+    Raises:
+        SettingError: a worker has failed.
+    """
+    return _repeated(problem, "one_f_one_b", _alternating, problem.num_stages)
+
+
+def zero_bubble(problem: Problem) -> Schedule:
+    """The adaptive planner's schedule without a failure, decoupled and staggered as the problem is.
+
+    Zero bubble pipeline parallelism (arXiv 2401.10241), whose ZB-H1 ends one iteration of unit times within
+    3M + P - 1; here with the memory limit in place of its hand-made orders.
+
+    Raises:
+        SettingError: a worker has failed.
+    """
+    _refuse_failures(problem, "zero_bubble")
+    return replace(adaptive(problem), solver="zero_bubble")
+
+
+def _flushes(problem: Problem, _: int, num_held: int) -> list[SequencedOp]:
+    microbatches = range(problem.num_microbatches)
+    order: list[SequencedOp] = []
+    for flush in (microbatches[i : i + num_held] for i in range(0, len(microbatches), num_held)):
+        order += [(Kind.F, 0, m) for m in flush]
+        order += [(kind, 0, m) for m in flush for kind in (Kind.B, Kind.W)]
+    return order
+
+
+def _alternating(problem: Problem, stage: int, num_held: int) -> list[SequencedOp]:
+    M, P = problem.num_microbatches, problem.num_stages
+    ahead = math.ceil(num_held * (P - stage) / P)
+    order: list[SequencedOp] = [(Kind.F, 0, m) for m in range(min(ahead, M))]
+    for m in range(M):
+        order += [(Kind.B, 0, m), (Kind.W, 0, m)]
+        if m + ahead < M:
+            order.append((Kind.F, 0, m + ahead))
+    return order
+
+
+def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Schedule:
+    """Plans one pipeline, in as much of the memory limit as can be used, and lets all pipelines do the same."""
+    _refuse_failures(problem, name)
+    problem = replace(problem, decoupled=False, staggered=False)
+    return Schedule.planned(
+        problem, name, lambda lone: _largest_that_fits(replace(lone, num_iterations=1), order, most_held)
+    )
+
+
+def _refuse_failures(problem: Problem, name: str) -> None:
+    if problem.failed:
+        raise SettingError("Problem.failed", sorted(problem.failed), f"{name} plans for no failure: try adaptive")
+
+
+def _largest_that_fits(problem: Problem, order: Order, num_held: int) -> Round:
+    executor_DMP = np.zeros((1, problem.num_microbatches, problem.num_stages), np.int32)
+    num_stashes = max_held(problem, problem.costs.f_stash)
+    if num_stashes < problem.num_microbatches:
+        num_held = min(num_held, int(num_stashes))
+    while True:
+        sequences = [order(problem, p, num_held) for p in range(problem.num_stages)]
+        one = time_round(problem, executor_DMP, sequences)
+        # How long messages lie in inboxes is known only now; one micro-batch at a time always fits.
+        if num_held == 1 or fits(problem, one):
+            return one
+        num_held -= 1

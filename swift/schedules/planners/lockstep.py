@@ -1,0 +1,223 @@
+"""A planner for execution: a short ``lockstep_period``, which is what a schedule costs as one SPMD program.
+
+Where every tick takes as long as its longest op, a plan that is good when workers run at their own pace mixes ops of
+all kinds in a tick and pays for the longest. Here the adaptive plan says who runs what, and in which order each worker
+takes its Fs, its Bs and its Ws; how it interleaves them is searched anew, tick by tick: a tick has the length of one
+kind of op, and in it every worker runs a B if one is ready and fits, else an F, else a W.
+
+R: live workers in mesh order, S: states of the search, n: ops, 4: the kinds F, B, W, U, D: pipelines, P: stages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from swift.schedules.lowering.beam import Step, beam_search
+from swift.schedules.lowering.ticks import COST_PER_TICK, NONE, FixedOrder, Lines, lockstep_period
+from swift.schedules.memory import fits
+from swift.schedules.ops import Kind
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Problem
+from swift.schedules.rounds import round_of
+from swift.schedules.schedule import Round, Schedule
+from swift.schedules.sequences import SequencedOp, time_round
+
+_GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
+"""Stretch and weight of the mean (see ``_FreeOrder``) of the searches whose best result counts."""
+_WIDTH = 24
+_MAX_STATES = 3_000
+"""The beam's width times the live workers."""
+_MAX_OPS = 1_500_000
+"""So many ops are searched, but one of the searches runs whatever it takes."""
+_MESSAGES = (1, 2, 4, 6)
+"""How many messages room is kept for where they take memory that is limited, until what is found fits."""
+_NEVER = 1 << 40
+
+
+def lockstep(problem: Problem) -> Schedule:
+    """A schedule with a short ``lockstep_period``, a little longer in its ``period`` than that of ``adaptive``.
+
+    Its times are those of workers that run at their own pace, in the order that is good in lockstep.
+    """
+    return Schedule.planned(problem, "lockstep", _best_round)
+
+
+def _best_round(problem: Problem) -> Round:
+    # Three iterations show the steady state: the middle one has neighbours on both sides.
+    problem = replace(problem, num_iterations=1 if problem.num_iterations == 1 else 3)
+    plan = adaptive(problem)
+    rounds = [round_of(plan), *(_interleaved(plan) if problem.decoupled else ())]
+    costs = [(lockstep_period(Schedule.from_round(problem, "lockstep", one)), one.period) for one in rounds]
+    return rounds[min(range(len(rounds)), key=costs.__getitem__)]
+
+
+def _interleaved(plan: Schedule) -> Iterator[Round]:
+    """What the searches find, the middle iteration of each."""
+    problem, space = plan.problem, _FreeOrder(plan)
+    executor_DMP = round_of(plan).executor_DMP
+    for stretch, weight in _GUIDES[: max(1, _MAX_OPS // plan.num_ops)]:
+        for num_messages in _MESSAGES if problem.costs.inbox and problem.memory_limit is not None else (0,):
+            space.guide(stretch, weight, num_messages)
+            ran_T4R = space.best_way()
+            if ran_T4R is None:
+                break
+            found = time_round(problem, executor_DMP, space.sequences(ran_T4R, problem.num_iterations // 2))
+            if fits(problem, found):
+                yield found
+                break
+
+
+class _FreeOrder:
+    """The states count, for every worker, its Fs, Bs, Ws and Us so far.
+
+    The time left of a state is estimated as that of the worker farthest behind, plus a share of the workers' mean.
+    A worker's is the longest of its work and of the paths from its next ops to the end of the window; these consist of
+    ops that follow each other on a worker and of ops that wait for each other's output. The latter count somewhat more
+    than their time: who waits for a message waits for the end of a tick.
+
+    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; a node that is no op ends the list.
+    """
+
+    def __init__(self, schedule: Schedule):
+        problem, self.schedule, lines = schedule.problem, schedule, Lines.of(schedule)
+        self.lines, self.costs = lines, problem.costs
+        self.time_4 = np.array(self.costs.op_times)
+        kind, R = schedule.kind, len(lines.stage_R)
+        self.end_cR = np.stack([np.bincount(lines.row_n[kind == k], minlength=R) for k in Kind])
+        self.start_cR = np.zeros_like(self.end_cR)
+        self.first_4R = np.concatenate([[0], np.cumsum(self.end_cR + 1)[:-1]]).reshape(4, R)
+        num_nodes = int(self.end_cR.sum()) + 4 * R
+        order = np.lexsort((lines.place_n, lines.row_n, kind))
+        self.op = np.full(num_nodes, NONE)
+        self.op[np.delete(np.arange(num_nodes), (self.first_4R + self.end_cR).ravel())] = order
+        self.node_n = np.empty(schedule.num_ops, np.int64)
+        self.node_n[order] = np.flatnonzero(self.op != NONE)
+        self.place_n = self.node_n - self.first_4R[kind, lines.row_n]
+        self.sender_row, self.sender_place = self.after_senders(num_nodes)
+        self.num_own = self.end_cR[Kind.F] // problem.num_iterations
+        self.own_place = self.after_own(num_nodes)
+        self.levels = FixedOrder(lines).levels
+
+    def after_senders(self, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of every node, the line and the place in its list of the same kind that it has to wait for."""
+        lines, reads = self.lines, np.flatnonzero(self.lines.sender_n != NONE)
+        row, place = np.zeros(num_nodes, np.int64), np.full(num_nodes, NONE)
+        row[self.node_n[reads]] = lines.row_n[lines.sender_n[reads]]
+        place[self.node_n[reads]] = self.place_n[lines.sender_n[reads]]
+        return row, place
+
+    def after_own(self, num_nodes: int) -> np.ndarray:
+        """Of every node, the place of what it has to wait for in its line's list of the kind before.
+
+        Those are: U of the iteration before, for F; F, for B; B, for W; the last W, for U.
+        """
+        kind, iteration = self.schedule.kind, self.schedule.iteration
+        (f_n, b_n, w_n), is_f, is_u = self.schedule.row_3KDMP, kind == Kind.F, kind == Kind.U
+        place = np.full(num_nodes, _NEVER)
+        place[self.node_n[is_f]] = iteration[is_f] - 1
+        place[self.node_n[b_n]] = self.place_n[f_n]
+        place[self.node_n[w_n]] = self.place_n[b_n]
+        place[self.node_n[is_u]] = (self.num_own[self.lines.row_n] * (iteration + 1) - 1)[is_u]
+        return place
+
+    def guide(self, stretch: float, weight: float, num_messages: int) -> None:
+        """Sets what the search goes by.
+
+        Args:
+            stretch: how much more than their time ops count that others wait for.
+            weight: how much the mean of the workers counts.
+            num_messages: how many of them a worker keeps memory for.
+        """
+        self.weight, self.left = weight, self.longest_paths(stretch)
+        limit = self.schedule.problem.memory_limit
+        self.limit = np.inf if limit is None else limit * (1 + 1e-12) - num_messages * self.costs.inbox
+
+    def best_way(self) -> np.ndarray | None:
+        """bool[T, 4, R], what runs in every tick; None if memory or the order of the lists leads into dead ends."""
+        width = max(1, min(_WIDTH, _MAX_STATES // len(self.lines.stage_R)))
+        return beam_search(self, width, COST_PER_TICK * float(self.time_4[: Kind.U].min()))
+
+    def longest_paths(self, stretch: float) -> np.ndarray:
+        """float64[nodes]: an estimate of the time from the start of an op to the end of the window."""
+        lines, kind, iteration = self.lines, self.schedule.kind, self.schedule.iteration
+        f_n, b_n, w_n = self.schedule.row_3KDMP
+        nowhere, row_n = len(self.op), lines.row_n
+        reader_n, follower_n = np.full((2, len(kind)), nowhere)
+        sent = np.flatnonzero(lines.sender_n != NONE)
+        reader_n[lines.sender_n[sent]] = self.node_n[sent]
+        follower_n[f_n], follower_n[b_n] = self.node_n[b_n], self.node_n[w_n]
+        is_w, is_u = kind == Kind.W, kind == Kind.U
+        follower_n[is_w] = (self.first_4R[Kind.U, row_n] + iteration)[is_w]
+        follower_n[is_u] = (self.first_4R[Kind.F, row_n] + self.num_own[row_n] * (iteration + 1))[is_u]
+        work_n, left = self.work_ahead(), np.zeros(nowhere + 1)
+        for ops in reversed(self.levels):
+            nodes, duration = self.node_n[ops], lines.duration_n[ops]
+            waiting = np.maximum(left[reader_n[ops]], left[follower_n[ops]]) + stretch * duration
+            longest = np.maximum(np.maximum(left[nodes + 1] + duration, waiting), work_n[ops])
+            left[nodes] = lines.longest_together(ops, longest)
+        return left[:-1]
+
+    def work_ahead(self) -> np.ndarray:
+        """float64[n]: what a worker certainly has still to do when it starts an op."""
+        t_f, t_b, t_w, t_u = self.time_4
+        own_n = self.num_own[self.lines.row_n]
+        iterations_ahead = self.schedule.problem.num_iterations - 1 - self.schedule.iteration
+        of_kind = np.array([t_f + t_b + t_w, t_b + t_w, t_w, 0.0])[self.schedule.kind]
+        ahead_n = own_n * (self.schedule.iteration + 1) - self.place_n
+        return ahead_n * of_kind + t_u + iterations_ahead * (own_n * (t_f + t_b + t_w) + t_u)
+
+    def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
+        """The ways to run the next tick: one for each length that an op has."""
+        ready_4SR = self.ready(state_cSR)
+        for length in np.unique(self.time_4):
+            free_SR = np.ones(ready_4SR.shape[1:], bool)
+            ran_4SR, possible_S = np.zeros_like(ready_4SR), np.zeros(len(free_SR), bool)
+            for kind in (Kind.U, Kind.B, Kind.F, Kind.W):
+                if self.time_4[kind] <= length:
+                    ran_4SR[kind] = ready_4SR[kind] & free_SR
+                    free_SR &= ~ran_4SR[kind]
+                if self.time_4[kind] == length:
+                    possible_S |= ran_4SR[kind].any(axis=1)
+            yield Step(float(length), ran_4SR, possible_S)
+
+    def ready(self, state_4SR: np.ndarray) -> np.ndarray:
+        """bool[4, S, R]: whether a worker could run its next op of a kind."""
+        ready_4SR = np.empty(state_4SR.shape, bool)
+        for kind in Kind:
+            done_SR, node_SR = state_4SR[kind], self.first_4R[kind] + state_4SR[kind]
+            ready_4SR[kind] = state_4SR[kind - 1] > self.own_place[node_SR]
+            if kind in (Kind.F, Kind.B):
+                sender_SR = np.take_along_axis(done_SR, self.sender_row[node_SR], axis=1)
+                ready_4SR[kind] &= sender_SR > self.sender_place[node_SR]
+        ready_4SR[Kind.U] &= self.lines.all_at_update(ready_4SR[Kind.U])
+        if np.isfinite(self.limit):
+            # While a B runs, its micro-batch holds the larger stash: room for one of them to grow is always kept.
+            f, b, w, _ = state_4SR
+            held_SR = self.costs.f_stash * (f - b) + self.costs.w_stash * (b - w)
+            held_SR = held_SR + max(0.0, self.costs.w_stash - self.costs.f_stash)
+            ready_4SR[Kind.F] &= held_SR + self.costs.f_stash <= self.limit
+            ready_4SR[Kind.B] &= held_SR <= self.limit
+        return ready_4SR
+
+    def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
+        """float64[S]: estimated."""
+        work_R = (self.end_cR * self.time_4[:, None]).sum(axis=0)
+        left_SR = work_R - np.einsum("kSR,k->SR", state_cSR, self.time_4)
+        for kind in (Kind.F, Kind.B, Kind.W):
+            left_SR = np.maximum(left_SR, self.left[self.first_4R[kind] + state_cSR[kind]])
+        return left_SR.max(axis=1) + self.weight * left_SR.mean(axis=1)
+
+    def sequences(self, ran_T4R: np.ndarray, iteration: int) -> Sequence[Sequence[SequencedOp]]:
+        """What every worker ran of an iteration, as ``time_round`` takes it."""
+        schedule, lines = self.schedule, self.lines
+        by_worker: list[list[SequencedOp]] = [[] for _ in range(len(schedule.bounds) - 1)]
+        place_T4R = ran_T4R.cumsum(axis=0) - 1
+        for row, first_4 in enumerate(self.first_4R.T):
+            tick, kind = np.nonzero(ran_T4R[:, : Kind.U, row])
+            ops = self.op[first_4[kind] + place_T4R[tick, kind, row]]
+            ops = ops[schedule.iteration[ops] == iteration]
+            columns = (schedule.kind[ops], schedule.pipeline[ops], schedule.microbatch[ops])
+            worker = schedule.worker[lines.bounds[row]]
+            by_worker[worker] = list(zip(*(column.tolist() for column in columns), strict=True))
+        return by_worker

@@ -1,0 +1,189 @@
+"""The search for a good ``Policy``: a few that the problem suggests, then small random changes to the best.
+
+What it has to find is how many micro-batches the most loaded stages should hold between F and B. Early stages want
+many, so that they have work while their first B is on its way; late stages few, so that the last B leaves early.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from swift.schedules.bounds import max_held, tight_bound
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule
+from swift.schedules.problem import Problem
+
+_PATIENCE = (0.3, 0.6, 0.0)
+_PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
+_SHARE_OF_FIRST_POLICIES = 0.3
+LEAST_TRIALS = 5
+_NUM_LEADERS = 3
+_MOST_IN_VAIN = 400
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy and what came of it; ``cost`` is the period, then by how much all stages together miss the target."""
+
+    cost: tuple[float, float]
+    policy: Policy
+    listing: Listing
+
+
+def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
+    """The best of as many policies as may be tried.
+
+    Args:
+        problem: to plan one iteration of.
+        target: a period that none can be below: the search ends when it is reached.
+        max_ops: how many ops may be listed; five policies are tried whatever they take.
+    """
+    num_trials = max(LEAST_TRIALS, max_ops // problem.num_ops + 4)
+    goal = target * (1 + 1e-9)
+    leaders: list[Candidate] = []
+    num_in_vain = 0
+    # What suits the stages without a failure is found on one pipeline, at little cost.
+    lone = problem.lone_pipeline()
+    pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
+    for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
+        listing = list_schedule(problem, policy)
+        spans = [end - first for first, end in zip(listing.first_f, listing.end, strict=True)]
+        cost = listing.period(problem), sum(max(0.0, span - goal) for span in spans)
+        leaders.insert(0, Candidate(cost, policy, listing))  # before its equals: drifting among them helps
+        num_in_vain = 0 if cost < min((leader.cost for leader in leaders[1:]), default=(math.inf,)) else num_in_vain + 1
+        leaders.sort(key=lambda candidate: candidate.cost)
+        if leaders[0].cost[0] <= goal or num_in_vain == _MOST_IN_VAIN:
+            break
+        del leaders[_NUM_LEADERS:]
+    return leaders[0]
+
+
+def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
+    """The first policies, then changes to those that lead by then."""
+    num_first = max(LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
+    yield from itertools.islice(first_policies(problem, pilot), num_first)
+    source = random.Random(0)
+    while True:
+        policy = leaders[source.randrange(len(leaders))].policy
+        for _ in range(source.choice((1, 1, 2, 3))):
+            policy = _change(problem, policy, source)
+        yield policy
+
+
+def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Policy]:
+    """Policies worth trying on any problem: of each kind of choice the most often best ones first.
+
+    Args:
+        problem: to try them on.
+        pilot: a good policy of one pipeline without a failure.
+    """
+    executor = share_out(problem)
+    depths, patience = list(_in_flight_by_stage(problem)), list(_PATIENCE if _is_uneven(problem) else (0.0,))
+    if pilot is not None:
+        depths.insert(2, list(pilot.in_flight))
+        patience.sort(key=lambda share: share != pilot.patience)
+    choices = depths, patience, _PLACES if problem.failed else (None,)
+    for i, j, k in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
+        yield Policy(
+            executor, line_up(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines, patience[j]
+        )
+
+
+def share_out(problem: Problem) -> list[int]:
+    """Who runs what: live workers their own micro-batches, and those of failed workers go to the least loaded peer."""
+    D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
+    executor = [d for d in range(D) for _ in range(M * P)]
+    for p, peers in enumerate(problem.survivors):
+        load = dict.fromkeys(peers, 0)
+        down = [d for d in range(D) if d not in load]
+        for m in range(M):
+            for d in down:
+                peer = min(peers, key=lambda peer: (load[peer], (peer - d) % D))
+                load[peer] += 1
+                executor[(d * M + m) * P + p] = peer
+    return executor
+
+
+def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
+    """The rank of every micro-batch: its index, or for those of failed workers a place between their host's own.
+
+    Args:
+        problem: with D * M micro-batches.
+        executor: of every micro-batch and stage.
+        place: from 0, early among the host's own, to 1, late; None: by index like all others.
+    """
+    D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
+    rank = [m + d / D for d in range(D) for m in range(M)]
+    if place is None:
+        return rank
+    for p, peers in enumerate(problem.survivors):
+        guests: dict[int, list[int]] = {}
+        for m in range(M):
+            for d in set(range(D)).difference(peers):
+                guests.setdefault(executor[(d * M + m) * P + p], []).append(d * M + m)
+        for group in guests.values():
+            for index, number in enumerate(group):
+                rank[number] = (index + place) * M / len(group) + (number // M) / D - 1.0 / D
+    return rank
+
+
+def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
+    """How many micro-batches each stage should hold: all stages as few as they can, as 1F1B has it, and so on."""
+    P = problem.num_stages
+    loads = [problem.most_loaded(len(peers)) for peers in problem.survivors]
+    most = max(loads)
+    busiest = {p for p in range(P) if loads[p] == most}
+    room = min(2.0 * P, most, max_held(problem, problem.costs.f_stash))
+    depths = sorted({*range(1, 5), *range(6, 2 * P + 1, 2)} - {round(0.75 * room)}, reverse=True)
+    yield [0.0] * P
+    yield [float(P - p) for p in range(P)]
+    if len(busiest) == P:
+        yield from ([math.inf] * j + [0.0] * (P - j) for j in range(1, P + 1))
+        yield from ([float(depth)] * P for depth in depths if depth < room)
+    else:
+        for depth in (math.inf, round(0.75 * room), *(depth for depth in depths if depth < room)):
+            yield [float(depth) if p in busiest else 0.0 for p in range(P)]
+    yield from ([share * (P - p) for p in range(P)] for share in (1.5, 2.0, 0.5))
+
+
+def _is_uneven(problem: Problem) -> bool:
+    costs = problem.costs
+    return len({costs.t_f, costs.t_b, costs.t_w, costs.t_comm or costs.t_f}) > 1
+
+
+def _change(problem: Problem, policy: Policy, source: random.Random) -> Policy:
+    D, P = problem.num_pipelines, problem.num_stages
+    wounded = [p for p, peers in enumerate(problem.survivors) if len(peers) < D]
+    stage = source.choice(wounded) if wounded and source.random() < 0.7 else source.randrange(P)
+    way = source.random()
+    if way < 0.4:
+        return replace(policy, in_flight=_changed_at(policy.in_flight, [source.randrange(D) * P + stage], P, source))
+    if way < 0.5:
+        workers = [d * P + stage for d in range(D)]
+        return replace(policy, in_flight=_changed_at(policy.in_flight, workers, P, source))
+    if way < 0.8 or not wounded:
+        rank = list(policy.rank)
+        rank[source.randrange(len(rank))] += source.choice((-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
+        return replace(policy, rank=rank)
+    if way < 0.95:
+        return replace(policy, executor=_exchanged(problem, policy.executor, source.choice(wounded), source))
+    return replace(policy, patience=source.choice(_PATIENCE)) if _is_uneven(problem) else policy
+
+
+def _changed_at(in_flight: Sequence[float], workers: list[int], P: int, source: random.Random) -> list[float]:
+    changed, old = list(in_flight), in_flight[workers[0]]
+    near = old + source.choice((-2.0, -1.0, 1.0, 2.0))
+    new = source.choice((0.0, math.inf, float(source.randrange(2 * P + 1)))) if math.isinf(old) else max(0.0, near)
+    for w in workers:
+        changed[w] = new
+    return changed
+
+
+def _exchanged(problem: Problem, executor: Sequence[int], stage: int, source: random.Random) -> list[int]:
+    """Two of the micro-batches that are guests at a stage change their hosts."""
+    M, P, peers = problem.num_microbatches, problem.num_stages, problem.survivors[stage]
+    guests = [(d * M + m) * P + stage for d in range(problem.num_pipelines) if d not in peers for m in range(M)]
+    changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))
+    changed[one], changed[other] = changed[other], changed[one]
+    return changed

@@ -1,0 +1,1 @@
+"""Plans: schedules of normalized failures, on disk and as JSON."""

@@ -1,0 +1,228 @@
+"""Plans on disk, so that a failure finds its plan ready: one JSON file for every normalized problem and planner.
+
+A file holds one iteration, named by a hash of what was planned, with a hash of its content:
+``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists, in C order; floats are
+written so that they are read back to the bit.
+
+D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.files import replace_file
+from swift.schedules.planners.registry import Planner
+from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.rounds import round_of
+from swift.schedules.schedule import Round, Schedule
+from swift.schedules.verify import verify
+from swift.topology import Topology
+
+VERSION = 1
+"""Of the format and of what planners make of a problem: raised, it has everything planned again."""
+
+
+class DamagedPlanError(ValueError):
+    """A file in the store does not hold the plan that its name promises; the message says why not."""
+
+
+@dataclass(frozen=True)
+class PlanStore:
+    """A directory of plans that any number of processes may read and write at the same time.
+
+    A plan is never trusted: what is damaged, of another version or no valid schedule of its problem is reported in one
+    line to ``warn``, and counts as missing.
+
+    Attributes:
+        directory: created where it is missing.
+        warn: is told which file is damaged, and why.
+
+    Raises:
+        SettingError: the directory cannot be created.
+    """
+
+    directory: Path
+    warn: Callable[[str], None] = warnings.warn
+
+    def __post_init__(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def plan(self, problem: Problem, solver: str, planner: Planner) -> Schedule:
+        """The stored plan of a problem, or a new one, which is stored for next time.
+
+        Args:
+            problem: planned in its normalized form, so that every failure set with as many failures in each stage
+                finds the same plan.
+            solver: the name that ``planner`` gives its schedules.
+            planner: called where the store has no sound plan.
+
+        Raises:
+            SettingError: a new plan cannot be written to the directory.
+        """
+        found = self.get(problem, solver)
+        if found is not None:
+            return found
+        normalized = normalize(problem)
+        made = planner(normalized.problem)
+        assert made.solver == solver, f"a plan of {made.solver} would not be found under {solver}"
+        self.put(made)
+        return denormalize(made, normalized)
+
+    def get(self, problem: Problem, solver: str) -> Schedule | None:
+        """The stored plan of a problem; None where there is none, or (``warn`` is told) only a damaged one."""
+        normalized = normalize(problem)
+        path = self.path(problem, solver)
+        try:
+            schedule = decode(path.read_bytes(), normalized.problem, solver)
+        except FileNotFoundError:
+            return None
+        except (OSError, DamagedPlanError) as error:
+            self.warn(f"damaged plan {path} is ignored and planned again: {error}")
+            return None
+        return denormalize(schedule, normalized)
+
+    def put(self, schedule: Schedule) -> None:
+        """Stores the plan of a normalized problem, in place of what there is.
+
+        Raises:
+            ScheduleError: it is not valid.
+            SettingError: it cannot be written.
+        """
+        assert schedule.problem == normalize(schedule.problem).problem, "plans are stored for normalized problems"
+        verify(schedule)
+        path = self.path(schedule.problem, schedule.solver)
+        try:
+            replace_file(path, encode(schedule))
+        except OSError as error:
+            raise SettingError("plan store", str(path), f"cannot be written: {error.strerror}") from error
+
+    def path(self, problem: Problem, solver: str) -> Path:
+        """The file of a problem's plan; the same for all problems that have the same normalized form."""
+        return self.directory / f"{plan_key(problem, solver)}.json"
+
+    def _unusable(self, error: OSError) -> SettingError:
+        allowed = f"must be a directory that can be written to: {error.strerror}"
+        return SettingError("plan store", str(self.directory), allowed)
+
+
+def plan_key(problem: Problem, solver: str) -> str:
+    """A hash, in hexadecimal digits, of a problem's normalized form, the planner's name and the version."""
+    return sha256(_dump(_header(problem, solver))).hexdigest()
+
+
+def plan_document(schedule: Schedule) -> dict[str, Any]:
+    """A plan of a normalized problem as JSON: what the ``plan`` of a file is."""
+    one = round_of(schedule)
+    arrays = {name: value.ravel().tolist() for name, value in vars(one).items() if name != "period"}
+    return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": one.period}}
+
+
+def read_plan(document: Mapping[str, Any]) -> Schedule:
+    """The plan of a document, whatever problem it is of.
+
+    Raises:
+        DamagedPlanError: it is none, of another version, or not a valid schedule of its problem.
+    """
+    with _told_as_damage():
+        said = document["problem"]
+        topology = Topology(said["num_pipelines"], said["num_stages"])
+        costs = Costs(**said["costs"])
+        names = ("num_microbatches", "memory_limit", "num_iterations", "decoupled", "staggered")
+        problem = Problem(topology, costs=costs, **{name: said[name] for name in names})
+        return _read_plan(dict(document), canonical(problem, tuple(said["failures"])), document["solver"])
+
+
+def encode(schedule: Schedule) -> bytes:
+    """A file's content."""
+    body = _dump(plan_document(schedule))
+    return b'{"sha256": "%b", "plan": %b}\n' % (sha256(body).hexdigest().encode(), body)
+
+
+def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
+    """The plan of a normalized problem in a file's content.
+
+    Raises:
+        DamagedPlanError: it is not a file's content, or not a valid schedule of that problem by that planner.
+    """
+    match = re.fullmatch(rb'\{"sha256": "([0-9a-f]{64})", "plan": (.*)\}\n', content, re.DOTALL)
+    if match is None:
+        raise DamagedPlanError("it is not a whole plan file")
+    if sha256(match[2]).hexdigest().encode() != match[1]:
+        raise DamagedPlanError("its content does not have its hash")
+    with _told_as_damage():
+        return _read_plan(json.loads(match[2]), problem, solver)
+
+
+@contextmanager
+def _told_as_damage() -> Iterator[None]:
+    try:
+        yield
+    except DamagedPlanError:
+        raise
+    except KeyError as error:
+        raise DamagedPlanError(f"it has no {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedPlanError(f"it holds no valid plan: {error}") from error
+
+
+def _read_plan(plan: dict[str, Any], problem: Problem, solver: str) -> Schedule:
+    if plan["version"] != VERSION:
+        raise DamagedPlanError(f"it has version {plan['version']}, not {VERSION}")
+    fields = plan.pop("round")
+    if plan != _header(problem, solver):
+        raise DamagedPlanError("it holds the plan of another problem")
+    one = _read_round(fields, (problem.num_pipelines, problem.num_microbatches, problem.num_stages))
+    schedule = Schedule.from_round(problem, solver, one)
+    verify(schedule)
+    return schedule
+
+
+def _read_round(fields: dict[str, Any], shape: tuple[int, int, int]) -> Round:
+    D, _, P = shape
+    executor = np.array(fields["executor_DMP"])
+    if executor.dtype.kind != "i" or executor.min() < 0 or executor.max() >= D:
+        raise DamagedPlanError(f"its executors are not pipelines below {D}")
+    times = [np.array(fields[name], float) for name in ("start_3DMP", "update_P", "period")]
+    if not all(np.isfinite(time).all() for time in times):
+        raise DamagedPlanError("it has times that are not finite")
+    start, update, period = times
+    return Round(executor.astype(np.int32).reshape(shape), start.reshape(3, *shape), update.reshape(P), float(period))
+
+
+def _header(problem: Problem, solver: str) -> dict[str, Any]:
+    """What is planned and how, in a form that is the same for all problems with the same normalized form."""
+    limit = problem.memory_limit
+    return {
+        "version": VERSION,
+        "solver": solver,
+        "problem": {
+            "num_pipelines": problem.num_pipelines,
+            "num_microbatches": problem.num_microbatches,
+            "num_stages": problem.num_stages,
+            "failures": list(failure_counts(problem)),
+            # Equal problems may differ in 8 and 8.0, or in 0.0 and -0.0.
+            "costs": {name: value + 0.0 for name, value in asdict(problem.costs).items()},
+            "memory_limit": None if limit is None else float(limit),
+            "num_iterations": problem.num_iterations,
+            "decoupled": problem.decoupled,
+            "staggered": problem.staggered,
+        },
+    }
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,1 @@
+"""Tools that look at runs and plans and train nothing."""

@@ -1,0 +1,89 @@
+"""A trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one track a worker, an arrow for every message.
+
+The Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"); its times are microseconds.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from swift.schedules.measures import makespan
+from swift.schedules.ops import Kind, TimedOp
+from swift.schedules.schedule import Schedule
+from swift.tools.draw.rows import KIND_NAMES, worker_name
+
+UNIT_US = 1000.0
+"""A unit of time of the costs is shown as a millisecond."""
+
+
+def trace_json(schedule: Schedule) -> Iterator[str]:
+    """The trace, as pieces of one JSON document: ``{"traceEvents": [...], ...}``."""
+    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    for index, event in enumerate(trace_events(schedule)):
+        yield (",\n" if index else "") + json.dumps(event)
+    yield "\n]}\n"
+
+
+def trace_events(schedule: Schedule) -> Iterator[dict[str, Any]]:
+    """Names of the tracks, then ops, then messages; ``pid`` is the pipeline and ``tid`` the stage of a worker."""
+    yield from _tracks(schedule)
+    for timed in schedule.ops():
+        yield _op_event(timed)
+    yield from _messages(schedule)
+
+
+def _tracks(schedule: Schedule) -> Iterator[dict[str, Any]]:
+    problem = schedule.problem
+    for d in range(problem.num_pipelines):
+        yield {"ph": "M", "pid": d, "name": "process_name", "args": {"name": f"pipeline {d}"}}
+        yield {"ph": "M", "pid": d, "name": "process_sort_index", "args": {"sort_index": d}}
+    for d, p in problem.topology.workers:
+        failed = (d, p) in problem.failed
+        name = f"worker {worker_name((d, p))}" + " (failed)" * failed
+        yield {"ph": "M", "pid": d, "tid": p, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": d, "tid": p, "name": "thread_sort_index", "args": {"sort_index": p}}
+        if failed:
+            # A track without any event is not shown.
+            whole = {"ts": 0.0, "dur": makespan(schedule) * UNIT_US}
+            yield {"ph": "X", "pid": d, "tid": p, "name": "failed", "cat": "failed", **whole, "args": {}}
+
+
+def _op_event(timed: TimedOp) -> dict[str, Any]:
+    (kind, iteration, pipeline, microbatch, stage), (d, p), start, end = timed
+    args: dict[str, Any] = {"iteration": iteration, "stage": stage, "does": KIND_NAMES[kind]}
+    if kind != Kind.U:
+        args |= {"pipeline": pipeline, "microbatch": microbatch, "rerouted": pipeline != d}
+    return {
+        "ph": "X",
+        "pid": d,
+        "tid": p,
+        "name": kind.name if kind == Kind.U else f"{kind.name} {pipeline}:{microbatch}",
+        "cat": kind.name,
+        "ts": start * UNIT_US,
+        "dur": (end - start) * UNIT_US,
+        "args": args,
+    }
+
+
+def _messages(schedule: Schedule) -> Iterator[dict[str, Any]]:
+    """From F to the next stage's F, and from B, or the W that it is held to, to the B of the stage before."""
+    problem, row_3KDMP = schedule.problem, schedule.row_3KDMP
+    d_3KDMP, start_3KDMP = schedule.worker[row_3KDMP] // problem.num_stages, schedule.start[row_3KDMP]
+    back, number = Kind.B if problem.decoupled else Kind.W, 0
+    for name, sender, reader, step in (("activation", Kind.F, Kind.F, 1), ("gradient", back, Kind.B, -1)):
+        for k, d, m, i in np.ndindex(*row_3KDMP.shape[1:4], problem.num_stages - 1):
+            p = i if step > 0 else i + 1
+            number += 1
+            for phase, kind, stage in (("s", sender, p), ("f", reader, p + step)):
+                yield {
+                    "ph": phase,
+                    "bp": "e",
+                    "id": number,
+                    "name": name,
+                    "cat": "message",
+                    "pid": int(d_3KDMP[kind, k, d, m, stage]),
+                    "tid": stage,
+                    "ts": float(start_3KDMP[kind, k, d, m, stage]) * UNIT_US,
+                }

@@ -1,0 +1,184 @@
+"""One configuration compiled for a pod that is not there, and all that its program tells."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.stages import Compiled, Lowered
+
+from swift.errors import SettingError
+from swift.mesh import collectives, live_mesh
+from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
+from swift.tools.pod_compile.devices import described_devices
+from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, tokens
+from swift.tools.pod_compile.interconnect import Interconnect
+from swift.tools.pod_compile.op_work import works
+from swift.tools.pod_compile.pods import Pod
+from swift.tools.pod_compile.repetitions import Runs
+from swift.tools.pod_compile.roofline import predict, total_flops
+from swift.topology import Worker
+from swift.train import Experiment
+from swift.train.emulated_cluster import Down
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)"
+_EXHAUSTED = (
+    re.compile(rf"Used {_SIZE} of {_SIZE} \w+"),
+    re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
+)
+FITS, TOO_LARGE, REFUSED = "fits", "too large", "refused"
+"""What can become of a configuration: ``fits`` is also said where the memory is not known."""
+
+
+def check_pod(experiment: Experiment, pod: Pod) -> None:
+    """Raises SettingError unless an experiment's topology takes all devices of a pod."""
+    if experiment.ranks == "virtual":
+        allowed = "runs on one device only; set 'devices' to compile for a pod"
+        raise SettingError("Experiment.ranks", "virtual", allowed)
+    topology = experiment.topology
+    if topology.num_devices != pod.num_devices:
+        shape = f"{topology.num_pipelines} x {topology.num_stages} x {topology.num_expert_ranks}"
+        allowed = f"has {pod.num_devices} devices, and Topology's {shape} (pipelines x stages x expert ranks) make "
+        raise SettingError("--topology", pod.name, f"{allowed}{topology.num_devices}: set Topology to fit")
+
+
+def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, near: bool) -> list[Down]:
+    """Who is down in each configuration to compile.
+
+    Args:
+        experiment: whose failures they are.
+        failed: the workers that are down; None: what the experiment's own failures lead to, and nobody.
+        near: also what is one failure or return away from these; with one pipeline that is one expert rank, whichever.
+
+    Raises:
+        SettingError: a worker is not there, or a stage is left without one.
+    """
+    failures, window = experiment.failure_list, experiment.window
+    if failed is not None:
+        experiment.topology.live_workers(failed)
+        downs = [Down(failed, frozenset())]
+    else:
+        firsts = [1, *(event.step for event in failures.events)]
+        downs = [
+            Down(failures.failed(first, first + window - 1), failures.lost_ranks(first, first + window - 1))
+            for first in firsts
+        ]
+    if near:
+        downs += [other for down in downs for other in _near(experiment, down)]
+    return list(dict.fromkeys(downs))
+
+
+def _near(experiment: Experiment, down: Down) -> Iterator[Down]:
+    topology = experiment.topology
+    if topology.num_pipelines > 1:
+        yield from (Down(failed, frozenset()) for failed in neighbours(topology, down.workers))
+        return
+    lost = {rank for _, rank in down.ranks}
+    left = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]
+    if len(left) > 1:
+        yield Down(frozenset(), down.ranks | {(0, left[-1])})
+    if down.ranks:
+        yield Down(frozenset(), down.ranks - {max(down.ranks)})
+
+
+def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
+    """Plans, lowers and compiles what most iterations of a configuration run; for the result see ``docs/compile.md``.
+
+    Raises:
+        SettingError: the pod's compiler is not installed, or there is no plan.
+    """
+    live = live_mesh(experiment.topology, "devices", devices=described_devices(pod))
+    lost = {rank for _, rank in down.ranks}
+    ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
+    if lost:
+        experiment, live = experiment.on_ranks(len(ranks)), live.with_ranks(ranks)
+    program = experiment.program(live)
+    configuration = Configurator(experiment.plan_settings(program)).configure(down.workers)
+    steps = Steps(
+        program.at(live.with_places(configuration.places)), configuration, experiment.sequences_per_microbatch
+    )
+    begun = time.perf_counter()
+    lowered = steps.lowered(steps.main)
+    lowered_s = time.perf_counter() - begun
+    told: dict[str, Any] = {
+        "failed": [f"{d}:{p}" for d, p in sorted(down.workers)],
+        "lost_ranks": sorted(lost),
+        "devices": steps.program.live.mesh.size,
+        "program": steps.main,
+        "iterations": configuration.window if steps.main == "window" else 1,
+        "lower_s": round(lowered_s, 2),
+    }
+    result = _compiled(lowered, pod)
+    told["compile_s"] = round(time.perf_counter() - begun - lowered_s, 2)
+    if not isinstance(result, Compiled):
+        return told | result
+    return told | _memory(result, pod) | _facts(result, steps, experiment, pod)
+
+
+def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
+    """The program, or why there is none."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        why = " ".join(str(error).split())
+        sizes = next(filter(None, (form.search(why) for form in _EXHAUSTED)), None)
+        if not why.startswith("RESOURCE_EXHAUSTED"):
+            return {"result": REFUSED, "why": why[:400]}
+        needed = None if sizes is None else _bytes(sizes[1], sizes[2])
+        capacity = pod.chip.memory_bytes if sizes is None else _bytes(sizes[3], sizes[4])
+        return {"result": TOO_LARGE, "memory": {"needed_bytes": needed, "capacity_bytes": capacity}}
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit])
+
+
+def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
+    """What a device needs; buffers of results that are those of arguments count once."""
+    stats: Any = compiled.memory_analysis()
+    parts = {
+        "arguments_bytes": stats.argument_size_in_bytes,
+        "results_bytes": stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        "temporary_bytes": stats.temp_size_in_bytes,
+        "code_bytes": stats.generated_code_size_in_bytes,
+    }
+    needed, capacity = sum(parts.values()), pod.chip.memory_bytes
+    result = FITS if capacity is None or needed <= capacity else TOO_LARGE
+    return {"result": result, "memory": {"needed_bytes": needed, "capacity_bytes": capacity, **parts}}
+
+
+def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:
+    """Collectives, work and the time that they would take."""
+    program, plan = steps.program, steps.plan
+    live = program.live
+    num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
+    found = collectives(compiled.as_text() or "", live.mesh.size)
+    table = None if program.is_lone else plan.table
+    runs = Runs(program, table, plan.schedule.problem.num_iterations)
+    work, coords = works(program, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
+    num_flops, by_group = total_flops(runs, work), exchange(found, runs)
+    step = predict(runs, work, found, Interconnect(pod, coords), experiment.compute_dtype)
+    if step is not None and pod.chip.peak_flops:
+        peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
+        step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)
+    return {
+        "collectives": bytes_by_kind(found, runs),
+        "exchange": {
+            name: sum(group[name] for group in by_group.values()) for name in ("compiled_bytes", "formula_bytes")
+        }
+        | {"groups": by_group},
+        "tokens": tokens(found, runs, num_sequences),
+        "flops": num_flops,
+        "bubble_share": 0.0 if program.is_lone else plan.bubble_share,
+        "predicted": step,
+    }
+
+
+def _coords(device: Any, pod: Pod) -> tuple[int, ...]:
+    """Where a device is: on a TPU (x, y, ...), else (host, number)."""
+    if pod.chip.platform == "tpu":
+        return tuple(device.coords[: len(pod.shape)])
+    per_host = pod.shape[-1]
+    return device.id // per_host, device.id % per_host

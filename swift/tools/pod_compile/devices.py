@@ -1,0 +1,107 @@
+"""Devices that are only described, for which JAX compiles as if they were there."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from swift.errors import SettingError
+from swift.mesh import emulate_devices
+from swift.tools.pod_compile.pods import EXTRAS, Chip, Pod
+
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",  # ask no metadata server of Google's cloud, which would be waited for
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is locked that a process with real chips could need
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+_HOPPER, _BLACKWELL = (9, 0, 132, 1.98, 50), (10, 0, 148, 1.965, 126)
+"""Compute capability, multiprocessors, GHz, MB of second-level cache."""
+_GPUS = {"h100": _HOPPER, "h200": _HOPPER, "b200": _BLACKWELL}
+
+
+def settle_process(pod: Pod) -> None:
+    """Makes this process's JAX able to compile for a pod; to be called before any other use of JAX.
+
+    The process has CPU devices only, on which constants are made: as many as the pod has if those are what it is of.
+    """
+    os.environ.update(_ENVIRONMENT)
+    emulate_devices(pod.num_devices if pod.chip.platform == "cpu" else 1)
+
+
+def described_devices(pod: Pod) -> Sequence[jax.Device]:
+    """The devices of a pod, host by host.
+
+    Raises:
+        SettingError: the platform's compiler is not installed, or does not know such a pod.
+    """
+    platform = pod.chip.platform
+    if platform == "cpu":
+        return jax.devices()[: pod.num_devices]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            described = _tpu(pod) if platform == "tpu" else _gpu(pod)
+    except Exception as error:
+        if _is_missing(error):
+            allowed = f"needs the compiler for it: pip install 'swift-moe[{EXTRAS[platform]}]'"
+        else:
+            allowed = f"its compiler knows no such pod: {' '.join(str(error).split())}"
+        raise SettingError("--topology", pod.name, allowed) from error
+    every: Sequence[Any] = described.devices
+    devices = sorted(every, key=lambda device: (device.process_index, device.id))
+    if len(devices) != pod.num_devices:
+        raise SettingError("--topology", pod.name, f"its compiler makes {len(devices)} devices of it")
+    return devices
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether what an attempt to describe devices came to means that the platform's package is not there."""
+    return "support not installed" in str(error) or isinstance(error, ImportError | KeyError | NotImplementedError)
+
+
+def _tpu(pod: Pod) -> topologies.TopologyDescription:
+    return topologies.get_topology_desc(platform="tpu", topology_name=pod.name)
+
+
+def _gpu(pod: Pod) -> topologies.TopologyDescription:
+    hosts, devices = pod.shape
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="", topology=f"1x{hosts}x{devices}", target_config=_gpu_text(pod)
+    )
+
+
+def _gpu_text(pod: Pod) -> str:
+    """What XLA wants to know of a GPU (``GpuTargetConfigProto`` as text), from the maker's public figures."""
+    chip: Chip = pod.chip
+    major, minor, cores, clock_ghz, cache_mb = _GPUS[pod.generation]
+    assert chip.memory_bandwidth is not None
+    return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  core_count: {cores}
+  clock_rate_ghz: {clock_ghz}
+  l2_cache_size: {cache_mb << 20}
+  memory_bandwidth: {int(chip.memory_bandwidth)}
+  device_memory_size: {chip.memory_bytes}
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: {2**16 - 1}
+  block_dim_limit_z: {2**16 - 1}
+  registers_per_core_limit: {2**16}
+  registers_per_block_limit: {2**16}
+  shared_memory_per_block: {48 << 10}
+  shared_memory_per_block_optin: {227 << 10}
+  shared_memory_per_core: {228 << 10}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{pod.generation.upper()}"
+"""

@@ -1,0 +1,101 @@
+"""Bytes that a step exchanges: what its compiled program says, beside the closed form.
+
+The exchange is what moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes for each
+layer (SYMI, section 3). Tokens go to the experts and back, forward and backward: 4 * ranks * rows * D * bytes for each
+layer and micro-batch.
+
+R: rows of the axis ``worker``.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from swift.experts import exchange_bytes
+from swift.experts.state_layouts import Decoupled
+from swift.mesh import Collective
+from swift.pipeline import scopes
+from swift.tools.pod_compile.repetitions import Runs
+
+_EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
+_TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes.MICROBATCH)
+
+
+def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
+    """Bytes of a collective in a call, over all devices; groups of one device exchange nothing.
+
+    Args:
+        one: the collective.
+        runs_R: how often every row runs it.
+        num_ranks: devices of a row.
+    """
+    everybody = [tuple(range(len(runs_R) * num_ranks))]
+    groups = one.groups or everybody
+    members = [a for a, _ in one.pairs] or [device for group in groups if len(group) > 1 for device in group]
+    return one.num_bytes * int(sum(runs_R[device // num_ranks] for device in members))
+
+
+def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
+    """For every kind of collective, how many run in an iteration, and their bytes over all devices."""
+    count, total = Counter[str](), Counter[str]()
+    for one in found:
+        runs_R = runs.of(one)
+        count[one.kind] += int(runs_R.max())
+        total[one.kind] += moved_bytes(one, runs_R, runs.program.live.num_ranks)
+    K = runs.num_iterations
+    return {kind: {"runs": count[kind] / K, "bytes": total[kind] / K} for kind in sorted(count)}
+
+
+def exchange(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
+    """For every group of parameters, bytes of its exchange in an iteration: compiled, and by the closed form."""
+    program = runs.program
+    compiled: Counter[str] = Counter()
+    for one in found:
+        step, _, group = runs.part(one).partition("/")
+        if step in _EXCHANGE:
+            compiled[group] += moved_bytes(one, runs.of(one), program.live.num_ranks)
+    return {
+        name: {"compiled_bytes": compiled[name] / runs.num_iterations, "formula_bytes": _exchange_formula(runs, name)}
+        for name, layout in program.layouts.items()
+        if isinstance(layout, Decoupled)
+    }
+
+
+def _exchange_formula(runs: Runs, name: str) -> float:
+    program, layout = runs.program, runs.program.layouts[name]
+    assert isinstance(layout, Decoupled)
+    num_ranks = program.live.num_ranks
+    if num_ranks == 1:
+        return 0  # nothing leaves the device
+    is_first, is_last = runs.end_rows
+    num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, program.live.num_rows)
+    num_slots = program.row_shapes.slots[name].shape[2]
+    sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
+    both = [exchange_bytes(program.num_rows[name], num_ranks, num_slots, layout.size, size) for size in sizes]
+    return int(num_rows) * sum(both) / 2
+
+
+def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+    """Bytes of tokens on their way to experts and back in an iteration: compiled, and by the closed form.
+
+    There is no closed form for what is computed again (``Experiment.remat``).
+
+    Args:
+        found: the collectives.
+        runs: how often they run.
+        num_sequences: of a micro-batch on one rank.
+    """
+    program, ranks = runs.program, runs.program.live.num_ranks
+    compiled = sum(
+        moved_bytes(one, runs.of(one), ranks) for one in found if runs.part(one) in _TOKENS and one.kind == "all-to-all"
+    )
+    told = {"compiled_bytes": compiled / runs.num_iterations}
+    if program.remat:
+        return told
+    local_tokens = num_sequences * program.gpt.config.sequence_length
+    width = program.gpt.config.model_dim * jnp.dtype(program.compute_dtype).itemsize
+    size = program.experts.rows_sent(local_tokens, ranks) * width
+    num_layers = program.num_moe_layers * program.num_stages
+    return told | {"formula_bytes": 4 * num_layers * program.num_microbatches * ranks * size * (ranks > 1)}

@@ -1,0 +1,135 @@
+"""What the ops of a step compute and move in memory, on one rank: known before anything is compiled.
+
+Matmuls alone are counted, with what they read and write, and what is added up or kept beside them: all else is thought
+to be fused with them.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from swift.data import Batch
+from swift.mesh import EXPERT_AXIS
+from swift.models import Weights
+from swift.pipeline import Program, scopes, split_stage, stash_bytes
+from swift.pipeline.runtime.stage import forward
+from swift.pipeline.split_backward.flops import dot_bytes, dot_flops
+from swift.tools.pod_compile.pods import Chip
+
+HEAD, EMBEDDING = "head", "embedding"
+"""What the last stage's F does besides: the loss, its gradient, and the head's; and the first stage's B: the gradient
+of the embedding."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one rank: floating-point operations, and bytes that its memory reads and writes."""
+
+    num_flops: int
+    num_bytes: int
+
+    def seconds(self, chip: Chip, dtype: str) -> float:
+        """By the roofline: the longer of computing and of moving."""
+        assert chip.peak_flops is not None
+        assert chip.memory_bandwidth is not None
+        return max(self.num_flops / chip.peak_flops[dtype], self.num_bytes / chip.memory_bandwidth)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: tuple, num_ranks: int, more_bytes: int = 0) -> "Work":
+        """The work of a function of arrays of these shapes."""
+        jaxpr = jax.make_jaxpr(function, axis_env=[(EXPERT_AXIS, num_ranks)])(*arguments)
+        return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
+
+
+def works(program: Program, num_sequences: int) -> Mapping[str, Work]:
+    """The work of each part of a step, each time that it runs, by the names of ``swift.pipeline.scopes``.
+
+    Args:
+        program: on any mesh.
+        num_sequences: of a micro-batch on one rank.
+    """
+    ops = _lone(program, num_sequences) if program.is_lone else _ops(program, num_sequences)
+    return {**ops, scopes.UPDATE: _update(program)}
+
+
+def _ops(program: Program, num_sequences: int) -> dict[str, Work]:
+    parts, (weights, extras, x) = split_stage(program, num_sequences)
+    ranks, d_out = program.live.num_ranks, (x, jax.ShapeDtypeStruct((), program.accumulate_dtype))
+    b, h, w = map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes))
+    rank_weights, data = _rank_weights(program), _microbatch(program, num_sequences)
+    head, embedding = rank_weights["head"], rank_weights["embedding"]
+
+    def loss(head: Any, y: jax.Array) -> jax.Array:
+        return program.gpt.head_loss({"head": head}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
+
+    def end(head: Any, y: jax.Array) -> Any:
+        return jax.value_and_grad(loss, argnums=(0, 1))(head, y)
+
+    def embed(embedding: Any, dx: jax.Array) -> Any:
+        look_up = lambda weights: program.gpt.embed({"embedding": weights}, jnp.asarray(data.inputs))  # noqa: E731
+        return jax.vjp(look_up, embedding)[1](dx)
+
+    f, b_, w_ = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
+    stashed = (weights, extras, parts.b_shapes, parts.h_shapes, d_out)
+    return {
+        f: Work.of(parts.forward, (weights, extras, x), ranks, b + h),
+        b_: Work.of(parts.backward_input, stashed, ranks, w),
+        w_: Work.of(
+            parts.backward_weight, (weights, extras, parts.h_shapes, parts.w_shapes), ranks, _added(program, weights)
+        ),
+        HEAD: Work.of(end, (head, x), ranks, _added(program, head)),
+        EMBEDDING: Work.of(embed, (embedding, x), ranks, _added(program, embedding)),
+    }
+
+
+def _lone(program: Program, num_sequences: int) -> dict[str, Work]:
+    weights = _rank_weights(program)
+    placement = jax.ShapeDtypeStruct(program.row_shapes.placement.shape, jnp.int32)
+
+    def objective(weights: Weights, placement_LNS: jax.Array, batch: Any) -> jax.Array:
+        sums = forward(program, weights, placement_LNS, batch)
+        return sums.loss + sums.aux
+
+    arguments = (weights, placement, _microbatch(program, num_sequences))
+    added = _added(program, weights)
+    return {scopes.MICROBATCH: Work.of(jax.grad(objective), arguments, program.live.num_ranks, added)}
+
+
+def _update(program: Program) -> Work:
+    """Sums over replicas; master weights and moments read and written, slots written and their gradients read."""
+    ranks, state = program.live.num_ranks, program.row_shapes
+    num_flops = 0
+    for name, leaf in state.slots.items():
+        gradients = jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), program.accumulate_dtype)
+        placement = program.placements(jnp.zeros(state.placement.shape, jnp.int32))[name]
+        num_flops += Work.of(program.layouts[name].collect, (gradients, placement), ranks).num_flops
+    held, slots = (_bytes(tree) // ranks for tree in ((state.master, state.moments), state.slots))
+    return Work(num_flops, 2 * held + slots + _added(program, _rank_weights(program)) // 2)
+
+
+def _rank_weights(program: Program) -> Weights:
+    """Shapes of a rank's weights."""
+
+    def unpack(slots: Mapping[str, jax.Array]) -> Weights:
+        return program.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
+
+    return jax.eval_shape(unpack, dict(program.row_shapes.slots))
+
+
+def _microbatch(program: Program, num_sequences: int) -> Any:
+    shape = (num_sequences, program.gpt.config.sequence_length)
+    return Batch(*(jnp.zeros(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
+
+
+def _added(program: Program, weights: Any) -> int:
+    """Bytes of sums of gradients that are read and written once."""
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
+    return 2 * size * jnp.dtype(program.accumulate_dtype).itemsize
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

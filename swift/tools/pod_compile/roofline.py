@@ -1,0 +1,92 @@
+"""How long an iteration would take: the roofline of its ops, tick by tick, and its collectives on the pod's links.
+
+Nothing is thought to overlap. A tick of a pipeline takes as long as the longest op in it, since all workers wait for
+each other's messages.
+
+T: ticks, R: rows of the axis ``worker``.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from swift.mesh import Collective
+from swift.pipeline import scopes
+from swift.schedules import Kind
+from swift.tools.pod_compile.interconnect import Interconnect
+from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work
+from swift.tools.pod_compile.repetitions import OTHER, Runs
+
+_OPS = {Kind.F: scopes.FORWARD, Kind.B: scopes.BACKWARD_INPUT, Kind.W: scopes.BACKWARD_WEIGHT}
+_UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
+
+
+def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
+    """Floating-point operations of an iteration, over all devices."""
+    live, K = runs.program.live, runs.num_iterations
+    total = live.num_rows * K * work[scopes.UPDATE].num_flops
+    if runs.table is None:
+        total += runs.program.num_microbatches * work[scopes.MICROBATCH].num_flops
+    else:
+        total += sum(int(runs.ops(name).sum()) * work[name].num_flops for name in _OPS.values())
+        is_first_R, is_last_R = runs.end_rows
+        total += int(runs.ops(scopes.BACKWARD_INPUT)[is_first_R].sum()) * work[EMBEDDING].num_flops
+        total += int(runs.ops(scopes.FORWARD)[is_last_R].sum()) * work[HEAD].num_flops
+    return total * live.num_ranks // K
+
+
+def predict(
+    runs: Runs, work: Mapping[str, Work], found: Sequence[Collective], links: Interconnect, dtype: str
+) -> dict[str, float] | None:
+    """Milliseconds of an iteration, by what takes them; None where nothing is known of the chip.
+
+    Args:
+        runs: how often everything runs.
+        work: of the ops.
+        found: the collectives.
+        links: that they use.
+        dtype: that is computed in.
+    """
+    chip, K = links.pod.chip, runs.num_iterations
+    if not chip.peak_flops or dtype not in chip.peak_flops:
+        return None
+    busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
+    inside: dict[str, float] = dict.fromkeys((*_OPS.values(), scopes.MICROBATCH), 0.0)
+    update_R, messages, other = np.zeros(runs.program.live.num_rows), 0.0, 0.0
+    for one in found:
+        part, runs_R = runs.part(one).partition("/")[0], runs.of(one)
+        seconds = links.seconds(one)
+        if part in inside:
+            inside[part] += runs.trips(one) * seconds
+        elif part in _UPDATE:
+            update_R += runs_R * seconds
+        elif part == OTHER:
+            other += int(runs_R.max()) * seconds
+        else:
+            messages += int(runs_R.max()) * seconds
+    nothing = dict.fromkeys(inside, 0.0)
+    computing = _ticks(runs, busy, nothing)
+    parts = {
+        "compute": computing,
+        "tokens": _ticks(runs, busy, inside) - computing,
+        "messages": messages,
+        "update": K * busy[scopes.UPDATE],
+        "exchange": float(update_R.max()),
+        "other": other,
+    }
+    told = {f"{name}_ms": 1e3 * seconds / K for name, seconds in parts.items()}
+    return {"step_ms": sum(told.values()), **told}
+
+
+def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -> float:
+    """Seconds of all ops of a call, each worker's one after the other, all waiting for the longest of every tick."""
+    if runs.table is None:
+        return runs.program.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
+    is_first_R, is_last_R = runs.end_rows
+    opcode_TR = runs.table.opcode_TR[: runs.table.phase_bounds[-1]]
+    took_TR = np.zeros(opcode_TR.shape)
+    for kind, name in _OPS.items():
+        took_TR += (opcode_TR == kind + 1) * (busy[name] + inside[name])
+    took_TR += (opcode_TR == Kind.F + 1) * is_last_R * busy[HEAD]
+    took_TR += (opcode_TR == Kind.B + 1) * is_first_R * busy[EMBEDDING]
+    return float(took_TR.max(axis=1).sum())

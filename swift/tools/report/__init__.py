@@ -1,0 +1,22 @@
+"""What a run did, for people: a table, pictures, and one self-contained HTML page.
+
+Training imports this package, which therefore imports nothing of training but its types.
+"""
+
+from swift.tools.report.compare import comparison_rows, comparison_table, run_labels
+from swift.tools.report.figures import save_figures, sections_of, sections_of_all
+from swift.tools.report.page import write_report
+from swift.tools.report.sections.parts import Picture, Section, Table
+
+__all__ = [
+    "Picture",
+    "Section",
+    "Table",
+    "comparison_rows",
+    "comparison_table",
+    "run_labels",
+    "save_figures",
+    "sections_of",
+    "sections_of_all",
+    "write_report",
+]

@@ -1,0 +1,165 @@
+"""What a report shows of all runs together, and of each run by itself, in which order."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from swift.files import replace_file
+from swift.runlog import Run, history_of, moments_of, ranges_text, ratio, scalars, spending_of
+from swift.tools.report.compare import run_labels
+from swift.tools.report.sections.axes import draw_bars, new_figure
+from swift.tools.report.sections.coverage import coverage_section
+from swift.tools.report.sections.curves import Curve, draw_curves, draw_drops, draw_layer
+from swift.tools.report.sections.palette import RUN_COLORS
+from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
+from swift.tools.report.sections.plans import plans_section
+from swift.tools.report.sections.series import ClassSeries, class_series, shares
+from swift.tools.report.sections.timeline import timeline_section
+
+
+def sections_of_all(runs: Sequence[Run]) -> list[Section]:
+    """What is known of all runs beside each other.
+
+    Raises:
+        SettingError: the record of a run is damaged.
+    """
+    return [Section("", list(_draw_together(runs))), _spending_section(runs)]
+
+
+def sections_of(run: Run, index: int) -> list[Section]:
+    """What is known of one run: its experts, failures, configurations and checkpoints.
+
+    Args:
+        run: which.
+        index: of the run among all of the report.
+
+    Raises:
+        SettingError: the record of the run is damaged.
+    """
+    prefix = f"run{index + 1}-{re.sub(r'[^A-Za-z0-9._]+', '-', run.name)[:40]}"
+    history = history_of(run)
+    return [
+        _experts_section(run, prefix),
+        timeline_section(run, history, prefix),
+        plans_section(run, history, prefix),
+        coverage_section(run, history, prefix),
+    ]
+
+
+def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
+    """Writes the pictures of the runs' report as PNG files.
+
+    Args:
+        runs: the runs to draw.
+        directory: made where it is missing.
+
+    Returns:
+        the files, in the report's order.
+
+    Raises:
+        SettingError: the record of a run is damaged.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    sections = [*sections_of_all(runs), *(one for index, run in enumerate(runs) for one in sections_of(run, index))]
+    paths = []
+    for picture in [picture for section in sections for picture in section.pictures]:
+        paths.append(directory / f"{picture.name}.png")
+        replace_file(paths[-1], picture.png)
+    return paths
+
+
+def run_color(index: int) -> str:
+    """The colour of a run in all pictures."""
+    return RUN_COLORS[index % len(RUN_COLORS)]
+
+
+def _draw_together(runs: Sequence[Run]) -> Iterator[Picture]:
+    marks = _failure_steps(runs[0]) if len(runs) == 1 else []
+    if losses := _curves(runs, "loss"):
+        targets = {run.summary["target_loss"] for run in runs if run.summary and run.summary.get("target_loss")}
+        validation = _curves(runs, "validation_loss")
+        figure = draw_curves("loss (nats per token)", losses, validation, levels=sorted(targets), marks=marks)
+        caption = "Training loss, smoothed; each step faint." + " Rings: validation loss." * bool(validation)
+        yield Picture("loss", caption + " Triangles: failures." * bool(marks), figure)
+    if dropped := _curves(runs, "drop_share"):
+        survival = [replace(curve, values_T=100 * (1 - curve.values_T)) for curve in dropped]
+        figure = draw_curves("tokens that survive (%)", survival, top=100.0, marks=marks)
+        yield Picture("survival", "Tokens that their expert had room for, of all that were routed.", figure)
+    if imbalance := _curves(runs, "load_imbalance"):
+        figure = draw_curves("load imbalance (largest / mean)", imbalance)
+        caption = "Load of the fullest replica over the mean load, averaged over layers; 1 is even."
+        yield Picture("imbalance", caption, figure)
+
+
+def _failure_steps(run: Run) -> list[int]:
+    return [moment.step for moment in moments_of(run, history_of(run)) if moment.kind == "failure"]
+
+
+def _curves(runs: Sequence[Run], name: str) -> list[Curve]:
+    """One metric of all runs that have it at all."""
+    curves = (
+        Curve(label, run_color(index), scalars(run, "step"), scalars(run, name))
+        for index, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True))
+    )
+    return [curve for curve in curves if np.isfinite(curve.values_T).any()]
+
+
+def _spending_section(runs: Sequence[Run]) -> Section:
+    title = "Where the time went"
+    spent = [spending_of(run, history_of(run)) for run in runs]
+    known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
+    if not known:
+        return Section(title, note="The record does not say where the time went.")
+    figure, (axes,) = new_figure(height=1.6 + 0.35 * len(known))
+    draw_bars(axes, known)
+    causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
+    rows = []
+    for label, one in known:
+        total = sum(one.values())
+        texts = [f"{seconds_text(one[c])} ({100 * one[c] / total:.1f} %)" if one[c] else "-" for c in causes]
+        rows.append([label, seconds_text(total), *texts])
+    caption = "Every moment of a run, counted once; the useful part is its goodput."
+    return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
+
+
+def _experts_section(run: Run, prefix: str) -> Section:
+    title = "Popularity and replicas"
+    series = class_series(run)
+    if series is None:
+        return Section(title, note="No popularity of experts is recorded.")
+    steps_T, num_layers = scalars(run, "step"), len(series.popularity_LE)
+    figure = draw_drops(steps_T, series.dropped_TL, series.routed_TL)
+    pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", figure)]
+    for layer in range(num_layers):
+        figure = draw_layer(layer, steps_T, series.popularity_BLE[:, layer], series.replicas_BLE[:, layer])
+        caption = f"MoE layer {layer}: what each expert class gets of the tokens, and of the replicas."
+        pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure))
+    headings = [
+        "layer",
+        "tokens dropped (%)",
+        "most popular class",
+        "its tokens (%)",
+        "its replicas (%)",
+        "misplaced (%)",
+    ]
+    rows = [_layer_row(layer, series) for layer in range(num_layers)]
+    note = "Misplaced: the part of the replicas that would have to be another class's to follow the tokens, on average."
+    if series.unknown:
+        note += f" Left out, for their counts are missing or damaged: iterations {ranges_text(series.unknown)}."
+    return Section(title, pictures, [Table(headings, rows, 1)], note)
+
+
+def _layer_row(layer: int, series: ClassSeries) -> list[str]:
+    tokens_E, replicas_E = shares(series.popularity_LE[layer]), shares(series.replicas_LE[layer])
+    misplaced_T = series.misplaced_TL[:, layer]
+    misplaced_T = misplaced_T[np.isfinite(misplaced_T)]
+    if not misplaced_T.size:
+        return [str(layer), *["-"] * 5]
+    top = int(np.argmax(tokens_E))
+    numbers = (tokens_E[top], replicas_E[top], misplaced_T.mean())
+    dropped = float(ratio(series.dropped_TL[:, layer].sum(), series.routed_TL[:, layer].sum()))
+    return [str(layer), f"{100 * dropped:.1f}", str(top), *(f"{100 * number:.1f}" for number in numbers)]

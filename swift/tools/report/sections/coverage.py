@@ -1,0 +1,171 @@
+"""How old the newest copy of every expert was, checkpoint by checkpoint.
+
+C: checkpoints and restores, L: MoE layers, E: expert classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from swift.errors import SettingError
+from swift.runlog import History, Run, number_in
+from swift.tools.report.sections.axes import FONT_SIZE, new_figure
+from swift.tools.report.sections.palette import INK
+from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
+
+MAX_ROWS = 100
+MAX_COLUMNS = 300
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Where the newest copies lie.
+
+    Attributes:
+        event_C: which of the run's events each is.
+        steps_C: the iterations of the checkpoints, and those that were restored, in the order of time.
+        newest_CLE: int[C, L, E], the iteration of each expert's newest copy; 0 where there is none.
+    """
+
+    event_C: list[int]
+    steps_C: np.ndarray
+    newest_CLE: np.ndarray
+
+    @property
+    def age_CLE(self) -> np.ndarray:
+        """How many iterations older the newest copy of an expert is than the checkpoint."""
+        return self.steps_C[:, None, None] - self.newest_CLE
+
+
+def coverage_section(run: Run, history: History, prefix: str) -> Section:
+    """The checkpoints of a run, and what a restore of each would have found.
+
+    Args:
+        run: which.
+        history: its clock.
+        prefix: of the picture's name.
+
+    Raises:
+        SettingError: the record is damaged.
+    """
+    title = "Checkpoint coverage"
+    saves = [(number, timed) for number, timed in enumerate(history.events) if timed.name == "checkpoint"]
+    if not saves:
+        return Section(title, note="No checkpoint was saved.")
+    coverage = coverage_of(run)
+    pictures, notes = [], []
+    if coverage is None:
+        notes.append("Which experts were saved is not recorded.")
+    elif coverage.age_CLE.any():
+        caption = "Iterations between each checkpoint and the newest copy of an expert in it; 0: it was saved there."
+        pictures = [Picture(f"{prefix}-coverage", caption, draw_coverage(coverage))]
+    else:
+        notes.append("Every checkpoint has all experts.")
+    rows = [
+        [
+            f"{timed.fields.get('step', 0):,}",
+            seconds_text(timed.seconds),
+            *_facts(run, timed.fields, _oldest(coverage, number)),
+        ]
+        for number, timed in saves[-MAX_ROWS:]
+    ]
+    if len(saves) > MAX_ROWS:
+        notes.append(f"The last {MAX_ROWS} of {len(saves):,} checkpoints are listed.")
+    headings = ["iteration", "time", "experts of a layer", "oldest copy", "MB", "stall", "saved in", "PLT (%)"]
+    return Section(title, pictures, [Table(headings, rows, num_text=0)], " ".join(notes))
+
+
+def coverage_of(run: Run) -> Coverage | None:
+    """The coverage after every checkpoint and restore; None where no experts are recorded.
+
+    Raises:
+        SettingError: the record is damaged.
+    """
+    shape = (0, 0) if run.metrics.counts is None else run.metrics.counts.shape
+    newest_LE, steps, found = np.zeros(shape, int), [], []
+    numbers = []
+    for number, event in enumerate(run.events):
+        name, step, experts = event.get("event"), event.get("step", 0), event.get("experts")
+        if name not in ("checkpoint", "restore") or experts is None:
+            continue
+        newest_LE = newest_LE.copy()
+        try:
+            for source, units in _units(experts, step) if name == "checkpoint" else experts.items():
+                _take(newest_LE, int(source), units)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise SettingError(
+                f"experts of {name} {step}", experts, f"must be experts by layer, in {run.path}"
+            ) from error
+        numbers.append(number)
+        steps.append(step)
+        found.append(newest_LE)
+    return Coverage(numbers, np.array(steps), np.array(found)) if found and newest_LE.size else None
+
+
+def draw_coverage(coverage: Coverage) -> Figure:
+    """Draws the age of each expert's newest copy: a column for each checkpoint, a row for each expert."""
+    shown = np.unique(np.linspace(0, len(coverage.steps_C) - 1, MAX_COLUMNS).astype(int))
+    age_CLE = coverage.age_CLE[shown]
+    num_columns, num_layers, num_classes = age_CLE.shape
+    figure, (axes,) = new_figure(height=min(6.0, 1.7 + 0.09 * num_layers * num_classes))
+    image = axes.imshow(
+        age_CLE.reshape(num_columns, -1).T, aspect="auto", interpolation="nearest", cmap="cividis_r", vmin=0
+    )
+    axes.grid(visible=False)
+    axes.set_yticks([num_classes * (layer + 0.5) - 0.5 for layer in range(num_layers)], map(str, range(num_layers)))
+    for layer in range(1, num_layers):
+        axes.axhline(num_classes * layer - 0.5, color=INK, linewidth=0.8)
+    at = MaxNLocator(6, integer=True, min_n_ticks=1).tick_values(0, num_columns - 1)
+    ticks = [int(tick) for tick in at if 0 <= tick < num_columns]
+    axes.set_xticks(ticks, [f"{coverage.steps_C[shown[tick]]:,}" for tick in ticks])
+    axes.set_xlabel("checkpoint of iteration")
+    axes.set_ylabel("MoE layer, its classes downwards")
+    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=30)
+    bar.set_label("age (iterations)", fontsize=FONT_SIZE, color=INK)
+    bar.ax.tick_params(colors=INK, labelsize=FONT_SIZE - 1)
+    return figure
+
+
+def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
+    """What a checkpoint has, all or the classes of each layer, as a restore tells it: units by their iteration."""
+    units = experts
+    if experts != "all":
+        units = [(layer, class_) for layer, classes in enumerate(experts) for class_ in classes]
+    return [(step, units)]
+
+
+def _take(newest_LE: np.ndarray, step: int, units: Any) -> None:
+    """Notes that all experts, or pairs of layer and class, are of an iteration."""
+    if units == "all":
+        newest_LE[:] = step
+        return
+    for layer, class_ in units:
+        if min(layer, class_) < 0:  # which would be counted from the end
+            raise IndexError(f"layer {layer} has no class {class_}")
+        newest_LE[layer, class_] = step
+
+
+def _oldest(coverage: Coverage | None, event: int) -> str:
+    """The iteration of the oldest copy that a restore of a checkpoint would take."""
+    if coverage is None or event not in coverage.event_C:
+        return "-"
+    return f"{coverage.newest_CLE[coverage.event_C.index(event)].min():,}"
+
+
+def _facts(run: Run, event: Mapping[str, Any], oldest: str) -> Sequence[str]:
+    numbers = [number_in(run, event, name) for name in ("experts_per_layer", "bytes", "stall_ms", "save_ms", "plt")]
+    shows = ("{:g}".format, _megabytes, _milliseconds, _milliseconds, lambda plt: f"{100 * plt:.2f}")
+    texts = ["-" if number is None else show(number) for number, show in zip(numbers, shows, strict=True)]
+    return [texts[0], oldest, *texts[1:]]
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
+
+
+def _milliseconds(ms: float) -> str:
+    return seconds_text(ms / 1000)

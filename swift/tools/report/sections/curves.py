@@ -1,0 +1,165 @@
+"""The pictures themselves: Matplotlib's objects, never pyplot, so that nothing global is touched.
+
+Shape suffixes: T steps, B bins of steps, L MoE layers, E expert classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from swift.runlog import ratio
+from swift.tools.report.sections.axes import FONT_SIZE, new_figure, put_legend, put_title
+from swift.tools.report.sections.palette import CLASS_COLORS, GROUND, INK, MOMENT_COLORS
+from swift.tools.report.sections.series import shares, smooth, thin
+
+MAX_LAYER_LABELS = 8
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run's line in a picture of several runs: values_T, NaN where unknown, over steps_T."""
+
+    label: str
+    color: str
+    steps_T: np.ndarray
+    values_T: np.ndarray
+
+
+def draw_curves(
+    ylabel: str,
+    curves: Sequence[Curve],
+    rings: Sequence[Curve] = (),
+    levels: Sequence[float] = (),
+    top: float | None = None,
+    marks: Sequence[int] = (),
+) -> Figure:
+    """Draws lines over the steps, raw values faint and smoothed ones strong.
+
+    Args:
+        ylabel: what is shown, and its unit.
+        curves: the lines; the order of the legend.
+        rings: values that only some steps have, drawn as rings.
+        levels: target values, marked by dotted lines.
+        top: the largest value that there can be, if there is one.
+        marks: steps at which something failed, marked by triangles at the upper edge.
+    """
+    figure, (axes,) = new_figure(height=3.4)
+    for curve in curves:
+        points = thin(curve.values_T)
+        axes.plot(curve.steps_T[points], curve.values_T[points], color=curve.color, alpha=0.22, linewidth=0.8)
+    for curve in curves:
+        smooth_T = smooth(curve.values_T)
+        points = thin(smooth_T)
+        marker = "o" if len(points) == 1 else None
+        axes.plot(curve.steps_T[points], smooth_T[points], color=curve.color, linewidth=2.0, marker=marker)
+    _draw_rings(axes, rings)
+    _draw_levels(axes, levels)
+    if marks:
+        color, edge = MOMENT_COLORS["failure"], axes.get_xaxis_transform()
+        axes.plot(marks, [1.0] * len(marks), "v", markersize=7, color=color, transform=edge, clip_on=False)
+    if top is not None:
+        low = min(np.nanmin(curve.values_T) for curve in curves)
+        axes.set_ylim(max(0.0, low - 0.06 * (top - low) - 0.2), top + 0.04 * (top - low) + 0.2)
+    axes.set_ylabel(ylabel)
+    axes.set_xlabel("step")
+    put_legend(figure, [(curve.label, curve.color) for curve in curves])
+    return figure
+
+
+def _draw_rings(axes: Axes, rings: Sequence[Curve]) -> None:
+    for curve in rings:
+        known_T = np.isfinite(curve.values_T)
+        axes.plot(
+            curve.steps_T[known_T],
+            curve.values_T[known_T],
+            "o",
+            markersize=5,
+            markerfacecolor=GROUND,
+            markeredgecolor=curve.color,
+            markeredgewidth=1.4,
+        )
+
+
+def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
+    for level in levels:
+        axes.axhline(level, color=INK, linewidth=1.2, linestyle=":")
+        right = (1.0, level)
+        axes.annotate(
+            f"target {level:g}",
+            right,
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=FONT_SIZE - 1,
+            color=INK,
+        )
+
+
+def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarray) -> Figure:
+    """Draws the smoothed share of tokens that each MoE layer drops; deeper layers are greener."""
+    num_layers = routed_TL.shape[1]
+    drops_TL = 100 * ratio(dropped_TL, routed_TL)
+    colors = [colormaps["viridis"](0.3 + 0.55 * layer / max(1, num_layers - 1)) for layer in range(num_layers)]
+    figure, (axes,) = new_figure(height=3.0)
+    for layer, color in enumerate(colors):
+        smooth_T = smooth(drops_TL[:, layer])
+        points = thin(smooth_T)
+        marker = "o" if len(points) == 1 else None
+        axes.plot(steps_T[points], smooth_T[points], color=color, linewidth=1.6, marker=marker)
+    axes.set_ylim(bottom=0.0)
+    axes.set_ylabel("tokens dropped (%)")
+    axes.set_xlabel("step")
+    shown = sorted(set(np.linspace(0, num_layers - 1, min(num_layers, MAX_LAYER_LABELS)).astype(int).tolist()))
+    put_legend(figure, [(f"layer {layer}", colors[layer]) for layer in shown])
+    return figure
+
+
+def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray) -> Figure:
+    """Draws how the replicas of one MoE layer go with the popularity of its expert classes.
+
+    Above, the classes whose share of tokens varies most, as lines: tokens thin, replicas thick. Below, all classes:
+    a heat map of shares of tokens, and one of shares of replicas in the same colours.
+    """
+    tokens_BE, replicas_BE = (100 * shares(counts_BE) for counts_BE in (popularity_BE, replicas_BE))
+    figure, (lines, *maps) = new_figure(height=6.6, num_rows=3)
+    put_title(lines, f"layer {layer}, what varies most: tokens thin, replicas thick")
+    _draw_classes(lines, np.linspace(steps_T[0], steps_T[-1], len(tokens_BE)), tokens_BE, replicas_BE)
+    classes = _varying_classes(tokens_BE)
+    put_legend(figure, [(f"class {expert}", color) for expert, color in zip(classes, CLASS_COLORS, strict=False)])
+    largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
+    # Most classes have a small share: the square root leaves them room in the colours.
+    norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
+    extent = (steps_T[0] - 0.5, steps_T[-1] + 0.5, tokens_BE.shape[1] - 0.5, -0.5)
+    for axes, shares_BE, title in zip(maps, (tokens_BE, replicas_BE), ("tokens", "replicas"), strict=True):
+        image = axes.imshow(shares_BE.T, aspect="auto", norm=norm, interpolation="nearest", extent=extent)
+        put_title(axes, f"layer {layer}, all classes: share of {title}")
+        axes.set_ylabel("expert class")
+        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+        axes.grid(visible=False)
+    maps[-1].set_xlabel("step")
+    bar = figure.colorbar(image, ax=maps, pad=0.02, aspect=30)
+    bar.set_label("share in the layer (%)", fontsize=FONT_SIZE, color=INK)
+    bar.ax.tick_params(colors=INK, labelsize=FONT_SIZE - 1)
+    return figure
+
+
+def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replicas_BE: np.ndarray) -> None:
+    for expert, color in zip(_varying_classes(tokens_BE), CLASS_COLORS, strict=False):
+        markers = ("o", "s") if len(steps_B) == 1 else (None, None)
+        axes.plot(steps_B, tokens_BE[:, expert], color=color, linewidth=0.8, alpha=0.6, marker=markers[0])
+        axes.plot(steps_B, replicas_BE[:, expert], color=color, linewidth=2.0, drawstyle="steps-mid", marker=markers[1])
+    axes.set_ylim(bottom=0.0)
+    axes.set_ylabel("share (%)")
+
+
+def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
+    """The classes with the widest range of shares, as many as have a colour, in their own order."""
+    range_E = np.nanmax(tokens_BE, axis=0, initial=0.0) - np.nanmin(tokens_BE, axis=0, initial=100.0)
+    return sorted(np.argsort(-range_E, kind="stable")[: len(CLASS_COLORS)].tolist())

@@ -1,0 +1,106 @@
+"""The configurations that a run went through, and the schedule that each of them ran."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from swift.errors import SettingError
+from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
+from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
+from swift.schedules.plans.normalize import after_moves, failure_counts
+from swift.tools.draw.picture import draw_picture
+from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
+from swift.topology import Worker, read_worker
+
+MAX_DRAWN = 8
+MAX_ROWS = 100
+
+
+def plans_section(run: Run, history: History, prefix: str) -> Section:
+    """A row for every configuration that ran, and a Gantt chart for every different one.
+
+    Args:
+        run: which.
+        history: its clock.
+        prefix: of the pictures' names.
+
+    Raises:
+        SettingError: the record is damaged.
+    """
+    title = "Configurations that ran"
+    stretches = [stretch for stretch in stretches_of(run, history) if stretch.num_steps]
+    if not stretches:
+        return Section(title, note="No configuration is recorded.")
+    different: dict[str, Mapping[str, Any]] = {}
+    for stretch in stretches:
+        if stretch.plan is not None:
+            different.setdefault(f"{stretch.plan['plan']}{stretch.plan.get('failed')}", stretch.plan)
+    pictures = [
+        _picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:MAX_DRAWN])
+    ]
+    headings = ["iterations", "down", "iterations kept", "median", "period (x fault-free)", "bubble (%)"]
+    table = Table(headings, [_row(stretch) for stretch in stretches[:MAX_ROWS]], num_text=2)
+    notes = [
+        "No schedule is recorded; a single worker has none." * (not pictures),
+        f"The schedules of {MAX_DRAWN} of {len(different)} configurations are drawn." * (len(different) > MAX_DRAWN),
+        f"The first {MAX_ROWS} of {len(stretches):,} configurations are listed." * (len(stretches) > MAX_ROWS),
+    ]
+    return Section(title, pictures, [table], " ".join(filter(None, notes)))
+
+
+def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker]]:
+    """The schedule of an event ``plan``, with the names of those who ran it.
+
+    Returns:
+        The schedule, and who played which role where roles had moved, worker by role.
+
+    Raises:
+        DamagedPlanError, SettingError: it holds none.
+    """
+    planned = read_plan(event["plan"])
+    problem = replace(planned.problem, failed=frozenset(map(_worker, names_in(event, "failed"))))
+    counts = failure_counts(planned.problem)
+    if failure_counts(problem) == counts:
+        return denormalize(planned, normalize(problem)), {}
+    moved = moves(problem, counts)
+    players = {move.role: move.worker for move in moved}
+    return denormalize(planned, normalize(after_moves(problem, moved))), players
+
+
+def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
+    down = ", ".join(names_in(event, "failed")) or "nobody"
+    try:
+        schedule, players = schedule_of(event)
+    except (DamagedPlanError, SettingError) as error:
+        raise SettingError(str(run.path / EVENTS), f"the plan with {down} down", f"is damaged: {error}") from error
+    window = schedule.problem.num_iterations
+    what = "An iteration" if window == 1 else f"A window of {window} iterations"
+    caption = f"{what} with {down} down: what each worker runs, in the planner's unit of time."
+    if players:
+        moved = ", ".join(f"{d}:{p} plays {e}:{q}" for (e, q), (d, p) in sorted(players.items()))
+        caption += f" Roles have moved: {moved}."
+    return Picture(name, caption, draw_picture(schedule), is_wide=True)
+
+
+def _row(stretch: Stretch) -> list[str]:
+    first = stretch.after + 1
+    down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "nobody"
+    return [
+        f"from {first:,}",
+        down,
+        f"{stretch.num_steps:,}",
+        *_texts(stretch.median_step_ms, lambda ms: seconds_text(ms / 1000)),
+        *_texts(stretch.period_ratio, "{:.2f}".format),
+        *_texts(stretch.bubble_share, lambda share: f"{100 * share:.1f}"),
+    ]
+
+
+def _texts(value: float | None, show: Any) -> Sequence[str]:
+    return ["-" if value is None else show(value)]
+
+
+def _worker(name: str) -> Worker:
+    worker = read_worker(name)
+    if worker is None:
+        raise DamagedPlanError(f"{name!r} is no worker")
+    return worker

@@ -1,0 +1,111 @@
+"""A run's metrics as arrays over its steps, smoothed and thinned for drawing.
+
+Shape suffixes: T steps, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E expert classes.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.runlog import Run, ranges_of, ratio
+
+
+@dataclass(frozen=True)
+class ClassSeries:
+    """What the counts by expert class of a run come to, in arrays that grow with its steps or with its classes.
+
+    Attributes:
+        routed_TL, dropped_TL: tokens of a layer in a step; 0 in both where the counts of a step are not known.
+        misplaced_TL: the part of the replicas that would have to be another class's to follow the tokens; NaN where
+            nothing was routed.
+        popularity_BLE, replicas_BLE: sums over the steps of a bin, see ``bins_of``.
+        popularity_LE, replicas_LE: sums over all steps.
+        unknown: stretches of steps that have a record, but no counts that are sound.
+    """
+
+    routed_TL: np.ndarray
+    dropped_TL: np.ndarray
+    misplaced_TL: np.ndarray
+    popularity_BLE: np.ndarray
+    replicas_BLE: np.ndarray
+    popularity_LE: np.ndarray
+    replicas_LE: np.ndarray
+    unknown: list[range]
+
+
+def class_series(run: Run) -> ClassSeries | None:
+    """Reads the counts by expert class, some megabytes at a time; None for a run without MoE layers."""
+    counts, steps_T = run.metrics.counts, run.metrics.steps_T
+    if counts is None or not len(steps_T) or not counts.num_rows:
+        return None
+    bin_T, (num_layers, num_classes) = bins_of(len(steps_T)), counts.shape
+    routed_TL, dropped_TL = (np.zeros((len(steps_T), num_layers)) for _ in range(2))
+    misplaced_TL = np.full((len(steps_T), num_layers), np.nan)
+    sums_KBLE = np.zeros((2, bin_T[-1] + 1, num_layers, num_classes))
+    is_known_T = np.zeros(len(steps_T), bool)
+    for steps_R, counts_RKLE in counts.blocks():
+        at_R = np.minimum(np.searchsorted(steps_T, steps_R), len(steps_T) - 1)
+        has_record_R = steps_T[at_R] == steps_R
+        at_R, counts_RKLE = at_R[has_record_R], counts_RKLE[has_record_R].astype(np.float64)
+        popularity_RLE, replicas_RLE, dropped_RLE = (counts_RKLE[:, kind] for kind in range(3))
+        is_known_T[at_R] = True
+        routed_TL[at_R], dropped_TL[at_R] = popularity_RLE.sum(-1), dropped_RLE.sum(-1)
+        misplaced_TL[at_R] = np.abs(shares(popularity_RLE) - shares(replicas_RLE)).sum(-1) / 2
+        for index in np.unique(bin_T[at_R]):
+            of_bin_R = bin_T[at_R] == index
+            sums_KBLE[0, index] += popularity_RLE[of_bin_R].sum(0)
+            sums_KBLE[1, index] += replicas_RLE[of_bin_R].sum(0)
+    (popularity_BLE, replicas_BLE), (popularity_LE, replicas_LE) = sums_KBLE, sums_KBLE.sum(1)
+    unknown = ranges_of(steps_T[~is_known_T].tolist())
+    return ClassSeries(
+        routed_TL, dropped_TL, misplaced_TL, popularity_BLE, replicas_BLE, popularity_LE, replicas_LE, unknown
+    )
+
+
+def shares(counts: np.ndarray) -> np.ndarray:
+    """Counts as shares of their sum over the last dim; NaN where that is zero."""
+    return ratio(counts, counts.sum(axis=-1, keepdims=True))
+
+
+def smooth(values_T: np.ndarray) -> np.ndarray:
+    """The mean around each step, over a twentieth of the steps: without lag, NaN left out, for the eye only."""
+    num_steps = len(values_T)
+    steps = np.arange(num_steps)
+    # Towards the ends the window narrows on both sides, or a steep start would be drawn too low.
+    half_T = np.minimum(num_steps // 40, np.minimum(steps, num_steps - 1 - steps))
+    known_T = np.isfinite(values_T)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known_T, values_T, 0.0))])
+    numbers = np.concatenate([[0], np.cumsum(known_T)])
+    first, last = steps - half_T, steps + half_T + 1
+    return ratio(sums[last] - sums[first], numbers[last] - numbers[first])
+
+
+def thin(values_T: np.ndarray, num_points: int = 1000) -> np.ndarray:
+    """Which of many points to draw, so that the line looks the same: the least and the largest of each bin.
+
+    Returns:
+        int[at most num_points], rising; all T where they are few.
+    """
+    if len(values_T) <= num_points:
+        return np.arange(len(values_T))
+    edges = np.linspace(0, len(values_T), num_points // 2 + 1).astype(int)
+    low_T, high_T = np.nan_to_num(values_T, nan=np.inf), np.nan_to_num(values_T, nan=-np.inf)
+    points = {
+        start + offset
+        for start, end in itertools.pairwise(edges)
+        for offset in (int(low_T[start:end].argmin()), int(high_T[start:end].argmax()))
+    }
+    return np.array(sorted(points))
+
+
+def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
+    """The bin of each of some consecutive steps, bins as equal as can be: what a heat map has columns for.
+
+    Returns:
+        int[T], rising from 0; all different where the steps are few.
+    """
+    if num_steps <= num_bins:
+        return np.arange(num_steps)
+    edges = np.linspace(0, num_steps, num_bins + 1).astype(int)[:-1]
+    return np.searchsorted(edges, np.arange(num_steps), side="right") - 1

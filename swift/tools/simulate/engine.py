@@ -1,0 +1,199 @@
+"""The simulation: from one change of nodes to the next, without going through the iterations in between."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from swift.tools.simulate.outcome import CAUSES, Outcome, Stretch
+from swift.tools.simulate.position import Position, position
+from swift.tools.simulate.strategies.strategy import Moment, Pace, Strategy, Turn
+from swift.tools.simulate.traces.trace import Trace
+
+
+def simulate(strategy: Strategy, trace: Trace) -> Outcome:
+    """Runs a strategy through a trace.
+
+    Args:
+        strategy: what is to be done about failures.
+        trace: of nodes that come and go.
+
+    Returns:
+        What came of it; the same for the same strategy and trace.
+    """
+    state, turn = strategy.start(trace.initial)
+    run = _Run(turn)
+    for time_s, removed, added in trace.changes:
+        if time_s == trace.horizon_s:  # what happens when all is over costs nothing
+            break
+        run.advance(time_s)
+        state, next_turn = strategy.change(state, run.moment(removed, added))
+        if next_turn is not None:
+            run.take(next_turn)
+    run.advance(trace.horizon_s)
+    run.close()
+    spent = {cause: seconds for cause, seconds in run.spent_s.items() if cause not in ("useful", "slowdown")}
+    useful_s = sum(stretch.kept for stretch in run.stretches) * strategy.iteration_s
+    kept_s = sum(stretch.kept * stretch.iteration_s for stretch in run.stretches)
+    spent_s = {"useful": useful_s, "slowdown": kept_s - useful_s, **spent}
+    return Outcome(
+        strategy.name,
+        strategy.source,
+        strategy.iteration_s,
+        strategy.samples,
+        trace.horizon_s,
+        tuple(run.stretches),
+        {cause: max(0.0, spent_s[cause]) for cause in CAUSES},
+    )
+
+
+@dataclass
+class _Finish:
+    """The iteration under way is finished before a pause.
+
+    Attributes:
+        start_s: when it began.
+        spent_s: on it so far.
+        left_s: that it still takes.
+        share: of its work that is done.
+    """
+
+    start_s: float
+    spent_s: float
+    left_s: float
+    share: float
+
+
+@dataclass
+class _Standstill:
+    cause: str
+    left_s: float
+
+
+class _Saved:
+    """Between two phases: what was done so far can be restored from now on."""
+
+    left_s = 0.0
+
+
+class _Run:
+    """Where training is: in the first of ``phases``, or where there are none, at ``pace``."""
+
+    def __init__(self, turn: Turn):
+        self.time_s = 0.0
+        self.spent_s = dict.fromkeys(CAUSES, 0.0)
+        self.stretches: list[Stretch] = []
+        self.iterations_run = 0
+        self._done = self._saved = self._stored = 0  # iterations: finished, and held by saves
+        self._phases = deque[_Finish | _Standstill | _Saved]()
+        self._pace: Pace | None = None
+        self._waits_for = "waiting"
+        self._since_s = 0.0  # when the pace was taken up
+        self.take(turn)
+
+    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> Moment:
+        """What a strategy is told."""
+        run = self._position().iterations
+        is_running = self._pace is not None and not self._phases
+        return Moment(removed, added, self.iterations_run + run, self._done + run, is_running)
+
+    def advance(self, until_s: float) -> None:
+        """Goes on to a time at which nothing has happened yet."""
+        while self._phases:
+            phase = self._phases[0]
+            step_s = min(phase.left_s, until_s - self.time_s)
+            self.time_s += step_s
+            if isinstance(phase, _Standstill):
+                self.spent_s[phase.cause] += step_s
+                phase.left_s -= step_s
+            elif isinstance(phase, _Finish):
+                phase.share += (1 - phase.share) * (step_s / phase.left_s if phase.left_s else 1.0)
+                phase.spent_s += step_s
+                phase.left_s -= step_s
+            if phase.left_s > 1e-12 * max(1.0, self.time_s):
+                return
+            self._phases.popleft()
+            if isinstance(phase, _Finish):
+                self._count(Stretch(phase.start_s, self.time_s, 1, phase.spent_s))
+            elif isinstance(phase, _Saved):
+                self._saved = self._stored = self._done
+            self._since_s = self.time_s
+        if self._pace is None:
+            self.spent_s[self._waits_for] += until_s - self.time_s
+            self._since_s = until_s
+        self.time_s = until_s
+
+    def take(self, turn: Turn) -> None:
+        """Follows a strategy's turn."""
+        at = self._leave_pace()
+        if turn.loses == "nothing":
+            self._finish_first(at, turn.stretch)
+        else:
+            self._lose_iteration(at)
+        if turn.loses in ("checkpoint", "storage"):
+            self._go_back(self._saved if turn.loses == "checkpoint" else self._stored)
+        if turn.saved:
+            self._phases.append(_Saved())
+        self._phases += (_Standstill(cause, seconds) for cause, seconds in turn.pauses if seconds > 0)
+        self._pace, self._waits_for, self._since_s = turn.pace, turn.waits_for, self.time_s
+
+    def close(self) -> None:
+        """The trace is over: what is under way counts by how far it is."""
+        at = self._leave_pace()
+        if self._pace is not None and at.partial_s:
+            T = self._pace.iteration_s
+            self.stretches.append(Stretch(self.time_s - at.partial_s, self.time_s, at.partial_s / T, T))
+        for phase in self._phases:
+            if isinstance(phase, _Finish):
+                iteration_s = phase.spent_s / phase.share
+                self.stretches.append(Stretch(phase.start_s, self.time_s, phase.share, iteration_s))
+
+    def _position(self) -> Position:
+        if self._pace is None or self._phases:
+            return Position(0, 0.0, 0.0, 0.0, 0, 0)
+        return position(self._pace, self.time_s - self._since_s)
+
+    def _leave_pace(self) -> Position:
+        """Counts what was done at the pace."""
+        at = self._position()
+        if at.saved:
+            self._saved = self._done + at.saved
+        if at.stored:
+            self._stored = self._done + at.stored
+        if at.iterations and self._pace is not None:
+            end_s = self.time_s - at.partial_s
+            self._count(Stretch(self._since_s, end_s, at.iterations, self._pace.iteration_s))
+        self.spent_s["saving"] += at.saving_s
+        return at
+
+    def _count(self, stretch: Stretch) -> None:
+        self.stretches.append(stretch)
+        self.iterations_run += int(stretch.iterations)
+        self._done += int(stretch.iterations)
+
+    def _finish_first(self, at: Position, stretch: float) -> None:
+        for phase in self._phases:
+            if isinstance(phase, _Finish):
+                phase.left_s *= stretch
+        if at.partial_s and self._pace is not None:
+            left_s = (self._pace.iteration_s - at.partial_s) * stretch
+            share = at.partial_s / self._pace.iteration_s
+            self._phases.append(_Finish(self.time_s - at.partial_s, at.partial_s, left_s, share))
+        if at.save_left_s:
+            self._phases.append(_Standstill("saving", at.save_left_s))
+
+    def _lose_iteration(self, at: Position) -> None:
+        """That which is under way; pauses end with it."""
+        begun_s = sum(phase.spent_s for phase in self._phases if isinstance(phase, _Finish))
+        self.spent_s["lost"] += at.partial_s + begun_s
+        self._phases.clear()
+
+    def _go_back(self, to: int) -> None:
+        """To so many iterations."""
+        surplus, self._done = float(self._done - to), to
+        self._saved, self._stored = to, min(self._stored, to)
+        for stretch in reversed(self.stretches):
+            if surplus <= 0:
+                break
+            lost = min(stretch.kept, surplus)
+            stretch.lost += lost
+            surplus -= lost
+            self.spent_s["lost"] += lost * stretch.iteration_s

@@ -1,0 +1,88 @@
+"""The strategies by name, and which of them can run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from swift.errors import SettingError
+from swift.tools.simulate.job import Job
+from swift.tools.simulate.periods import Periods
+from swift.tools.simulate.strategies.bamboo import Bamboo
+from swift.tools.simulate.strategies.ideal import Ideal
+from swift.tools.simulate.strategies.oobleck import Oobleck, Varuna
+from swift.tools.simulate.strategies.published import FEWEST_NODES, MOST_NODES, Published
+from swift.tools.simulate.strategies.rerouting import Rerouting
+from swift.tools.simulate.strategies.restarting import (
+    FullCheckpoints,
+    InMemoryCheckpoints,
+    PartialCheckpoints,
+    Restarting,
+)
+from swift.tools.simulate.strategies.strategy import Strategy
+from swift.tools.simulate.traces.trace import Trace
+
+
+class CannotRun(NamedTuple):
+    """A strategy that is left out.
+
+    Attributes:
+        name: of the strategy.
+        why: in a phrase.
+        out_of_memory: whether that is why.
+    """
+
+    name: str
+    why: str
+    out_of_memory: bool = False
+
+
+def _bamboo(model: Published) -> Strategy | CannotRun:
+    if model.bamboo is None:
+        return CannotRun("bamboo", f"out of memory, says Oobleck's artifact of {model.name}", out_of_memory=True)
+    return Bamboo(model)
+
+
+_OF_JOB: Mapping[str, Callable[[Job, Periods, Trace], Strategy]] = {
+    "ideal": lambda job, periods, trace: Ideal(job),  # noqa: ARG005
+    "swift": lambda job, periods, trace: Rerouting(job, periods),  # noqa: ARG005
+    "recycle": lambda job, periods, trace: Rerouting(job, periods, moves_roles=True),  # noqa: ARG005
+    "memory": lambda job, periods, trace: Restarting(job, periods, InMemoryCheckpoints()),  # noqa: ARG005
+    "moc": lambda job, periods, trace: Restarting(job, periods, PartialCheckpoints()),  # noqa: ARG005
+    "full": lambda job, periods, trace: Restarting(job, periods, FullCheckpoints(trace.mean_time_between_failures_s)),
+}
+_OF_MODEL: Mapping[str, Callable[[Published], Strategy | CannotRun]] = {
+    "oobleck": Oobleck,
+    "varuna": Varuna,
+    "bamboo": _bamboo,
+}
+STRATEGIES = (*_OF_JOB, *_OF_MODEL)
+
+
+def strategies(
+    job: Job, trace: Trace, model: Published | None = None, names: Sequence[str] = STRATEGIES
+) -> list[Strategy | CannotRun]:
+    """The strategies of these names, in the order of the names, each once.
+
+    Args:
+        job: what is trained on what.
+        trace: what they are to run through.
+        model: whose published figures Oobleck, Varuna and Bamboo follow.
+        names: some of ``STRATEGIES``.
+
+    Raises:
+        SettingError: there is no such strategy.
+    """
+    periods = Periods(job.problem)
+    found: list[Strategy | CannotRun] = []
+    for name in dict.fromkeys(names):
+        if name in _OF_JOB:
+            found.append(_OF_JOB[name](job, periods, trace))
+        elif name not in _OF_MODEL:
+            raise SettingError("strategy", name, f"must be one of {', '.join(STRATEGIES)}")
+        elif model is None:
+            found.append(CannotRun(name, "follows published figures of a model, and none is given"))
+        elif trace.most_nodes > MOST_NODES:
+            known = f"figures are of {FEWEST_NODES} to {MOST_NODES} nodes, and the trace has up to {trace.most_nodes}"
+            found.append(CannotRun(name, known))
+        else:
+            found.append(_OF_MODEL[name](model))
+    return found

@@ -1,0 +1,1 @@
+"""Failure traces: generated, or read from files."""

@@ -1,0 +1,287 @@
+"""Checkpoints of a run, written behind its iterations, and snapshots of its ranks in the memory of others."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event
+from types import TracebackType
+from typing import Any, Self
+
+from swift.checkpoint import (
+    RETRY_PAUSES_S,
+    BuddyCopies,
+    Ledger,
+    Manifest,
+    Plan,
+    RankCopy,
+    Snapshot,
+    begin_snapshot,
+    checkpoint_path,
+    checkpoint_steps,
+    dynamic_k,
+    plan_restore,
+    record_restore,
+    restore_facts,
+    save_checkpoint,
+    save_facts,
+    set_aside_newer,
+)
+from swift.checkpoint.storage.verification import is_finite, is_of_model
+from swift.errors import RunError, SettingError
+from swift.pipeline import Program, TrainState
+from swift.runlog import RunDirectory, sync_record
+from swift.train.checkpoints.rescue import keep_elsewhere
+from swift.train.checkpoints.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
+from swift.train.settings.experiment import Experiment
+
+
+class _Spoilt(Exception):
+    """A state that must not take the place of a good checkpoint."""
+
+
+class Saver:
+    """Saves one checkpoint and one snapshot at a time, while training goes on. A context manager.
+
+    A checkpoint that cannot be written is tried again after pauses, see ``RETRY_PAUSES_S``, without the devices: what
+    it saves is on the host by then.
+
+    Args:
+        experiment: what is run.
+        program: of the run, on any mesh.
+        directory: of the run.
+        start: where the run goes on from; None at its beginning.
+    """
+
+    def __init__(self, experiment: Experiment, program: Program, directory: RunDirectory, start: Plan | None):
+        self._experiment, self._directory, self._split = experiment, directory, split_of(program)
+        self._ledger = first_ledger(experiment, self._split)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._begun: dict[str, Any] = {}
+        self._room: Snapshot | None = None
+        self._waited_ms = 0.0
+        self._saving: Future[Manifest] | None = None
+        self._write: Callable[..., Manifest] | None = None
+        self._unsaved: int | None = None
+        self.is_spoilt = False  # what was to be saved last; to try again is of no use
+        self._is_hurried = Event()
+        self._failures: SimpleQueue[str] = SimpleQueue()
+        self.newest = None if start is None else start.step
+        self._buddies = BuddyCopies(self._split, experiment.checkpoint)
+        if start is not None:
+            after = ledger_after(experiment, start)
+            self._go_on(start, after)
+            self._ledger = ledger_for(program, start.manifest, after)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with nullcontext() if error is None else suppress(OSError, RunError):
+            self.follow(wait=True)
+        self._thread.shutdown()
+        self._buddies.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is under way; its end is noted by ``follow``."""
+        return self._saving is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        """As of the iterations that were counted."""
+        return self._ledger
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """Notes an iteration, by its record in ``metrics.jsonl``."""
+        self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
+
+    def save(self, program: Program, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
+        """Begins a checkpoint; one that is under way has to be ended first, see ``follow``.
+
+        Args:
+            program: which has the state.
+            state: after ``done`` iterations; it may be given away when this returns.
+            position: of the loader.
+            done: iterations.
+            full: save all experts, whatever K is.
+        """
+        assert self._saving is None, "two saves at a time"
+        begun, config = time.perf_counter(), self._experiment.checkpoint
+        chosen_LK = self._ledger.choose(config.selection, full=full)
+        try:
+            take = begin_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
+        except RuntimeError as error:  # such as no memory on the devices
+            take = partial(_fail, error)
+        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
+        self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
+        self._is_hurried.clear()
+        self._write = partial(
+            save_checkpoint,
+            step=done,
+            split=self._split,
+            ledger=self._ledger,
+            identity=self._experiment.identity(),
+            extra=extra_of(program, position),
+            num_kept=config.num_kept,
+        )
+        self._saving = self._thread.submit(self._save, take, self._write)
+
+    def _save(self, take: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
+        self._room = None  # what it has is written over, or would pass for this iteration's
+        snapshot = take()
+        dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
+        if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
+            raise _Spoilt("its numbers are not finite")
+        self._room = snapshot
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                return self._write_here(write, snapshot)
+            except RunError:  # the directory is another's
+                raise
+            except Exception as error:
+                if self._is_hurried.is_set():
+                    raise
+                self._failures.put(f"{_line(error)}; trying again in {pause_s:g} s")
+                self._is_hurried.wait(pause_s)
+        return self._write_here(write, snapshot)
+
+    def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
+        self._directory.check()  # whoever has taken the directory meanwhile saves there, too
+        sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
+        return write(self._directory.checkpoints_path, snapshot=snapshot)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end of the checkpoint that is under way, but no longer than that."""
+        wait([] if self._saving is None else [self._saving], seconds)
+
+    def follow(self, *, wait: bool) -> list[str]:
+        """Notes what has come of the checkpoint that is under way.
+
+        Args:
+            wait: for its end, if there is one; what has failed is tried once more then, at once.
+
+        Returns:
+            What went wrong, a line each.
+        """
+        self._waited_ms = 0.0
+        if self._saving is None:
+            return []
+        step, begun = self._begun["step"], time.perf_counter()
+        if wait:
+            self._is_hurried.set()
+        has_ended = wait or self._saving.done()
+        error = self._saving.exception() if has_ended else None
+        self._waited_ms = 1000 * (time.perf_counter() - begun)
+        failures = list(self._told())
+        if error is not None:
+            failures.append(_line(error))
+        saving = self._saving
+        if has_ended:  # noted first: the disk may not take the events either
+            self._saving, self.is_spoilt = None, isinstance(error, _Spoilt)
+            self._unsaved = None if error is None or self.is_spoilt else step
+        for why in failures:
+            self._directory.log_event("checkpoint_failed", step, error=why)
+        if has_ended and error is None:
+            self._note_saved(step, saving.result())
+        return [f"the checkpoint of iteration {step} was not saved: {why}" for why in failures]
+
+    def keep_unsaved(self) -> str | None:
+        """Keeps elsewhere what could not be saved, now that nothing follows.
+
+        Returns:
+            A line on where it is; None where nothing is unsaved.
+        """
+        if self._unsaved is None:
+            return None
+        step, room, write = self._unsaved, self._room, self._write
+        self._unsaved = None  # told once
+        if room is None or write is None:
+            return f"nothing of the state after iteration {step} could be kept"
+        try:
+            directory = self._directory.checkpoints_path
+            return keep_elsewhere(directory, step, lambda place: write(place, snapshot=room))
+        except RunError as error:
+            return f"the state after iteration {step} could not be kept elsewhere either: {error}"
+
+    def _told(self) -> Iterator[str]:
+        """The failures that the thread has told of."""
+        while True:
+            try:
+                yield self._failures.get_nowait()
+            except Empty:
+                return
+
+    def _note_saved(self, step: int, manifest: Manifest) -> None:
+        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has gone on counting
+        self.newest = step
+        self._directory.log_event(
+            "checkpoint",
+            step,
+            path=checkpoint_path(self._directory.checkpoints_path, step).name,
+            stall_ms=self._begun["stall_ms"],
+            save_ms=1000 * (time.perf_counter() - self._begun["at"]),
+            **save_facts(manifest),
+        )
+
+    def snapshot(self, program: Program, state: TrainState, done: int) -> None:
+        """Begins a snapshot where one is due, or where there is none; see ``save``."""
+        every = self._experiment.checkpoint.snapshot_every
+        if every and program.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
+            updates_LE = self._ledger.tally.contained_LE
+            trouble = self._buddies.begin(replace(state, slots={}), program.live, done, updates_LE)
+            if trouble is not None:
+                self._directory.log_event("snapshot_failed", done, error=trouble)
+
+    def copies(self, ranks: Collection[int]) -> list[RankCopy]:
+        """The snapshots that there are of some ranks."""
+        return self._buddies.copies(ranks)
+
+    def load(self, program: Program) -> tuple[TrainState, Plan] | None:
+        """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
+
+        Raises:
+            RunError: none is sound.
+        """
+        directory = self._directory.checkpoints_path
+        if not checkpoint_steps(directory):
+            return None
+        try:
+            plan = plan_restore(directory, self._experiment.identity())
+            return load_state(directory, plan, program), plan
+        except SettingError as error:
+            raise RunError(str(error)) from error
+
+    def go_on_with(self, program: Program, ledger: Ledger) -> None:
+        """Goes on with a state of other ranks: of it there is nothing yet, in memory or on the disk.
+
+        Args:
+            program: which has the state.
+            ledger: with what was lost.
+        """
+        assert self._saving is None, "what is being saved is of other ranks"
+        config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
+        k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
+        self._split, self._room, self._ledger = split_of(program), None, ledger.anew(k)
+        self._buddies.close()
+        self._buddies = BuddyCopies(self._split, config)
+
+    def _go_on(self, start: Plan, after: Ledger) -> None:
+        """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""
+        directory = self._directory.checkpoints_path
+        aside = set_aside_newer(directory, start.step)
+        record_restore(directory, start.manifest, after)
+        self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)
+
+
+def _fail(error: Exception) -> Snapshot:
+    raise error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{error}".split()) or type(error).__name__

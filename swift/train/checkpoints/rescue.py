@@ -1,0 +1,163 @@
+"""A checkpoint that cannot be written where it belongs: kept elsewhere on this machine until ``--resume`` takes it.
+
+The place follows from the run alone, for a disk that is full or read-only takes no note of it. In it a file names the
+directory that it is for: a run may be moved to where there is room, and one that was copied is another run.
+"""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
+from swift.checkpoint.storage.digests import digest, settled_digests
+from swift.checkpoint.storage.directory import begin_save, commit_save
+from swift.checkpoint.storage.manifest import MANIFEST
+from swift.errors import RunError, SettingError
+from swift.runlog import EVENTS
+
+_MEMORY = Path("/dev/shm")
+_PREFIX, _ORIGIN = "kept-by-swift", "origin"
+
+
+def places(checkpoints: Path) -> list[Path]:
+    """Directories for checkpoints of a run that cannot be written where they belong, the best first.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+    """
+    path = digest(f"{checkpoints.resolve()}".encode())
+    return [top / f"{_name(checkpoints)}-{path[:16]}" for top in _tops()]
+
+
+def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
+    """Writes a checkpoint to the first of ``places`` that takes it.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+        step: iterations done.
+        write: writes it into a directory for checkpoints.
+
+    Returns:
+        A phrase on the place, and on how to resume from there.
+
+    Raises:
+        RunError: none takes it; the line says why.
+    """
+    troubles = []
+    for place in places(checkpoints):
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+            if not _is_own(place):
+                raise PermissionError("belongs to somebody else")
+            (place / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
+            write(place)
+        except Exception as error:  # for whatever reason: the next place may do
+            troubles.append(f"{place}: {' '.join(str(error).split())}")
+            if not checkpoint_steps(place) and _is_own(place):
+                shutil.rmtree(place, ignore_errors=True)
+            continue
+        memory = ", which is memory and does not outlast a restart of the machine" if place.parent == _MEMORY else ""
+        return (
+            f"the state after iteration {step} is kept in {place} on {socket.gethostname()}{memory}; make room, then "
+            f"resume there with --run-dir {checkpoints.parent} --resume, which takes it from that directory"
+        )
+    raise RunError("; ".join(troubles))
+
+
+def take_back(checkpoints: Path) -> list[str]:
+    """Brings a checkpoint that was kept elsewhere to the others of its run, where it is the newest.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+
+    Returns:
+        Lines on what was brought or passed over.
+
+    Raises:
+        RunError: it cannot be written yet.
+    """
+    lines = []
+    for place in dict.fromkeys((*filter(_is_own, places(checkpoints)), *_left_behind(checkpoints))):
+        step = max(checkpoint_steps(place), default=0)
+        if step > max(checkpoint_steps(checkpoints), default=0):
+            try:
+                _copy(place, checkpoints, step)
+            except SettingError as error:  # damaged: there may be an older one to resume from
+                lines.append(f"passed over: {place / checkpoint_path(place, step).name} {error.allowed}")
+                continue
+            except OSError as error:
+                where = (
+                    f"the state after iteration {step}, which is kept in {place}, cannot be brought to {checkpoints}"
+                )
+                raise RunError(f"{where}: {error.strerror or error}: make room, then --resume again") from error
+            lines.append(f"the checkpoint of iteration {step} was kept in {place} and is now in {checkpoints}")
+        shutil.rmtree(place, ignore_errors=True)
+    return lines
+
+
+def _copy(place: Path, checkpoints: Path, step: int) -> None:
+    """Copies a checkpoint and reads the copy back before it counts; raises SettingError where it is damaged."""
+    source = checkpoint_path(place, step)
+    manifest = read_manifest(source, "checkpoint")
+    temporary = begin_save(checkpoints, step)
+    try:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        found, needed = settled_digests(temporary), manifest.files_needed()[step]
+        wrong = [name for name, expected in needed.items() if found.get(name) != expected]
+        if wrong:
+            raise SettingError("checkpoint", str(source), f"is damaged: its file {wrong[0]} is not as it was saved")
+        assert MANIFEST in found
+        commit_save(checkpoints, step)
+    except shutil.Error as error:  # of several files
+        raise OSError(str(error.args[0][0][2])) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _tops() -> list[Path]:
+    return [top for top in (Path(tempfile.gettempdir()), _MEMORY) if top.is_dir()]
+
+
+def _name(checkpoints: Path) -> str:
+    """What the places of a run begin with, wherever its directory is."""
+    return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
+
+
+def _left_behind(checkpoints: Path) -> list[Path]:
+    """Places of a run that has been moved since."""
+    if not _begun(checkpoints.parent / EVENTS):
+        return []
+    found = [place for top in _tops() for place in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(place)]
+    return [place for place in found if _is_for(place, checkpoints.resolve())]
+
+
+def _is_for(place: Path, checkpoints: Path) -> bool:
+    """Whether a place is for this directory or, as far as is known, for it before it was moved."""
+    try:
+        origin = Path((place / _ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return origin.resolve() == checkpoints or not origin.parent.exists()
+
+
+def _is_own(place: Path) -> bool:
+    """Whether a directory is there that nobody else can have filled."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _begun(events: Path) -> str:
+    """When a run began, so that one that takes the directory of another does not take its checkpoint."""
+    try:
+        with events.open("rb") as file:
+            return str(json.loads(file.readline()).get("time"))
+    except (OSError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,74 @@
+"""A run's state in a checkpoint: how it is divided, what shape it has, and how it is read on other ranks or stages."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swift.checkpoint import Ledger, Manifest, Plan, Split, load_plan
+from swift.experts.state_layouts import Decoupled
+from swift.mesh import move_rows, source_rows
+from swift.pipeline import Program, StateShape, TrainState, reshape_state, reshaped
+from swift.train.settings.experiment import Experiment
+
+_SHAPE = "state_shape"
+
+
+def split_of(program: Program) -> Split:
+    """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
+    abstract = program.at(program.stages_mesh()).abstract()
+    has_classes = isinstance(program.layouts.get("expert"), Decoupled)
+    return Split(abstract, replace(program.specs, slots={}), has_classes)
+
+
+def extra_of(program: Program, position: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept beside a state: the loader's position, and the state's shape."""
+    return {"loader": dict(position), _SHAPE: StateShape.of(program).to_json()}
+
+
+def load_state(directory: Path, plan: Plan, program: Program) -> TrainState:
+    """Reads what a plan says, whatever ranks, slots and stages the run had that saved it.
+
+    Args:
+        directory: of all checkpoints of the run.
+        plan: for this directory.
+        program: that goes on; its state has one row for every stage in a checkpoint.
+
+    Returns:
+        The program's state on the host, without slots.
+
+    Raises:
+        SettingError: the arrays are of another model, or have changed since the plan was made.
+    """
+    saved = reshaped(program, _shape_of(plan.manifest, program))
+    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, program)
+
+
+def put_state(program: Program, state: TrainState) -> TrainState:
+    """A state that is on the host, one row for every stage, on the devices of all live workers; with slots."""
+    saved, specs = program.at(program.stages_mesh()).live, replace(program.specs, slots={})
+    sources = source_rows(saved, program.live)
+    return program.fill_slots(move_rows(saved.put(state, specs), saved, program.live, specs, sources))
+
+
+def first_ledger(experiment: Experiment, split: Split) -> Ledger:
+    """What a run that has saved nothing knows of its checkpoints."""
+    return Ledger.first(
+        split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
+    )
+
+
+def ledger_after(experiment: Experiment, plan: Plan) -> Ledger:
+    """What a run knows of its checkpoints that goes on from one of them."""
+    config = experiment.checkpoint
+    return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
+
+
+def ledger_for(program: Program, manifest: Manifest, ledger: Ledger) -> Ledger:
+    """A ledger of a checkpoint, for the checkpoints of a run that may be of another shape, see ``Ledger.anew``."""
+    is_same = _shape_of(manifest, program) == StateShape.of(program)
+    return ledger if is_same else ledger.anew(ledger.k)
+
+
+def _shape_of(manifest: Manifest, program: Program) -> StateShape:
+    return StateShape(**manifest.extra[_SHAPE]) if _SHAPE in manifest.extra else StateShape.of(program)

@@ -1,0 +1,253 @@
+"""Who is live in a run, and what runs it, as workers and expert ranks fail and come back.
+
+Where a stage has peers, they go on with the state that they have. With one pipeline an expert rank fails by itself: the
+axis ``expert`` goes on with those that are left, and what the lost one had comes from copies, see ``recover_ranks``.
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+
+from swift.checkpoint import Recovered, recover_ranks
+from swift.errors import RunError
+from swift.mesh import host_stages, live_mesh
+from swift.pipeline import Change, Engine, Prepare, Program, TrainState, reshape_state
+from swift.topology import Worker
+from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.saved_state import put_state, split_of
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.failure_list import FailureList, FailureSource, StageRank
+from swift.train.window_rules import check_failures, lost_stages
+
+Ranks = tuple[int, ...]
+"""Expert ranks of the whole cluster, ascending."""
+
+
+class Down(NamedTuple):
+    """Those who are down: workers that have peers, or expert ranks."""
+
+    workers: frozenset[Worker]
+    ranks: frozenset[StageRank]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What has become of a run that goes on with others.
+
+    Attributes:
+        state: on their devices.
+        facts: for ``events.jsonl``.
+        lines: the same in words.
+    """
+
+    state: TrainState
+    facts: dict[str, Any]
+    lines: list[str]
+
+
+class StateLost(RunError):
+    """Nobody has a part of the state any more.
+
+    Args:
+        why: a phrase.
+        event: what ``events.jsonl`` calls it.
+        facts: what it says of it.
+        remedy: what would help another time.
+    """
+
+    def __init__(self, why: str, event: str, facts: dict[str, Any], remedy: str):
+        super().__init__(why)
+        self.event, self.facts, self.remedy = event, facts, remedy
+
+
+class Cluster:
+    """The live workers and expert ranks of a run, with the engine that runs them; a context manager.
+
+    Args:
+        experiment: what is run.
+        prepare: see ``Engine``.
+        failures: who is down when.
+        first: the first iteration of the first window.
+        last: its last.
+
+    Raises:
+        SettingError: there are too few devices or too little memory, or no plan for who is down at first.
+    """
+
+    def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
+        self._experiment, self._prepare, self._failures = experiment, prepare, failures
+        self._live = live_mesh(experiment.topology, experiment.ranks)
+        self._lost = failures.lost_ranks(first, last)
+        self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
+
+    def __enter__(self) -> Self:
+        self.engine.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for engine in self._engines.values():
+            engine.close(wait=kind is not KeyboardInterrupt)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the live."""
+        return self._engines[self.ranks]
+
+    @property
+    def ranks(self) -> Ranks:
+        """The expert ranks that are live in all stages."""
+        return self._left(self._lost)
+
+    @property
+    def down(self) -> list[str]:
+        """Those who are down now, workers or expert ranks, as ``events.jsonl`` names them."""
+        return _workers(self.engine.configuration.failed) + _ranks(self._lost)
+
+    def check(self, failures: FailureList) -> None:
+        """Plans all that a list leads to, before anything has run.
+
+        Raises:
+            SettingError: a stage's state is lost, or there is no plan or too little memory for some of the failures.
+        """
+        window = self._experiment.window
+        check_failures(self.engine, failures, window)
+        lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
+        for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
+            self._experiment.on_ranks(len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
+
+    def change(self, first: int, last: int) -> Down | None:
+        """Who is down in some iterations; None where the same are as before."""
+        down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
+        return None if down == (self.engine.configuration.failed, self._lost) else down
+
+    def follow(self, state: TrainState, down: Down, first: int, saver: Saver) -> Followed:
+        """Goes on with others.
+
+        Args:
+            state: the present one; given up.
+            down: those without whom it goes on.
+            first: the first iteration to come.
+            saver: of the run; it has ended the checkpoint that was under way.
+
+        Raises:
+            StateLost: a stage or an expert rank has lost what nobody else has.
+        """
+        if self._left(down.ranks) != self.ranks:
+            return self._regroup(state, down.ranks, first, saver)
+        if down.ranks != self._lost:
+            return self._note(state, down.ranks)
+        return self._reconfigure(state, down.workers, first)
+
+    def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> Followed:
+        """Goes on with other workers."""
+        engine, before = self.engine, self.engine.configuration
+        stages = lost_stages(self._experiment.topology, before.places, before.failed, failed)
+        if stages:
+            why = f"stage {', '.join(map(str, stages))} has no live worker left at iteration {first}"
+            facts = {"stages": stages, "failed": _workers(failed)}
+            raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
+        state, change = engine.reconfigure(state, failed)
+        who = {"failed": _workers(failed - before.failed), "rejoined": _workers(before.failed - failed)}
+        live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
+        return Followed(state, who | asdict(change), [f"worker {_who(who)}; {live}; {_took(change)}"])
+
+    def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
+        """Of ranks that are without work as it is, since another stage has lost them, or still does."""
+        who = _changed(self._lost, lost)
+        self._lost = lost
+        return Followed(state, dict(who), [f"{_who(who)}; {len(self.ranks)} expert ranks live, as before"])
+
+    def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Saver) -> Followed:
+        """Goes on with other expert ranks, by way of the host."""
+        times = [time.perf_counter()]
+        before, old, ranks, k = self.ranks, self.engine.program, self._left(lost), saver.ledger.k
+        who = _changed(self._lost, lost)
+        is_planned = ranks in self._engines
+        if not is_planned:
+            self._engines[ranks] = self._make(ranks, frozenset()).open()
+        steps = self._engines[ranks].steps
+        is_prepared = is_planned and steps.is_compiled(steps.main)
+        times.append(time.perf_counter())
+        steps.compiled(steps.main)
+        times.append(time.perf_counter())
+        gone = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
+        try:
+            found = _collect(state, old, gone, first - 1, saver, before)
+        except RunError as error:
+            why = f"{error}, at iteration {first}"
+            remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
+            raise StateLost(why, "rank_lost", who, f"a CheckpointConfig.{remedy} above 0") from None
+        jax.tree.map(lambda leaf: leaf.delete(), state)
+        state = jax.block_until_ready(put_state(steps.program, reshape_state(found.state, old, steps.program)))
+        times.append(time.perf_counter())
+        self._lost = lost
+        for other in self._engines.keys() - {ranks, self._left(frozenset())}:
+            self._engines.pop(other).close()
+        saver.go_on_with(steps.program, found.ledger)
+        change = _change(state, times, is_prepared=is_prepared)
+        slots, had = (program.experts.slots_per_rank for program in (steps.program, old))
+        lines = [
+            f"{_who(who)}; {len(ranks)} expert ranks live; {_took(change)}",
+            *found.lines,
+            *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
+            *[f"K is now {saver.ledger.k} experts of a layer, and was {k}"] * (saver.ledger.k != k),
+            *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
+        ]
+        now = {"slots_per_rank": slots, "experts_per_layer": saver.ledger.k, "experts_per_layer_before": k}
+        return Followed(state, who | asdict(change) | now | found.facts, lines)
+
+    def _left(self, lost: frozenset[StageRank]) -> Ranks:
+        """The expert ranks that all stages have."""
+        down = {rank for _, rank in lost}
+        return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
+
+    def _make(self, ranks: Ranks, failed: frozenset[Worker]) -> Engine:
+        return self._experiment.on_ranks(len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
+
+
+def _collect(
+    state: TrainState, old: Program, gone: Collection[StageRank], done: int, saver: Saver, names: Ranks
+) -> Recovered:
+    """The state on the host, with what lost ranks had from elsewhere."""
+    parts = (replace(state, slots={}), state.slots if gone else {})
+    specs = (replace(old.specs, slots={}), old.specs.slots if gone else {})
+    host, slots = host_stages(parts, old.live, specs, gone)
+    if not gone:
+        return Recovered(host, saver.ledger, [], {})
+    copies, split = saver.copies({rank for _, rank in gone}), split_of(old)
+    return recover_ranks(host, slots, split, gone, copies, done, saver.ledger, lambda: saver.load(old), names)
+
+
+def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Change:
+    """What it cost to go by way of the host."""
+    plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
+    return Change(is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+
+
+def _who(changed: Mapping[str, Sequence[str]]) -> str:
+    return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
+
+
+def _took(change: Change) -> str:
+    took = change.plan_ms + change.compile_ms + change.move_ms
+    return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
+
+
+def _workers(workers: Collection[Worker]) -> list[str]:
+    return [f"{d}:{p}" for d, p in sorted(workers)]
+
+
+def _changed(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
+    """Whose state changes where others are lost than before."""
+    return {"failed": _ranks(lost - before), "rejoined": _ranks(before - lost)}
+
+
+def _ranks(ranks: Collection[StageRank]) -> list[str]:
+    return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]

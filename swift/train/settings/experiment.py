@@ -1,0 +1,299 @@
+"""An experiment: every setting of a run, and the program that they make."""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from swift.checkpoint import CheckpointConfig
+from swift.data import DataConfig, Loader, Split
+from swift.errors import SettingError, check_count, check_number, check_seed
+from swift.experts import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
+from swift.experts.state_layouts import Decoupled, Instances, Layout, ReplicaShards
+from swift.mesh import LiveMesh, RankKind, live_mesh
+from swift.models import GPT, Group, ModelConfig, model_size
+from swift.pipeline import Engine, PlanSettings, Prepare, Program, sequences_per_rank, stage_costs, stage_sizes
+from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
+from swift.topology import Topology, Worker
+from swift.train.settings.failure_list import FailureList, parse_failures
+
+COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
+WIRE_DTYPES = ("compute", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run's settings, each with the demo's value.
+
+    Attributes:
+        model: the GPT's shape.
+        experts: its expert layers.
+        placement: the policy that places experts anew every iteration.
+        topology: pipelines, stages and expert ranks.
+        ranks: ``emulated`` CPU devices, the machine's ``devices``, or ``virtual`` ranks of one device.
+        data: documents and tokens.
+        optimizer: optimizer and schedule.
+        compute_dtype: type of slots and activations; master weights are at least float32.
+        wire_dtype: type of gradients on the wire; ``compute`` is the compute type.
+        seed: of the parameters and of the order of the data.
+        num_steps: iterations.
+        num_microbatches: micro-batches of an iteration in each pipeline.
+        planner: what plans a pipeline's schedules, see ``swift plan``; or one of your own, a ``schedules.OwnPlanner``.
+        window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
+            which a gradient would have been clipped is run again, one iteration after the other.
+        memory_limit: what a worker may keep at once by the plan, in what F keeps of one micro-batch; None: no limit.
+            Every worker allocates for each kind of buffer what the one with most of it needs: see ``start`` in the
+            events.
+        remat: keep only a stage's input for the backward pass, and compute the rest again: a third more FLOPs.
+        failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
+            iteration, or come back; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. Who is down in a
+            window is down for the whole of it.
+        move_roles: spread failures over the stages, by workers that change theirs.
+        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; best a multiple of them: where it
+            is none, some ranks compute on padding.
+        eval_every: iterations between evaluations on the validation split; 0 for none.
+        num_eval_batches: batches of an evaluation; the first ones, always the same.
+        checkpoint: which checkpoints it makes.
+        target_loss: the training loss to count the iterations to, or None.
+    """
+
+    model: ModelConfig = field(default_factory=lambda: model_size("demo"))
+    experts: ExpertConfig = field(default_factory=ExpertConfig)
+    placement: PlacementPolicy = field(default_factory=Symi)
+    topology: Topology = field(default_factory=lambda: Topology(num_expert_ranks=8))
+    ranks: RankKind = "emulated"
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
+    seed: int = 0
+    num_steps: int = 300
+    num_microbatches: int = 1
+    planner: str | OwnPlanner = "lockstep"
+    window: int = 1
+    memory_limit: float | None = None
+    remat: bool = False
+    failures: tuple[str, ...] = ()
+    move_roles: bool = False
+    sequences_per_microbatch: int = 16
+    eval_every: int = 100
+    num_eval_batches: int = 8
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    target_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_parts()
+        positive = ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches")
+        for name in positive:
+            check_count(f"Experiment.{name}", getattr(self, name), least=1)
+        check_count("Experiment.eval_every", self.eval_every, least=0)
+        check_seed("Experiment.seed", self.seed)
+        for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
+            if getattr(self, name) not in choices:
+                raise SettingError(f"Experiment.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")
+        if self.sequences_per_microbatch < self.topology.num_expert_ranks:
+            allowed = f"must be at least Topology.num_expert_ranks = {self.topology.num_expert_ranks}"
+            raise SettingError("Experiment.sequences_per_microbatch", self.sequences_per_microbatch, allowed)
+        check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
+        self.checkpoint.check_classes(self.experts.num_classes)
+        self.model.stage_pattern(self.topology.num_stages)
+        # Refused here, before anything is written or JAX has started.
+        learning_rate(self.optimizer, self.num_steps)
+        self._check_pipeline()
+        self._check_snapshots()
+        if self.optimizer.layout == "coupled":
+            self._check_coupled()
+
+    def _check_parts(self) -> None:
+        parts = (ModelConfig, ExpertConfig, Topology, DataConfig, OptimizerConfig, CheckpointConfig)
+        names = ("model", "experts", "topology", "data", "optimizer", "checkpoint")
+        for name, kind in zip(names, parts, strict=True):
+            if not isinstance(getattr(self, name), kind):
+                raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be @{kind.__name__}()")
+        if isinstance(self.placement, type) or not hasattr(self.placement, "init"):
+            raise SettingError("Experiment.placement", self.placement, "must be a placement policy, such as @Symi()")
+
+    def _check_pipeline(self) -> None:
+        is_lone = len(self.topology.workers) == 1
+        for name in ("remat", "move_roles"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"Experiment.{name}", getattr(self, name), "must be True or False")
+        check_count("Experiment.window", self.window, least=1)
+        for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
+            if is_lone and getattr(self, name) != only:
+                raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
+        periods = {f"Experiment.{name}": getattr(self, name) for name in ("num_steps", "eval_every")}
+        periods |= {f"CheckpointConfig.{name}": getattr(self.checkpoint, name) for name in ("every", "snapshot_every")}
+        for name, period in periods.items():
+            if 0 < period < self.window:
+                allowed = f"must be at most {name} = {period}, or no window would ever be whole"
+                raise SettingError("Experiment.window", self.window, allowed)
+        if self.memory_limit is not None:
+            check_number("Experiment.memory_limit", self.memory_limit, least=1)
+        if isinstance(self.planner, str) and self.planner not in PLANNERS:
+            raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
+        if any(event.rank is None for event in self.failure_list.events) and self.planner in FAULT_FREE:
+            able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
+            allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
+            raise SettingError("Experiment.planner", self.planner, allowed)
+
+    def _check_snapshots(self) -> None:
+        setting, every = "CheckpointConfig.snapshot_every", self.checkpoint.snapshot_every
+        if every and self.topology.num_pipelines > 1:
+            raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
+        if every and self.topology.num_expert_ranks == 1:
+            raise SettingError(setting, every, "must be 0 with one expert rank: there is no other to keep its snapshot")
+
+    def _check_coupled(self) -> None:
+        if len(self.topology.workers) > 1:
+            shape = (self.topology.num_pipelines, self.topology.num_stages)
+            allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
+            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
+        if self.checkpoint.experts_per_layer != "all":
+            allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
+            raise SettingError("CheckpointConfig.experts_per_layer", self.checkpoint.experts_per_layer, allowed)
+        if self.checkpoint.snapshot_every:
+            allowed = "must be 0 with OptimizerConfig.layout = 'coupled', whose state is tied to its ranks"
+            raise SettingError("CheckpointConfig.snapshot_every", self.checkpoint.snapshot_every, allowed)
+        if self.failures:
+            allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
+            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
+        if not isinstance(self.placement, Static):
+            return
+        if self.ranks == "virtual":
+            allowed = "with a static placement reduces over groups of ranks, which virtual ranks cannot: use decoupled"
+            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
+        classes, slots, ranks = self.experts.num_classes, self.experts.slots_per_rank, self.topology.num_expert_ranks
+        if classes % slots or ranks % max(1, classes // slots):
+            allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
+            allowed += f"and the quotient to divide Topology.num_expert_ranks = {ranks}"
+            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
+
+    @property
+    def failure_list(self) -> FailureList:
+        """``failures``, understood."""
+        return parse_failures(self.failures, self.topology, self.num_steps, self.window)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of an iteration's global batch."""
+        num_microbatches = self.topology.num_pipelines * self.num_microbatches
+        return num_microbatches * self.sequences_per_microbatch * self.model.sequence_length
+
+    def loader(self, split: Split, corpus: Path | None = None) -> Loader:
+        """The batches of a split.
+
+        Args:
+            split: which.
+            corpus: the index of the corpus, see ``find_index``; without it the corpus is read and cut here.
+        """
+        return Loader(
+            self.data,
+            split,
+            num_microbatches=self.topology.num_pipelines * self.num_microbatches,
+            sequences_per_microbatch=self.sequences_per_microbatch,
+            sequence_length=self.model.sequence_length,
+            seed=self.seed,
+            corpus=corpus,
+        )
+
+    def on_ranks(self, num_ranks: int) -> "Experiment":
+        """The same sums on fewer expert ranks, with a slot at least for every class; nobody fails there.
+
+        How many slots a rank has tells how many tokens a class may have, unless ``ExpertConfig.capacity_factor`` is
+        None.
+        """
+        if num_ranks == self.topology.num_expert_ranks:
+            return self
+        slots = max(self.experts.slots_per_rank, -(-self.experts.num_classes // num_ranks))
+        return replace(
+            self,
+            topology=replace(self.topology, num_expert_ranks=num_ranks),
+            experts=replace(self.experts, slots_per_rank=slots),
+            checkpoint=replace(self.checkpoint, snapshot_every=0, snapshot_experts_per_layer="all"),
+            failures=(),
+        )
+
+    def program(self, live: LiveMesh | None = None) -> Program:
+        """The program of an iteration, on a mesh of its own unless one is given."""
+        if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
+            raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
+        live = live or live_mesh(self.topology, self.ranks)
+        gpt = GPT(self.model, self.data.vocab_size, self.experts.num_classes)
+        return Program(
+            gpt=gpt,
+            experts=self.experts,
+            policy=self.placement,
+            live=live,
+            optimizer=make_optimizer(self.optimizer, self.num_steps),
+            schedule=learning_rate(self.optimizer, self.num_steps),
+            clip_norm=self.optimizer.clip_norm,
+            layouts={name: self._layout(group) for name, group in gpt.groups.items()},
+            compute_dtype=jnp.dtype(self.compute_dtype),
+            num_microbatches=self.topology.num_pipelines * self.num_microbatches,
+            remat=self.remat,
+        )
+
+    def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
+        """What runs this experiment, with some workers down at first, on a mesh of its own unless one is given.
+
+        Raises:
+            SettingError: there are too few devices or too little memory, or no plan for these failures.
+        """
+        program = self.program(live)
+        settings = self.plan_settings(program)
+        return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
+
+    def plan_settings(self, program: Program) -> PlanSettings:
+        """What all plans of this experiment share.
+
+        Raises:
+            SettingError: there is too little memory for a single micro-batch.
+        """
+        per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
+        costs = stage_costs(program, per_rank)
+        if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
+            least = math.ceil(1000 * costs.microbatch_peak) / 1000
+            allowed = f"must be at least {least}, which a single micro-batch takes with its message and while B runs"
+            raise SettingError("Experiment.memory_limit", self.memory_limit, allowed)
+        return PlanSettings(
+            self.topology,
+            self.num_microbatches,
+            self.planner,
+            self.window,
+            costs,
+            self.memory_limit,
+            stage_sizes(program, per_rank),
+            self.move_roles,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint has to share with the run that reads it.
+
+        Where optimizer state is tied to places (the layout ``coupled``), these are part of it.
+        """
+        places = {"ExpertConfig.slots_per_rank": self.experts.slots_per_rank, "Topology": repr(self.topology)}
+        return (places if self.optimizer.layout == "coupled" else {}) | {
+            "ModelConfig": repr(self.model),
+            "vocabulary": self.data.vocab_size,
+            "ExpertConfig.num_classes": self.experts.num_classes,
+            "OptimizerConfig.name": self.optimizer.name,
+            "OptimizerConfig.layout": self.optimizer.layout,
+            "Experiment.placement": repr(self.placement),
+            "Experiment.compute_dtype": self.compute_dtype,
+        }
+
+    def _layout(self, group: Group) -> Layout:
+        classes, size, ranks = group.num_classes, group.size, self.topology.num_expert_ranks
+        compute = jnp.dtype(self.compute_dtype)
+        wire = compute if self.wire_dtype == "compute" else jnp.dtype(self.wire_dtype)
+        if not group.is_expert or self.optimizer.layout == "decoupled":
+            return Decoupled(classes, size, ranks, compute, wire)
+        if isinstance(self.placement, Static):
+            return ReplicaShards(classes, size, ranks, self.experts.slots_per_rank, compute)
+        return Instances(classes, size, ranks, compute, wire)

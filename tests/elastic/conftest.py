@@ -1,0 +1,88 @@
+"""A run of two expert ranks, each of which is a process, and the keeper of its checkpoints."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from swift.checkpoint import CheckpointConfig
+from swift.cli.configuration import config_text
+from swift.data import DataConfig, TextFiles
+from swift.elastic.membership.protocol import Process
+from swift.elastic.services.checkpoint_service import Keeper
+from swift.elastic.state.shared_memory_store import Keep
+from swift.experts import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
+from swift.mesh.process_shards import part_shapes
+from swift.models import ModelConfig
+from swift.runlog import CLASS_COUNTS, METRICS
+from swift.topology import Topology
+from swift.train import Experiment, TrainOptions, train
+
+
+@pytest.fixture(scope="session", name="two_ranks")
+def _two_ranks(tmp_path_factory):
+    """One worker of two expert ranks."""
+    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
+    for index in range(20):
+        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+    return Experiment(
+        model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
+        experts=ExpertConfig(num_classes=4, slots_per_rank=4),
+        topology=Topology(1, 1, 2),
+        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
+        num_steps=6,
+        sequences_per_microbatch=4,
+        eval_every=0,
+        checkpoint=CheckpointConfig(every=2, num_kept=3),
+    )
+
+
+@pytest.fixture(scope="session")
+def trained(two_ranks, tmp_path_factory):
+    """Its run directory after all six iterations."""
+    run_dir = tmp_path_factory.mktemp("runs") / "trained"
+    train(two_ranks, TrainOptions(run_dir, config_text(two_ranks), prepare="none"))
+    return run_dir
+
+
+@pytest.fixture
+def ranks():
+    """The processes."""
+    return Process((0, 0), 0), Process((0, 0), 1)
+
+
+@pytest.fixture
+def keeper(two_ranks, trained, tmp_path):
+    """Of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
+    shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
+    (tmp_path / "keeps").mkdir()
+    keeper = Keeper(
+        two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", True, two_ranks.loader("train").state()
+    )
+    assert keeper.load(epoch=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
+    return keeper
+
+
+@pytest.fixture
+def elsewhere(keeper, tmp_path):
+    """A keeper that writes to another run directory."""
+    (tmp_path / "elsewhere").mkdir()
+    for name in (METRICS, CLASS_COUNTS):
+        shutil.copy(tmp_path / "run" / name, tmp_path / "elsewhere")
+    return replace(keeper, checkpoints=tmp_path / "elsewhere" / "checkpoints")
+
+
+@pytest.fixture(scope="session")
+def kept():
+    """What a process has kept."""
+
+    def load(keeper, process, stamp):
+        num_devices = 1 if keeper.by_rank else keeper.experiment.topology.num_expert_ranks
+        specs = replace(keeper.program.specs, slots={})
+        return Keep(keeper.keeps, process).load(stamp, part_shapes(specs, keeper.program.abstract(), num_devices))
+
+    return load

@@ -1,0 +1,227 @@
+"""The keeper is asked one thing after the other, and again where it has died or is too late."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from swift.elastic.coordinator import checkpoint_client
+from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
+from swift.elastic.membership.protocol import Member, Process, Stamp
+from swift.elastic.transport.checkpoint_messages import Failed, Kept, Load, Save, Saved, answer_line, read_command
+from swift.elastic.transport.worker_messages import Snapshot
+
+ONLY = Process((0, 0))
+START_S, DEADLINE_S = 10.0, 30.0
+
+
+class Listed:
+    """Children of which only what was done with them is known."""
+
+    def __init__(self):
+        self.alive, self.asked, self.signals = set(), [], []
+
+    def __contains__(self, who):
+        return who in self.alive
+
+    def start(self, who, _command, _log):
+        self.alive.add(who)
+
+    def say(self, _, line):
+        self.asked.append(read_command(line))
+
+    def signal(self, who, number):
+        self.signals.append((who, number))
+
+
+class Keeping:
+    """A ``Saving``, its keeper and its clock."""
+
+    def __init__(self, directory):
+        self.now, self.children = 0.0, Listed()
+        log, checkpoints = directory / "log", directory / "checkpoints"
+        self.saving = Saving(self.children, ["keep"], log, checkpoints, [ONLY], START_S, DEADLINE_S, lambda: self.now)
+
+    def add(self, step):
+        self.saving.add(Snapshot(Member(ONLY, 0), Stamp(1, step), 1.0))
+
+    def is_ended_after(self, seconds):
+        self.now += seconds
+        return self.saving.end_if_late()
+
+    def dies(self):
+        self.children.alive.remove(KEEPER)
+        return self.saving.died()
+
+    def fails(self, step):
+        self.saving.hear(answer_line(Failed("save", step, "No space left on device")))
+
+    def tries_again_after(self, seconds):
+        """Whether it asks again, after so many seconds."""
+        self.now, before = self.now + seconds, len(self.children.asked)
+        self.saving.try_again_if_due()
+        return len(self.children.asked) > before
+
+    def answers(self, step):
+        self.saving.hear(answer_line(Saved(step, 0.1, f"step-{step}", {})))
+
+
+@pytest.fixture
+def keeping(tmp_path):
+    return Keeping(tmp_path)
+
+
+def save(step):
+    return Save(Stamp(1, step), (ONLY,))
+
+
+def test_a_keeper_that_is_late_is_killed_once_and_its_next_life_is_asked_again(keeping):
+    keeping.add(5)
+    assert not keeping.is_ended_after(START_S + DEADLINE_S), "it may have to start first"
+    assert keeping.is_ended_after(1)
+    assert not keeping.is_ended_after(START_S + DEADLINE_S + 1), "its death is on its way"
+    assert keeping.children.signals == [(KEEPER, signal.SIGKILL)]
+    assert keeping.dies()
+    assert keeping.children.asked == [save(5), save(5)]
+    assert not keeping.is_ended_after(START_S + DEADLINE_S), "the next life has as long as the first"
+    assert keeping.is_ended_after(1)
+
+
+def test_a_keeper_that_has_long_been_there_has_no_time_to_start(keeping):
+    keeping.saving.start()
+    keeping.now += START_S
+    keeping.add(5)
+    assert not keeping.is_ended_after(DEADLINE_S)
+    assert keeping.is_ended_after(1)
+
+
+def test_a_keeper_that_has_nothing_to_do_is_not_late(keeping):
+    keeping.saving.start()
+    assert not keeping.is_ended_after(10 * DEADLINE_S)
+    keeping.add(5)
+    keeping.answers(5)
+    assert not keeping.saving.is_busy
+    assert not keeping.is_ended_after(10 * DEADLINE_S)
+
+
+def test_each_question_has_a_deadline_of_its_own(keeping):
+    keeping.add(5)
+    keeping.saving.load(2, [ONLY])
+    keeping.is_ended_after(DEADLINE_S)
+    keeping.answers(5)
+    assert keeping.children.asked[-1] == Load(None, 2, (ONLY,))
+    assert not keeping.is_ended_after(DEADLINE_S)
+    assert keeping.is_ended_after(1)
+
+
+def test_the_next_life_is_asked_for_the_newest_save_only(keeping):
+    """The parts of the one before may be gone by then."""
+    for step in (5, 10, 15):
+        keeping.add(step)
+    keeping.saving.load(2, [ONLY])
+    keeping.dies()
+    assert keeping.children.asked == [save(5), save(15)]
+    keeping.answers(15)
+    assert keeping.children.asked[-1] == Load(None, 2, (ONLY,))
+
+
+def test_a_save_before_a_load_is_asked_for_again(keeping):
+    """What is loaded is the newest checkpoint: that one, if it can be had."""
+    keeping.add(5)
+    keeping.saving.load(2, [ONLY])
+    keeping.dies()
+    assert keeping.children.asked == [save(5), save(5)]
+
+
+def test_who_dies_three_times_over_one_question_is_given_up(keeping):
+    keeping.add(5)
+    assert keeping.dies()
+    assert keeping.dies()
+    assert not keeping.dies()
+
+
+def test_an_answer_makes_up_for_deaths(keeping):
+    keeping.add(5)
+    for step in (5, 10, 15):
+        assert keeping.dies()
+        keeping.answers(step)
+        keeping.add(step + 5)
+
+
+@pytest.mark.parametrize(("step", "is_full", "goes"), [(20, True, True), (20, False, False), (40, True, False)])
+def test_a_checkpoint_is_preferred_to_states_where_it_is_newer_and_nothing_is_lost(
+    keeping, monkeypatch, step, is_full, goes
+):
+    monkeypatch.setattr(checkpoint_client, "checkpoint_steps", lambda _: [20, 40])
+    monkeypatch.setattr(checkpoint_client, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
+    assert keeping.saving.goes_beyond(step) == goes
+
+
+def test_a_save_that_has_failed_is_tried_again_after_pauses_and_then_given_up(keeping):
+    keeping.add(5)
+    for pause_s in checkpoint_client.RETRY_PAUSES_S:
+        keeping.fails(5)
+        assert keeping.saving.is_busy
+        assert keeping.saving.pause_s == pause_s
+        assert not keeping.tries_again_after(0.9 * pause_s)
+        assert keeping.tries_again_after(0.2 * pause_s)
+        assert not keeping.tries_again_after(100), "it is asked already"
+    keeping.fails(5)
+    assert not keeping.saving.is_busy
+    assert not keeping.tries_again_after(1000)
+    assert keeping.children.asked == [save(5)] * (1 + len(checkpoint_client.RETRY_PAUSES_S))
+    assert keeping.saving.unsaved == save(5)
+
+
+def test_a_save_that_succeeds_in_the_end_leaves_nothing_unsaved(keeping):
+    keeping.add(5)
+    keeping.fails(5)
+    assert keeping.tries_again_after(100)
+    keeping.answers(5)
+    assert keeping.saving.unsaved is None
+    assert not keeping.saving.is_busy
+    keeping.add(10)
+    keeping.fails(10)
+    assert keeping.saving.pause_s == checkpoint_client.RETRY_PAUSES_S[0]
+
+
+def test_a_newer_save_takes_the_place_of_one_that_has_failed(keeping):
+    keeping.add(5)
+    keeping.fails(5)
+    keeping.add(10)
+    assert not keeping.tries_again_after(100)
+    keeping.answers(10)
+    keeping.add(15)
+    keeping.add(20)
+    keeping.fails(15)
+    assert keeping.saving.unsaved is None
+    assert keeping.children.asked == [save(step) for step in (5, 10, 15, 20)]
+
+
+def test_what_could_not_be_saved_is_tried_once_more_before_a_checkpoint_is_loaded_and_then_no_more(keeping):
+    """All resume from the checkpoint that is loaded then; that state is none of theirs any more."""
+    keeping.add(5)
+    keeping.fails(5)
+    keeping.saving.load(2, [ONLY])
+    keeping.fails(5)
+    assert keeping.children.asked == [save(5), save(5), Load(None, 2, (ONLY,))]
+    assert keeping.saving.unsaved is None
+    assert not keeping.tries_again_after(100)
+
+
+def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
+    keeping.add(5)
+    keeping.fails(5)
+    keeping.saving.keep_elsewhere()
+    assert keeping.children.asked == [save(5), Save(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
+    assert keeping.saving.is_busy
+    keeping.saving.hear(answer_line(Kept(5, "there")))
+    assert not keeping.saving.is_busy
+    assert not keeping.tries_again_after(100)
+
+
+def test_nothing_is_kept_elsewhere_where_all_is_saved(keeping):
+    keeping.add(5)
+    keeping.answers(5)
+    keeping.saving.keep_elsewhere()
+    assert keeping.children.asked == [save(5)]

@@ -1,0 +1,109 @@
+"""The preparer is told what to make ready, ended where it is silent, and told again in its next life; so many times."""
+
+import signal
+
+import pytest
+
+from swift.elastic.coordinator.compile_client import PREPARER, Preparing
+from swift.elastic.transport.compile_messages import Alive, Prepared, Wish, read_wish, said_line
+
+START_S, SILENCE_S = 100.0, 3.0
+WISH, NEXT = Wish(frozenset()), Wish(frozenset({(0, 1)}))
+
+
+class Listed:
+    """Children of which only what was done with them is known."""
+
+    def __init__(self):
+        self.alive, self.told, self.signals = set(), [], []
+
+    def __contains__(self, who):
+        return who in self.alive
+
+    def start(self, who, _command, _log):
+        self.alive.add(who)
+
+    def say(self, _, line):
+        self.told.append(read_wish(line))
+
+    def signal(self, who, number):
+        self.signals.append((who, number))
+
+
+class Watched:
+    """A ``Preparing``, its preparer and its clock."""
+
+    def __init__(self, directory, command=("prepare",)):
+        self.now, self.children = 0.0, Listed()
+        self.preparing = Preparing(
+            self.children, command, directory / "log", START_S, SILENCE_S, clock=lambda: self.now
+        )
+
+    def ask(self, wish):
+        self.preparing.ask(wish)
+        self.preparing.follow()
+        return self
+
+    def hear(self, said):
+        return self.preparing.hear(said_line(said), self.now)
+
+    def is_ended_after(self, seconds):
+        self.now += seconds
+        return self.preparing.end_if_silent()
+
+    def dies(self):
+        self.children.alive.remove(PREPARER)
+        again = self.preparing.died()
+        self.preparing.follow()
+        return again
+
+
+@pytest.fixture
+def watched(tmp_path):
+    return Watched(tmp_path).ask(WISH)
+
+
+def prepared(compiled):
+    return Prepared(frozenset(), None, ("single",), compiled, 1.0)
+
+
+def test_each_wish_is_told_once(watched):
+    watched.preparing.follow()
+    watched.ask(NEXT)
+    assert watched.children.told == [WISH, NEXT]
+
+
+def test_it_has_longer_to_start_than_between_two_signs_of_life(watched):
+    assert not watched.is_ended_after(START_S)
+    assert watched.hear(Alive()) is None
+    assert not watched.is_ended_after(SILENCE_S)
+    assert watched.hear(prepared(1)) == prepared(1)
+    assert watched.is_ended_after(SILENCE_S + 0.1)
+    assert watched.children.signals == [(PREPARER, signal.SIGKILL)]
+    assert not watched.is_ended_after(2 * START_S), "its death is on its way"
+
+
+def test_the_next_life_is_told_what_the_last_one_was(watched):
+    watched.is_ended_after(START_S + 1)
+    assert watched.dies()
+    assert watched.children.told == [WISH, WISH]
+    assert not watched.is_ended_after(START_S), "the next life has as long as the first"
+
+
+def test_one_that_makes_nothing_ready_has_three_lives(watched):
+    assert [watched.dies(), watched.dies(), watched.dies()] == [True, True, False]
+    watched.ask(NEXT)
+    assert watched.children.told == [WISH] * 3
+    assert not watched.is_ended_after(START_S + 1)
+
+
+def test_one_that_makes_something_ready_now_and_then_may_die_as_often_as_it_likes(watched):
+    for _ in range(20):
+        watched.hear(prepared(1))
+        assert watched.dies()
+    watched.hear(prepared(0))
+    assert [watched.dies(), watched.dies()] == [True, False], "what was there already does not count"
+
+
+def test_nothing_is_prepared_without_a_command(tmp_path):
+    assert Watched(tmp_path, command=None).ask(WISH).children.alive == set()

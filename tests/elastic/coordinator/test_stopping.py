@@ -1,0 +1,299 @@
+"""A run that is told to stop: what it waits for, for how long, and what it says; without processes."""
+
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from swift.deadlines import Deadlines
+from swift.elastic.coordinator import supervisor as supervising
+from swift.elastic.coordinator.run_spec import Terms
+from swift.elastic.coordinator.supervisor import Supervisor
+from swift.elastic.membership.protocol import Beat, Enter, Formed, Left, Member, Ready, Stamp, Took, processes_of
+from swift.elastic.transport.checkpoint_messages import Save
+from swift.elastic.transport.processes import Death, Heard
+from swift.elastic.transport.worker_messages import (
+    Done,
+    Halt,
+    Leave,
+    NoSnapshot,
+    Order,
+    Record,
+    Snapshot,
+    Stop,
+    news_line,
+    read_news,
+    read_order,
+)
+from swift.errors import RunError
+from swift.topology import Topology
+
+PROCESSES = processes_of(Topology(2, 1))
+STEP_S = 0.05
+
+
+class Acting:
+    """A member that does as it is told, an iteration whenever it is looked at; they all are in the same."""
+
+    def __init__(self):
+        self.said, self.number, self.done, self.halt, self.members = deque([(Ready, {"number": 0})]), 0, 0, None, []
+        self.runs, self.held, self.has_room, self.step_s = False, set(), True, STEP_S
+
+    def say(self, kind, **said):
+        self.said.append((kind, said))
+
+    def obey(self, order):
+        match order:
+            case Order(form):
+                self.runs, self.number, self.members = False, form.number, form.members
+                self.say(Left, number=form.number)
+            case Enter(number):
+                self.say(Took, number=number, part="link", seconds=0.0)
+                self.say(Formed, number=number, held=self.held, found=[])
+            case Leave(go):
+                self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
+            case Halt():
+                self.halt = order
+
+    def act(self):
+        if not self.runs:
+            return
+        self.done += 1
+        self.held = {Stamp(self.number, self.done)}
+        self.say(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * self.step_s})
+        self.say(Beat, number=self.number, entered=self.done, finished=self.done)
+        if self.halt is not None and self.done >= self.halt.after:
+            self.runs = False
+            stamp = Stamp(self.number, self.done)
+            if self.has_room:
+                self.say(Snapshot, stamp=stamp, loss=None)
+            else:
+                self.say(NoSnapshot, stamp=stamp, why="[Errno 28] No space left on device")
+            self.say(Done, number=self.number)
+
+
+class Stage:
+    """Children, of which members act."""
+
+    def __init__(self):
+        self.there, self.dead, self.halts = {}, [], []
+
+    def __contains__(self, who):
+        return who in self.there
+
+    def away_s(self, _):
+        return 0.0
+
+    def start(self, who, _command, _log):
+        self.there[who] = Acting()
+
+    def say(self, who, line):
+        if who not in self.there:
+            return  # the dead are told, too
+        order = read_order(line)
+        self.halts += [order] if isinstance(order, Halt) and order not in self.halts else []
+        if not isinstance(order, Stop):
+            self.there[who].obey(order)
+
+    def signal(self, who, _):
+        self.kill(who)
+
+    def kill(self, who):
+        del self.there[who]
+        self.dead.append(Death(who, "signal 9", time.monotonic()))
+
+    def deaths(self):
+        dead, self.dead = self.dead, []
+        return dead
+
+    def heard(self, _):
+        time.sleep(0.001)
+        for member in self.there.values():
+            member.act()
+        heard = [(who, *member.said.popleft()) for who, member in self.there.items() for _ in range(len(member.said))]
+        return [Heard(who, news_line(kind, **said), time.monotonic()) for who, kind, said in heard]
+
+    def wait_for(self, whom):
+        for who in whom:
+            del self.there[who]
+
+
+class Kept:
+    """Checkpoints: each takes so many turns."""
+
+    newest, goes_beyond, end_if_late, died = None, lambda *_: False, lambda _: False, lambda _: True
+    unsaved = None
+
+    def __init__(self, turns):
+        self.turns, self.asked, self.added = turns, [], 0
+
+    @property
+    def is_busy(self):
+        if self.asked and self.turns:
+            self.turns -= 1
+            self.newest = self.newest if self.turns else self.asked[0]
+        return bool(self.asked and self.turns)
+
+    def add(self, snapshot, *, is_full):
+        assert is_full
+        self.asked.append(snapshot.stamp.step)
+
+    def go_on(self, _):
+        pass
+
+    def start(self):
+        pass
+
+    def try_again_if_due(self):
+        pass
+
+
+class Told:
+    """A reporter."""
+
+    def __init__(self):
+        self.written, self.texts = 0, []
+
+    def record(self, record):
+        self.written = max(self.written, record["step"])
+
+    def tell(self, text):
+        self.texts.append(text)
+
+    def note(self, _event, _step, text, **_):
+        self.texts.append(text)
+
+    def on(self, *_):
+        pass
+
+    def show(self, _):
+        pass
+
+    def check(self):
+        pass
+
+
+class Run:
+    """A run of two members that is told to stop after some iterations."""
+
+    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0):
+        monkeypatch.setattr(supervising, "Service", lambda *_: SimpleNamespace(address="", close=lambda: None))
+        self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
+        self.kept.newest = saved
+        none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)
+        terms = Terms(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
+        self.supervisor = Supervisor(terms, self.stage, self.kept, none, self.told)
+
+    def stops_after(self, step, meanwhile=lambda: None):
+        calls = []
+
+        def is_called_off():
+            if self.told.written >= step and not calls:
+                calls.append(meanwhile())
+            return bool(calls)
+
+        with self.supervisor:
+            self.supervisor.run(is_called_off)
+        return self
+
+
+def test_the_last_iteration_is_saved_whole_however_long_it_takes(monkeypatch):
+    run = Run(monkeypatch, turns=200).stops_after(5)
+    (halt,) = run.stage.halts
+    assert run.kept.asked == [halt.after, halt.after]
+    assert run.kept.newest == run.told.written == halt.after
+    assert run.told.texts[-2:] == [
+        f"stopping: waits for iteration {halt.after}, which is to be the last",
+        "stopping: waits for the checkpoint",
+    ]
+
+
+def test_all_have_a_second_to_hear_which_iteration_is_the_last(monkeypatch):
+    (halt,) = Run(monkeypatch).stops_after(5).stage.halts
+    assert halt.after >= 5 + 1 / STEP_S
+
+
+def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):
+    run = Run(monkeypatch, saved=3, turns=10**9, stopping=0.5)
+    with pytest.raises(RunError) as caught:
+        run.stops_after(5)
+    (halt,) = run.stage.halts
+    assert str(caught.value) == (
+        "has not stopped within 0.5 s, and waited for the checkpoint: stopped without saving iteration "
+        f"{halt.after}; go on from the checkpoint of iteration 3 with --resume"
+    )
+
+
+def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch):
+    run = Run(monkeypatch, saved=3)
+
+    def is_full():
+        for member in run.stage.there.values():
+            member.has_room = False
+
+    with pytest.raises(
+        RunError, match=r"cannot be saved: [01]:0 has no room for its part: .* of iteration 3 with --res"
+    ):
+        run.stops_after(5, meanwhile=is_full)
+    assert run.kept.asked == []
+
+
+def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkeypatch):
+    run = Run(monkeypatch)
+    member = Member(PROCESSES[0], 0)
+    refused = news_line(NoSnapshot, stamp=Stamp(1, 4), why="full")
+    run.stops_after(5, meanwhile=lambda: run.supervisor._hear(read_news(refused, member, 0.0), member))
+    assert run.kept.newest == run.told.written
+
+
+def test_where_saving_fails_half_of_the_time_is_for_keeping_the_state_elsewhere(monkeypatch):
+    run, begun = Run(monkeypatch, turns=10**9, stopping=1.0), time.monotonic()
+    run.kept.unsaved = Save(Stamp(1, 9), ())
+    run.stops_after(5)
+    assert 0.5 <= time.monotonic() - begun < 1.0
+
+
+def test_a_directory_that_is_another_s_is_not_tidied_up(monkeypatch):
+    def is_lost():
+        raise RunError("is not this process's any more")
+
+    run = Run(monkeypatch)
+    run.kept.unsaved, run.told.check = Save(Stamp(1, 9), ()), is_lost
+    assert run.supervisor.keep_unsaved() is None
+
+
+def test_one_slow_iteration_does_not_make_the_time_to_hear_shorter(monkeypatch):
+    run = Run(monkeypatch)
+
+    def slow(step_s):
+        for member in run.stage.there.values():
+            member.step_s = step_s
+
+    def has_waited():
+        slow(60.0)
+        run.supervisor._turn()
+
+    (halt,) = run.stops_after(5, meanwhile=has_waited).stage.halts
+    assert halt.after >= 5 + 1 / STEP_S
+
+
+def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):
+    run = Run(monkeypatch, saved=10**6).stops_after(5)
+    assert (run.stage.halts, run.kept.asked, run.told.texts) == ([], [], [])
+
+
+def test_before_the_first_iteration_it_stops_at_once(monkeypatch):
+    run = Run(monkeypatch).stops_after(0)
+    assert (run.stage.halts, run.told.texts) == ([], [])
+
+
+def test_who_dies_meanwhile_costs_the_others_nothing(monkeypatch):
+    run = Run(monkeypatch)
+    victim = Member(PROCESSES[1], 0)
+    run.stops_after(5, meanwhile=lambda: run.stage.kill(victim))
+    numbers = [halt.number for halt in run.stage.halts]
+    assert numbers[-1] > 1, "those who are left are in an epoch of their own, and are told again"
+    assert run.kept.newest == run.told.written
+    assert [who for who in run.stage.there if who.process == PROCESSES[1]] == [], "nobody is started for nothing"

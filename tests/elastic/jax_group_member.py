@@ -1,0 +1,83 @@
+"""A process for tests/elastic/test_jax_group.py: follows the epochs that it reads from its standard input."""
+
+import json
+import os
+import sys
+import threading
+import time
+from queue import SimpleQueue
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from swift.elastic.jax_group import Link, is_called_off
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 1)
+    orders, links = SimpleQueue(), []
+
+    def listen():
+        for line in sys.stdin:
+            orders.put(json.loads(line))
+            while not orders.empty():  # what the main thread waits in may have just begun
+                for link in links:
+                    link.abort()
+                time.sleep(0.05)
+        orders.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while (order := orders.get()) is not None:
+        for link in links:
+            link.leave()
+        links[:] = [Link(order["address"], order["index"], order["count"])]
+        if order.get("dies"):
+            links[0]._client.connect()
+            os._exit(9)
+        run(order, links[0], orders)
+    for link in links:
+        link.leave()
+
+
+def run(order, link, orders):
+    """Sums over all members until the next order, or until something fails."""
+    try:
+        link.join()
+        add_up(order, link, orders)
+    except Exception as error:
+        if not is_called_off(error):
+            raise
+        say(epoch=order["epoch"], broken=True)
+
+
+def add_up(order, link, orders):
+    mesh = Mesh(link.grid(1)[:, 0], ("worker",))
+    sharding = NamedSharding(mesh, PartitionSpec("worker"))
+    mine = jax.device_put(jnp.full((1,), 1.0 + order["index"]), jax.local_devices()[0])
+    array = jax.make_array_from_single_device_arrays((order["count"],), sharding, [mine])
+    step = jax.jit(
+        jax.shard_map(lambda a: jax.lax.psum(a, "worker"), mesh=mesh, in_specs=sharding.spec, out_specs=PartitionSpec())
+    )
+    ids = [device.id for device in mesh.devices.flat]
+    for number in range(10**9):
+        if number == 1:
+            say(epoch=order["epoch"], going_on=True)
+        total = float(np.asarray(step(array).addressable_shards[0].data)[0])
+        if number == 0:
+            say(epoch=order["epoch"], total=total, ids=ids)
+        if order.get("stays_away"):
+            say(epoch=order["epoch"], away=True)
+            time.sleep(1000)
+        if not orders.empty():
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,612 @@
+"""The membership of real processes: each rule by an example."""
+
+from dataclasses import replace
+
+import pytest
+
+from swift.deadlines import Deadlines
+from swift.elastic.membership.protocol import (
+    Beat,
+    Cut,
+    Died,
+    Enter,
+    Form,
+    Formed,
+    GiveUp,
+    Go,
+    Kill,
+    Left,
+    Member,
+    Ready,
+    RestartAll,
+    Retire,
+    StageLost,
+    Stamp,
+    Started,
+    State,
+    Tick,
+    Took,
+    processes_of,
+)
+from swift.elastic.membership.state_machine import Membership
+from swift.errors import SettingError
+from swift.topology import Topology
+
+LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
+A, B, C, D = processes_of(Topology(2, 2))
+"""Workers 0:0, 0:1, 1:0 and 1:1: A and C serve stage 0, B and D stage 1."""
+
+
+class Script:
+    """A membership that is told events; the time is that of the last ``wait``."""
+
+    def __init__(self, processes=(A, B, C, D), limits=LIMITS, is_elastic=False):
+        self.time, self.membership = 0.0, Membership.of(processes, limits, 0.0, is_elastic=is_elastic)
+
+    def tell(self, make, process, *args, incarnation=None):
+        """Tells an event of a process, which then has the newest incarnation unless told."""
+        newest = self.membership.seats[process].member.incarnation
+        member = Member(process, newest if incarnation is None else incarnation)
+        event = make(member, *args)._replace(time=self.time)
+        self.membership, commands = self.membership.on(event)
+        return commands
+
+    def start(self, *processes):
+        for process in processes:
+            self.tell(Started, process, 0, incarnation=self.membership.seats[process].member.incarnation + 1)
+
+    def ready(self, *processes):
+        for process in processes:
+            self.tell(Ready, process, 0)
+
+    def die(self, *processes):
+        return [command for process in processes for command in self.tell(Died, process, 0, "killed")]
+
+    def formed(self, held_by, of=None):
+        """They hold states after these iterations, of the epoch that ran last unless told."""
+        epoch = self.membership.went if of is None else of
+        self.left(*held_by)
+        for process, held in held_by.items():
+            self.tell(Formed, process, self.membership.number, frozenset(Stamp(epoch, step) for step in held), 0)
+
+    def left(self, *processes):
+        """The commands that came of it."""
+        return [command for process in processes for command in self.tell(Left, process, self.membership.number, 0)]
+
+    def beat(self, entered_by):
+        """Everybody has ended the iteration before that which it is in."""
+        for process, entered in entered_by.items():
+            self.tell(Beat, process, self.membership.went, entered, entered - 1, 0)
+
+    def tick(self, after=0.0):
+        self.time += after
+        self.membership, commands = self.membership.on(Tick(self.time))
+        return list(commands)
+
+    def now(self, *processes):
+        return tuple(self.membership.seats[process].member for process in processes)
+
+    def alive(self):
+        """Everybody who has not died beats, without being in an iteration of this epoch."""
+        for process, seat in self.membership.seats.items():
+            if seat.state is not State.DEAD:
+                self.tell(Beat, process, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def live():
+    """A run whose first epoch is live, with everybody in iteration 5."""
+    script = Script()
+    script.start(A, B, C, D)
+    script.ready(A, B, C, D)
+    script.tick()
+    script.formed(dict.fromkeys([A, B, C, D], ()))
+    script.tick()
+    script.beat(dict.fromkeys([A, B, C, D], 5))
+    assert {seat.state for seat in script.membership.seats.values()} == {State.LIVE}
+    return script
+
+
+def test_the_first_epoch_waits_until_everybody_is_ready_and_everybody_has_formed():
+    script = Script()
+    script.start(A, B, C, D)
+    script.ready(A, B, C)
+    assert script.tick(1) == []
+    script.ready(D)
+    assert script.tick() == [Form(1, script.now(A, B, C, D))]
+    script.formed({A: (), B: (), C: ()})
+    assert script.tick() == []
+    script.formed({D: ()})
+    assert script.tick() == [Go(1, None)]
+    assert script.tick() == []
+
+
+def test_who_is_not_ready_in_time_is_killed_and_the_first_epoch_forms_without_it():
+    script = Script()
+    script.start(A, B, C, D)
+    script.time = 9.5
+    script.ready(A, B, C)
+    assert script.tick() == []
+    assert script.tick(1) == [Kill(*script.now(D), "was not ready 10 s after its start")]
+    assert script.tick() == []
+    script.die(D)
+    assert script.tick() == [Form(1, script.now(A, B, C))]
+
+
+def test_a_run_that_never_has_somebody_for_a_stage_says_so():
+    script = Script()
+    script.start(A, C)
+    script.time = 9.5
+    script.ready(A, C)
+    assert script.tick(1) == [StageLost((1,))]
+    assert script.tick() == []
+
+
+def test_a_death_makes_an_epoch_of_the_others_that_goes_on_where_all_of_them_can(live):
+    live.die(D)
+    assert live.tick() == [Form(2, live.now(A, B, C))]
+    live.formed({A: {4, 5}, B: {3, 4}, C: {3, 4}})
+    assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
+
+
+def test_two_deaths_at_once_are_one_epoch(live):
+    live.die(A, D)
+    assert live.tick() == [Form(2, live.now(B, C))]
+    assert live.tick() == []
+
+
+def test_a_death_while_forming_makes_a_newer_epoch_and_answers_to_the_older_are_not_counted(live):
+    live.die(D)
+    live.tick()
+    live.formed({A: {4}, B: {4}})
+    live.die(C)
+    assert live.tick() == [Form(3, live.now(A, B))]
+    live.tell(Formed, A, 2, frozenset({Stamp(1, 4)}), 0)
+    live.formed({B: {4}})
+    assert live.tick() == []
+    live.formed({A: {4}})
+    assert live.tick() == [Go(3, Stamp(1, 4), live.now(A, B))]
+
+
+def test_survivors_that_hold_no_common_iteration_go_back_to_the_checkpoint(live):
+    live.die(D)
+    live.tick()
+    live.formed({A: {4, 5}, B: {2, 3}, C: {4, 5}})
+    assert live.tick() == [Go(2, None)]
+
+
+def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
+    live.die(D)
+    live.tick()
+    live.formed({A: {4}, B: {4}})
+    for _ in range(3):
+        live.alive()
+        live.tick(1.5)
+    live.alive()
+    assert live.membership.seats[C].doomed
+    assert live.tick() == []
+    live.die(C)
+    assert live.tick() == [Form(3, live.now(A, B))]
+
+
+def test_who_has_met_the_others_is_given_time_to_compile(live):
+    live.die(D)
+    live.tick()
+    live.tell(Took, A, 2, "link", 0.1, 0)
+    live.formed({B: {4}, C: {4}})
+    for _ in range(3):
+        live.alive()
+        assert live.tick(1.5) == []
+    for _ in range(2):
+        live.alive()
+        live.tick(1.5)
+    assert [process for process, seat in live.membership.seats.items() if seat.doomed] == [A]
+
+
+def test_joiners_are_admitted_together_after_the_iteration_that_nobody_has_entered_yet(live):
+    live.die(C, D)
+    live.tick()
+    live.formed({A: {4}, B: {4}})
+    live.tick()
+    live.start(C, D)
+    live.ready(C, D)
+    assert live.tick() == [], "nobody is known to run yet"
+    live.beat({A: 7, B: 6})
+    assert live.tick() == [Form(3, live.now(A, B, C, D), after=8)]
+    live.formed({A: {7, 8}, B: {7, 8}, C: (), D: ()})
+    assert live.tick() == [Go(3, Stamp(2, 8), live.now(A, B))]
+
+
+def joining(script):
+    """D has died and come back, and all others are in iteration 8 while they are told to end it."""
+    script.die(D)
+    script.tick()
+    script.formed({A: {4}, B: {4}, C: {4}})
+    script.tick()
+    script.start(D)
+    script.ready(D)
+    script.beat({A: 8, B: 8, C: 8})
+    assert script.tick() == [Form(3, script.now(A, B, C, D), after=9)]
+
+
+def test_a_death_while_somebody_joins_makes_an_epoch_of_all_who_are_ready(live):
+    joining(live)
+    live.die(A)
+    assert live.tick() == [Form(4, live.now(B, C, D))]
+    live.formed({B: {7, 8}, C: {7, 8}, D: ()})
+    assert live.tick() == [Go(4, Stamp(2, 8), live.now(B, C))]
+
+
+def test_a_joiner_that_dies_costs_an_epoch_but_no_iteration(live):
+    joining(live)
+    live.die(D)
+    assert live.tick() == [Form(4, live.now(A, B, C))]
+
+
+def test_members_that_never_end_the_iteration_before_a_join_are_told_to_abort(live):
+    joining(live)
+    for _ in range(4):
+        live.alive()
+        assert live.tick(1.5) == []
+    live.alive()
+    assert live.tick(0.5) == [Form(4, live.now(A, B, C, D))]
+
+
+def test_a_member_that_cannot_go_on_though_all_live_gets_a_new_epoch_of_the_same(live):
+    live.tell(Ready, A, 0, 1)
+    assert live.tick() == [Form(2, live.now(A, B, C, D))]
+    live.tell(Ready, B, 0, 1)
+    assert live.tick() == [], "it did not know yet of the newer one"
+
+
+def test_a_member_that_cannot_go_on_before_a_join_does_not_keep_the_others_waiting(live):
+    joining(live)
+    live.tell(Ready, A, 0, 2)
+    assert live.tick() == [Form(4, live.now(A, B, C, D))]
+
+
+def test_a_thawed_process_is_killed_when_it_speaks(live):
+    old = live.now(D)[0].incarnation
+    for _ in range(2):
+        live.beat({A: 6, B: 6, C: 6})
+        live.tick(1.1)
+    assert live.membership.seats[D].doomed
+    assert live.tell(Beat, D, 1, 6, 5, 0) == ()
+    live.die(D)
+    assert [kill.member for kill in live.tell(Beat, D, 1, 6, 5, 0)] == [Member(D, old)]
+    live.start(D)
+    assert [kill.member for kill in live.tell(Ready, D, 0, incarnation=old)] == [Member(D, old)]
+    assert live.membership.seats[D].state is State.STARTING
+
+
+def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
+    (kill,) = wait_until_silent(live, C)
+    assert kill.member.process == C
+    live.time += LIMITS.dying
+    live.alive()
+    assert live.tick() == []
+    (retire,) = live.tick(0.1)
+    assert retire == Retire(kill.member, "was killed, and has not died in 5 s")
+    (form,) = live.tick()
+    assert C not in {process for process, _ in form.members}
+    assert live.membership.seats[C].state is State.RETIRED
+    assert not live.membership.is_manned or C not in {process for process, _ in live.membership.present()}
+
+
+def wait_until_silent(script, process):
+    """What is done when all but one are heard."""
+    script.time += LIMITS.heartbeat + 0.1
+    for other in {A, B, C, D} - {process}:
+        script.beat({other: 5})
+    return script.tick()
+
+
+def test_what_a_retired_process_says_changes_nothing_nor_does_its_death(live):
+    wait_until_silent(live, C)
+    live.time += LIMITS.dying + 0.1
+    live.alive()
+    live.tick()
+    before = live.membership
+    assert [type(one) for one in live.tell(Beat, C, 1, 9, 8, 0)] == [Kill]
+    assert [type(one) for one in live.tell(Ready, C, 0)] == [Kill]
+    assert live.die(C) == []
+    assert live.membership == before
+    _, (restart,) = live.membership.restarted("a test", live.time)
+    assert not live.membership.restarted("a test", live.time)[0].seats[C].doomed, restart
+
+
+def test_who_is_killed_again_has_no_longer_to_die(live):
+    wait_until_silent(live, C)
+    live.membership, _ = live.membership.restarted("a test", live.time + 4)
+    live.time += LIMITS.dying + 0.1
+    assert [command.member.process for command in live.tick() if isinstance(command, Retire)] == [C]
+
+
+def test_a_stuck_process_whose_heart_beats_is_found_by_its_progress(live):
+    for _ in range(5):
+        live.beat({A: 6, B: 6, C: 6, D: 5})
+        live.tick(1.5)
+    assert [process for process, seat in live.membership.seats.items() if seat.doomed] == [D]
+    live.die(D)
+    assert live.tick() == [Form(2, live.now(A, B, C))]
+
+
+def stuck(script):
+    """All have begun an iteration that nobody ends: an epoch of the same members is to show who hangs."""
+    for _ in range(4):
+        script.beat(dict.fromkeys([A, B, C, D], 5))
+        assert script.tick(1.5) == []
+    script.alive()
+    assert script.tick(0.5) == [Form(2, script.now(A, B, C, D))]
+
+
+def test_who_hangs_with_all_others_is_found_since_it_does_not_leave(live):
+    stuck(live)
+    live.left(A, B, C)
+    for _ in range(3):
+        live.alive()
+        assert live.tick(1.2) == []
+    live.alive()
+    assert [kill.member for kill in live.tick(1.2)] == list(live.now(D))
+    live.die(D)
+    assert live.tick() == [Form(3, live.now(A, B, C))]
+    live.formed({A: {4, 5}, B: {4, 5}, C: {4, 5}})
+    assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C))]
+
+
+def test_all_are_restarted_where_a_new_epoch_does_not_help_and_may_find_their_state_again(live):
+    stuck(live)
+    live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
+    assert live.tick() == [Go(2, Stamp(1, 5), live.now(A, B, C, D))]
+    for _ in range(4):
+        live.beat(dict.fromkeys([A, B, C, D], 6))
+        assert live.tick(1.5) == []
+    live.alive()
+    assert live.tick(0.5) == [RestartAll("nobody finished an iteration for 6 s, and all are in 6")]
+    live.die(A, B, C)
+    assert live.tick() == []
+    live.die(D)
+    assert live.tick() == [StageLost((0, 1))]
+    live.start(A, B, C, D)
+    live.ready(A, B)
+    assert live.tick() == [], "the others are still starting"
+    live.ready(C, D)
+    assert live.tick() == [Form(3, live.now(A, B, C, D))]
+    live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
+    assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C, D))]
+
+
+def test_all_enter_once_the_last_has_left(live):
+    live.die(D)
+    live.tick()
+    assert live.left(A, C) == []
+    assert live.left(A) == [], "once more"
+    assert live.left(B) == [Enter(2, live.now(A, B, C))]
+
+
+def test_members_that_wait_for_something_else_are_excused(live):
+    for _ in range(9):
+        live.alive()
+        live.membership = live.membership.excused(live.time)
+        assert live.tick(1.5) == []
+
+
+def test_who_is_ended_with_all_others_is_not_given_up(live):
+    for _ in range(4):
+        live.membership, commands = live.membership.restarted("because", live.time)
+        assert commands == (RestartAll("because"),)
+        assert live.die(A, B, C, D) == []
+        live.start(A, B, C, D)
+
+
+def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):
+    live.die(B)
+    live.tick()
+    live.die(D)
+    assert live.tick() == [StageLost((1,))]
+    assert not live.membership.is_manned
+    live.start(D)
+    assert live.tick() == []
+    live.ready(D)
+    assert live.tick() == [Form(3, live.now(A, C, D))]
+    live.formed({A: {4, 5}, C: {4, 5}})
+    live.formed({D: {4, 5}}, of=0)
+    assert live.tick() == [Go(3, None)], "what a restarted process holds is of an older time"
+
+
+def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
+    live.die(B, D)
+    live.tick()
+    live.start(B, D)
+    live.ready(B, D)
+    assert live.tick() == [Form(2, live.now(A, B, C, D))]
+    live.formed({A: {4, 5}, B: {3, 4}, C: {4, 5}, D: ()})
+    assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
+
+
+def test_the_newest_state_is_that_of_the_newest_epoch_that_every_stage_has(live):
+    live.die(D)
+    live.tick()
+    live.formed({A: {6}}, of=1)
+    live.formed({B: {5}, C: {5}}, of=1)
+    assert live.tick() == [Go(2, Stamp(1, 5), live.now(B, C))], "C has it for stage 0; A copies"
+
+
+def test_a_worker_of_several_processes_is_there_when_all_of_them_are():
+    processes = processes_of(Topology(1, 1, 3), by_rank=True)
+    script = Script(processes)
+    script.start(*processes)
+    script.ready(*processes)
+    script.tick()
+    script.formed(dict.fromkeys(processes, ()))
+    script.tick()
+    script.die(processes[1])
+    assert script.tick() == [StageLost((0,))]
+    script.start(processes[1])
+    script.ready(processes[1])
+    assert script.tick() == [Form(2, script.now(*processes))]
+    script.formed({processes[0]: {4}, processes[1]: (), processes[2]: {4}})
+    assert script.tick() == [Go(2, None)]
+
+
+def test_a_process_that_dies_three_times_before_it_is_live_is_given_up(live):
+    assert live.die(D) == [], "it was live"
+    for quick_deaths in (1, 2, 3):
+        live.start(D)
+        commands = live.die(D)
+        assert len(commands) == (quick_deaths == 3)
+    assert commands == [GiveUp(D, "died 3 times in a row before it was live: killed")]
+
+
+def test_a_process_that_dies_with_its_node_is_not_given_up_for_it(live):
+    live.die(D)
+    for _ in range(5):
+        live.start(D)
+        assert not live.tell(Died, D, 0, "node 1 is gone", False)
+
+
+def test_deadlines_have_to_be_times():
+    with pytest.raises(SettingError, match=r"Deadlines\.heartbeat = 0: must be a number above 0"):
+        replace(LIMITS, heartbeat=0)
+
+
+RANKS = processes_of(Topology(1, 1, 4), by_rank=True)
+
+
+@pytest.fixture
+def elastic():
+    """The same of an elastic run of four ranks."""
+    script = Script(RANKS, is_elastic=True)
+    script.start(*RANKS)
+    script.ready(*RANKS)
+    script.tick()
+    script.formed(dict.fromkeys(RANKS, ()))
+    assert script.tick() == [Go(1, None)]
+    script.beat(dict.fromkeys(RANKS, 5))
+    return script
+
+
+def find(script, *found):
+    """The first of those who have formed knows of slices elsewhere: process, epoch, iteration."""
+    epoch = script.membership.epoch
+    script.membership = replace(
+        script.membership,
+        epoch=replace(epoch, found=frozenset((process, Stamp(of, step)) for process, of, step in found)),
+    )
+
+
+def test_the_ranks_that_are_there_go_on_at_once(elastic):
+    r0, r1, r2, r3 = RANKS
+    elastic.die(r2)
+    assert elastic.tick() == [Form(2, elastic.now(r0, r1, r3))]
+    elastic.formed({r0: {4, 5}, r1: {4, 5}, r3: {3, 4}})
+    find(elastic, (r2, 1, 4), (r2, 1, 3))
+    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), Cut(RANKS, (1,)))]
+
+
+def test_a_state_with_all_slices_is_preferred_to_a_newer_one(elastic):
+    r0, r1, r2, r3 = RANKS
+    elastic.die(r2)
+    elastic.tick()
+    elastic.formed({r0: {4, 5}, r1: {4, 5}, r3: {4, 5}})
+    find(elastic, (r2, 1, 4))
+    (go,) = elastic.tick()
+    assert (go.stamp, go.is_whole) == (Stamp(1, 4), True)
+
+
+def test_where_slices_are_lost_all_go_on_from_the_newest_state_that_most_have(elastic):
+    r0, r1, _, r3 = RANKS
+    elastic.die(RANKS[2])
+    elastic.tick()
+    elastic.formed({r0: {4, 5}, r1: {3, 4}, r3: {4, 5}})
+    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), Cut(RANKS, (1,)), is_whole=False)]
+
+
+def shrunk(script):
+    """The second rank is lost, and the others are in iteration 8 on a state that was cut for them."""
+    r0, r1, r2, r3 = RANKS
+    script.die(r1)
+    script.tick()
+    script.formed({r0: {4, 5}, r2: {4, 5}, r3: {4, 5}})
+    script.tick()
+    script.beat({r0: 8, r2: 8, r3: 8})
+    return r0, r2, r3
+
+
+def test_who_comes_back_makes_the_ranks_more_again(elastic):
+    others = shrunk(elastic)
+    elastic.start(RANKS[1])
+    elastic.ready(RANKS[1])
+    assert elastic.tick() == [Form(3, elastic.now(*RANKS), after=9)]
+    elastic.formed({process: {8, 9} for process in others}, of=2)
+    elastic.formed({RANKS[1]: {4}}, of=1)  # it has found an old state
+    assert elastic.tick() == [Go(3, Stamp(2, 9), elastic.now(*others), Cut(others, (2,)))]
+
+
+def test_the_same_ranks_go_on_with_what_they_have_and_the_cut_stays_that_of_older_copies(elastic):
+    others = shrunk(elastic)
+    elastic.tell(Ready, others[0], 0, 2)
+    assert elastic.tick() == [Form(3, elastic.now(*others))]
+    elastic.formed({process: {6, 7} for process in others}, of=2)
+    assert elastic.tick() == [Go(3, Stamp(2, 7), elastic.now(*others))]
+    elastic.die(others[0])
+    elastic.tick()
+    elastic.formed({process: {8} for process in others[1:]}, of=3)
+    (go,) = elastic.tick()
+    assert (go.cut, go.is_whole) == (Cut(others, (2, 3)), False)
+
+
+def test_who_has_lost_everything_though_nobody_is_less_has_its_slices_cut_anew(elastic):
+    elastic.die(RANKS[2])
+    elastic.start(RANKS[2])
+    elastic.ready(RANKS[2])
+    assert elastic.tick() == [Form(2, elastic.now(*RANKS))]
+    elastic.formed({process: {4} for process in RANKS if process != RANKS[2]})
+    elastic.formed({RANKS[2]: ()})
+    find(elastic, (RANKS[2], 1, 4))
+    (go,) = elastic.tick()
+    assert (go.stamp, go.cut) == (Stamp(1, 4), Cut(RANKS, (1,)))
+
+
+def test_what_is_lost_before_the_first_iteration_is_made_again(elastic):
+    elastic.die(RANKS[2])
+    elastic.tick()
+    elastic.formed({process: {0} for process in RANKS if process != RANKS[2]})
+    assert elastic.tick() == [Go(2, None)]
+
+
+def test_the_last_rank_goes_on_alone_and_without_it_the_stage_is_lost(elastic):
+    elastic.die(*RANKS[1:])
+    assert elastic.tick() == [Form(2, elastic.now(RANKS[0]))]
+    elastic.formed({RANKS[0]: {5}})
+    elastic.tick()
+    elastic.die(RANKS[0])
+    assert elastic.tick() == [StageLost((0,))]
+
+
+def test_an_old_state_that_is_there_by_chance_is_not_gone_back_to(elastic):
+    others = shrunk(elastic)
+    elastic.die(others[0])
+    elastic.start(others[0])
+    elastic.ready(others[0])
+    elastic.tick()
+    elastic.formed({others[0]: {4}}, of=2)
+    elastic.formed({process: {7, 8} for process in others[1:]}, of=2)
+    find(elastic, *((process, 2, 4) for process in others))
+    (go,) = elastic.tick()
+    assert (go.stamp, go.is_whole) == (Stamp(2, 8), False)
+
+
+def test_where_only_some_have_taken_up_a_state_that_was_cut_anew_that_before_is_as_good(elastic):
+    """The first has; the others have not, and one of them dies with all that it had of the new one."""
+    r0, r1, r2, r3 = RANKS
+    elastic.die(r1)
+    elastic.tick()
+    elastic.formed({process: {4} for process in (r0, r2, r3)})
+    elastic.tick()
+    elastic.die(r2)
+    assert elastic.tick() == [Form(3, elastic.now(r0, r3))]
+    elastic.formed({r0: {4}}, of=2)
+    elastic.formed({r3: {4}}, of=1)
+    find(elastic, (r0, 1, 4), (r1, 1, 4), (r2, 1, 4), (r3, 2, 4))
+    assert elastic.tick() == [Go(3, Stamp(1, 4), elastic.now(r3), Cut(RANKS, (1,)))]

@@ -1,0 +1,464 @@
+"""The membership of real processes: a simulated run in which everything may go wrong, in any order."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from swift.deadlines import Deadlines
+from swift.elastic.membership.protocol import (
+    Beat,
+    Died,
+    Enter,
+    Form,
+    Formed,
+    Go,
+    Kill,
+    Left,
+    Member,
+    Ready,
+    RestartAll,
+    Retire,
+    Stamp,
+    Started,
+    Tick,
+    Took,
+    agreed_stamp,
+    processes_of,
+)
+from swift.elastic.membership.state_machine import Membership
+from swift.topology import Topology
+
+LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
+
+
+@dataclass(eq=False)
+class Simulated:
+    """A process that obeys.
+
+    Attributes:
+        member: that it is.
+        inbox, outbox: what it has not read yet, and what nobody has heard of yet.
+        is_up, is_frozen, is_hung: whether it exists, whether it is stopped, whether only its heart beats.
+        is_cut_off: whether it can neither be heard nor killed.
+        is_dead: whether the supervisor has been told that it died, or does not count on that any more.
+        is_undead: whether it cannot be killed, nor dies by itself; it may go on as if nothing were.
+        killed_at: when it was to be killed first; None: never.
+        number: of the epoch that it formed last, and runs if it ``runs``.
+        leaving: the epoch that it is about to form.
+        states: by stamp, what its state comes from.
+        kept: the same when it last left an epoch; its next life finds it.
+        done, begun, ended: iterations; the last two of this epoch.
+    """
+
+    member: Member
+    inbox: deque = field(default_factory=deque)
+    outbox: deque = field(default_factory=deque)
+    is_up: bool = True
+    is_frozen: bool = False
+    is_hung: bool = False
+    is_cut_off: bool = False
+    is_dead: bool = False
+    is_undead: bool = False
+    killed_at: float | None = None
+    number: int = 0
+    runs: bool = False
+    leaving: Form | None = None
+    states: dict = field(default_factory=dict)
+    kept: dict = field(default_factory=dict)
+    done: int = 0
+    begun: int = 0
+    ended: int = 0
+
+    @property
+    def is_running(self):
+        """Whether it still runs as one whom the supervisor counts on."""
+        return self.is_up and self.runs and not self.is_dead
+
+    @property
+    def can_act(self):
+        return self.is_up and not self.is_frozen and not self.is_hung
+
+
+class World:
+    """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
+
+    num_epochs = 0
+
+    def __init__(self, topology, by_rank, is_elastic):
+        processes = processes_of(topology, by_rank=by_rank)
+        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, is_elastic=is_elastic)
+        self.is_elastic, self.cut_of, self.handed = is_elastic, {}, {}
+        self.everybody, self.newest, self.retired = [], {}, set()
+        self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
+        for process in processes:
+            self.start(process)
+
+    def by_member(self, member):
+        return next(one for one in self.everybody if one.member == member)
+
+    # What the supervisor does.
+
+    def tell(self, event):
+        self.membership, commands = self.membership.on(event)
+        for command in commands:
+            match command:
+                case Form():
+                    self.check_form(command)
+                    self.send(command.members, command)
+                case Enter(number, members):
+                    assert set(members) == self.have_left[number], "some enter while others have not left"
+                    self.send(members, command)
+                case Go(number):
+                    self.check_go(command)
+                    self.send(self.forms[number].members, command)
+                case Kill(member):
+                    self.kill(self.by_member(member))
+                case Retire(member):
+                    self.retire(self.by_member(member))
+                case RestartAll():
+                    for one in self.everybody:
+                        self.kill(one)
+        if isinstance(event, Tick):
+            self.check_patience()
+
+    def kill(self, one):
+        one.kill_is_due, one.killed_at = True, self.time if one.killed_at is None else one.killed_at
+
+    def retire(self, one):
+        assert self.time - one.killed_at > LIMITS.dying, "it had less time to die than was said"
+        assert one.is_undead or not one.is_dead, "who has died is retired"
+        one.is_dead = True
+        self.retired.add(one.member.process)
+
+    def send(self, members, command):
+        for member in members:
+            self.by_member(member).inbox.append(command)
+
+    def start(self, process):
+        last = self.newest.get(process)
+        if process not in self.retired and (last is None or last.is_dead):
+            member = Member(process, last.member.incarnation + 1 if last else 0)
+            self.newest[process] = one = Simulated(member)
+            one.kill_is_due, one.outbox = False, deque([Ready(member, 0)])
+            one.states = dict(last.kept) if last else {}
+            one.kept = one.states
+            self.everybody = [old for old in self.everybody if old.is_up or not old.is_dead] + [one]
+            self.tell(Started(member, self.time))
+
+    def reap(self, order=None):
+        """Carries out what is due, and tells deaths, sooner or later; who is cut off is declared dead, and goes on."""
+        for one in list(self.everybody):
+            if one.is_undead or (order and order.random() < 0.5):
+                continue
+            if one.kill_is_due and not one.is_cut_off:
+                one.is_up = False
+            if not one.is_dead and (not one.is_up or one.kill_is_due):
+                one.is_dead = True
+                self.tell(Died(one.member, self.time, "died"))
+            one.kill_is_due = False
+
+    def deliver(self, one):
+        if one.outbox and not one.is_cut_off:
+            before = self.membership
+            self.tell(one.outbox.popleft()._replace(time=self.time))
+            if one.member.process in self.retired:
+                assert self.membership == before, "what a retired process says changes something"
+
+    def advance(self, seconds):
+        self.time += seconds
+        for one in self.everybody:
+            if one.is_up and not one.is_frozen:
+                self.beat(one)
+
+    # What the processes do.
+
+    def beat(self, one):
+        one.outbox.append(Beat(one.member, one.number if one.runs else 0, one.begun, one.ended, 0))
+
+    def read(self, one):
+        if not (one.can_act and one.inbox) or one.is_cut_off:
+            return
+        match one.inbox.popleft():
+            case Form(number, members, after) as form:
+                assert number > one.number, "the number of an epoch goes back"
+                assert one.member in members
+                if one.runs and after is not None and max(one.begun, one.done + 1) <= after:
+                    one.leaving = form
+                else:
+                    self.leave(one, form)
+            case Enter(number):
+                if number == one.number:
+                    one.outbox.append(Took(one.member, number, "link", 0.1, 0))
+                    found = {(process, stamp) for process, stamps in self.handed.items() for stamp in stamps}
+                    one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
+            case Go(number, stamp, _, cut):
+                assert number == one.number
+                if stamp is None or cut is not None:
+                    what = "checkpoint" if stamp is None else f"iteration {stamp.step}, cut anew in epoch {number}"
+                    stamp = Stamp(number, 0 if stamp is None else stamp.step)
+                    one.states = {stamp: what}
+                    self.cut_of[stamp] = self.processes_in(number)
+                else:
+                    one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
+                    assert one.states[stamp] == self.state_of[number], "survivors go on from different states"
+                one.runs, one.done, one.begun, one.ended = True, stamp.step, 0, 0
+                self.handed[one.member.process] = set(one.states)
+
+    def processes_in(self, number):
+        return tuple(member.process for member in self.forms[number].members)
+
+    def leave(self, one, form):
+        one.runs, one.leaving, one.number, one.kept = False, None, form.number, dict(one.states)
+        self.answers[form.number][one.member] = frozenset(one.states)
+        if self.is_elastic:
+            self.handed.setdefault(one.member.process, set()).update(one.states)
+        self.have_left[form.number].add(one.member)
+        one.outbox.append(Left(one.member, form.number, 0))
+
+    def stumble(self, one):
+        if one.can_act and one.runs:
+            one.runs, one.leaving = False, None
+            one.outbox.append(Ready(one.member, 0, one.number))
+
+    def step(self, one):
+        """Begins an iteration, or ends it, for which everybody has to have begun it."""
+        if not (one.can_act and one.runs):
+            return
+        begun = self.begun[one.number]
+        if one.begun <= one.done:
+            one.begun = begun[one.member] = one.done + 1
+        elif all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
+            one.done = one.ended = one.begun
+            one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of epoch {one.number}"
+            self.cut_of[Stamp(one.number, one.done)] = self.processes_in(one.number)
+            one.states = {stamp: state for stamp, state in one.states.items() if stamp.step > one.done - 2}
+            if one.leaving is not None and one.done >= one.leaving.after:
+                self.leave(one, one.leaving)
+        self.beat(one)
+
+    # What must hold.
+
+    def check_form(self, form):
+        before = self.forms.setdefault(form.number, form)
+        assert before.members == form.members, "an epoch has two sets of members"
+        assert before is form, "an epoch is formed twice"
+        self.answers[form.number], self.begun[form.number], self.have_left[form.number] = {}, {}, set()
+        World.num_epochs += 1
+        left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
+        assert not left_out, "who may still run is left out"
+        assert not self.retired & {process for process, _ in form.members}, "a retired process is a member again"
+
+    def check_go(self, go):
+        members, answers = self.forms[go.number].members, self.answers[go.number]
+        assert set(answers) == set(members), "an epoch goes before all have formed it"
+        assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "an epoch goes on from two states"
+        held_by = {member.process: held for member, held in answers.items()}
+        holders = {member.process for member in go.holders}
+        if go.stamp is not None:
+            assert holders == {process for process, held in held_by.items() if go.stamp in held}
+            self.check_no_loss(go, members, answers)
+        if self.is_elastic:
+            self.check_cut(go, holders)
+        else:
+            assert go.stamp == agreed_stamp(tuple(self.newest), held_by)
+            assert go.stamp is None or self.are_enough(holders), "a stage has no state to go on from"
+        states = {self.by_member(member).states[go.stamp] for member in go.holders}
+        assert len(states) == (go.stamp is not None), "holders have different states with one stamp"
+        self.state_of[go.number] = states.pop() if states else None
+
+    def check_cut(self, go, holders):
+        """Members go on with slices that are all their own, or these are cut anew of what is said to be there."""
+        if go.stamp is None:
+            return
+        processes, cut = self.processes_in(go.number), self.cut_of[go.stamp]
+        if go.cut is None:
+            assert cut == processes, "members go on with slices of other ranks"
+            assert holders == set(processes), "a member has nothing to go on with"
+            return
+        assert go.cut.processes == cut
+        there = holders | {process for process, stamps in self.handed.items() if go.stamp in stamps}
+        assert go.is_whole == (set(cut) <= there), "slices are lost and nobody says so, or the other way round"
+
+    def check_no_loss(self, go, members, answers):
+        """Where those who ran last are enough, no more than the newest iteration is run again."""
+        ran = max((number for number in self.goes if number < go.number), default=None)
+        survivors = [member for member in members if ran in (stamp.epoch for stamp in answers[member])]
+        newest = max((stamp.step for member in survivors for stamp in answers[member]), default=0)
+        if survivors and self.are_enough({member.process for member in survivors}):
+            worth = 2 if self.is_elastic and go.is_whole else 1
+            assert go.stamp.step >= newest - worth, "more than one iteration is lost"
+
+    def are_enough(self, processes):
+        """Whether they are all processes of some worker of every stage; of an elastic run, anybody."""
+        if self.is_elastic:
+            return bool(processes)
+        workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
+        return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
+
+    def check_patience(self):
+        """Whoever was to be killed has died since, or is retired, or has not had its time yet."""
+        for seat in self.membership.seats.values():
+            if seat.is_there and (killed_at := self.by_member(seat.member).killed_at) is not None:
+                assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"
+
+    def check_running(self):
+        """No two epochs are run at the same time by processes that the run counts on.
+
+        Whoever is retired may still run. It is in no epoch from then on, and what it says changes nothing, see
+        ``deliver``; an iteration of its own epoch needs all who are in that, and the others have left.
+        """
+        numbers = {one.number for one in self.everybody if one.is_running}
+        assert len(numbers) <= 1, "two epochs are run at the same time"
+        assert not numbers or max(numbers) == max(self.goes)
+
+    # What happens when nothing goes wrong for a while.
+
+    def settle(self, rounds, restarts=True, order=None):
+        """Rounds in which all is heard, told, read and done; with an ``order``, some do more in a round than others."""
+        for _ in range(rounds):
+            for one in list(self.everybody):
+                while one.outbox and not one.is_cut_off:
+                    self.deliver(one)
+            self.reap(order)
+            for process in self.newest if restarts else ():
+                self.start(process)
+            self.tell(Tick(self.time))
+            for one in order.choices(self.everybody, k=3 * len(self.everybody)) if order else self.everybody * 2:
+                self.read(one)
+                self.step(one)
+            self.check_running()
+            self.advance(0.5)
+
+    def able(self):
+        """Who can be a member; nobody, where a stage has only retired processes."""
+        there = set(self.newest) - self.retired
+        maimed = set() if self.is_elastic else {process.worker for process in self.retired}
+        able = {process for process in there if process.worker not in maimed}
+        return (
+            able if {process.worker[1] for process in able} == {process.worker[1] for process in self.newest} else set()
+        )
+
+    def is_well(self):
+        """Everybody who can be is a member of a live epoch and runs it, and nobody else is left."""
+        able, epoch = self.able(), self.membership.epoch
+        if not able:
+            return epoch is None
+        members = [self.newest[process] for process in able]
+        return (
+            epoch is not None
+            and epoch.is_live
+            and {process for process, _ in epoch.form.members} == able
+            and all(one.runs and one.can_act and one.number == epoch.form.number for one in members)
+            and not any(one.is_up for one in self.everybody if one is not self.newest[one.member.process])
+        )
+
+
+WHO = st.integers(0, 31)
+
+
+class Chaos(RuleBasedStateMachine):
+    """Any order of messages of different processes, and any failures."""
+
+    @initialize(shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3), (1, 1, 4)]))
+    def begin(self, shape):
+        self.world = World(Topology(*shape), by_rank=shape[2] > 1, is_elastic=shape[2] == 4)
+        self.world.settle(3)
+
+    def one(self, who):
+        return self.world.everybody[who % len(self.world.everybody)]
+
+    @rule(rounds=st.integers(1, 12), restarts=st.booleans(), seed=st.integers(0, 9))
+    def settle(self, rounds, restarts, seed):
+        self.world.settle(rounds, restarts, Random(seed))
+
+    @rule(who=WHO, how_many=st.integers(1, 6))
+    def deliver(self, who, how_many):
+        for _ in range(how_many):
+            self.world.deliver(self.one(who))
+
+    @rule(who=WHO, how_many=st.integers(1, 3))
+    def read(self, who, how_many):
+        for _ in range(how_many):
+            self.world.read(self.one(who))
+
+    @rule(who=WHO)
+    def step(self, who):
+        self.world.step(self.one(who))
+
+    @rule()
+    def tick(self):
+        self.world.tell(Tick(self.world.time))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
+    def advance(self, seconds):
+        self.world.advance(seconds)
+
+    @rule()
+    def reap(self):
+        self.world.reap()
+
+    @rule(who=WHO)
+    def restart(self, who):
+        self.world.start(self.one(who).member.process)
+
+    @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), keeps=st.booleans())
+    def kill(self, who, how_many, keeps):
+        """What a process has sent may still come, or be lost with it."""
+        for nth in range(how_many):
+            one = self.one(who + nth)
+            if not one.is_cut_off and not one.is_undead:
+                one.is_up = False
+                if not keeps:
+                    one.outbox.clear()
+
+    @rule(who=WHO, rounds=st.integers(1, 8), seed=st.integers(0, 9))
+    def kill_and_settle(self, who, rounds, seed):
+        self.kill(who, 1, False)
+        self.world.settle(rounds, order=Random(seed))
+
+    @rule(
+        who=WHO,
+        how=st.sampled_from(["is_frozen", "is_hung", "is_cut_off", "is_undead"]),
+        how_many=st.sampled_from([1] * 7 + [6]),
+    )
+    def fail(self, who, how, how_many):
+        for nth in range(how_many):
+            setattr(self.one(who + nth), how, True)
+
+    @rule(who=WHO)
+    def recover(self, who):
+        self.one(who).is_frozen = self.one(who).is_cut_off = False
+
+    @rule(who=WHO)
+    def stumble(self, who):
+        self.world.stumble(self.one(who))
+
+    @invariant()
+    def only_one_epoch_runs(self):
+        if hasattr(self, "world"):
+            self.world.check_running()
+
+    def teardown(self):
+        """When faults stop, everybody is a member again in a bounded time."""
+        if not hasattr(self, "world"):
+            return
+        for one in self.world.everybody:
+            one.is_frozen = one.is_cut_off = one.is_undead = False
+        # As long as it takes to find out about heartbeats that were missed before.
+        self.world.settle(8)
+        rounds = next((n for n in range(80) if self.world.is_well() or self.world.settle(1)), None)
+        assert rounds is not None, "no epoch of everybody comes"
+        members = [self.world.newest[process] for process in self.world.able()]
+        done = [one.done for one in members]
+        self.world.settle(3)
+        assert not members or min(one.done for one in members) > min(done), "an epoch of everybody does nothing"
+
+
+def test_in_a_thousand_epochs_and_more_members_never_disagree_and_always_come_together_again():
+    World.num_epochs = 0
+    run_state_machine_as_test(Chaos, settings=settings(max_examples=200, stateful_step_count=80, deadline=None))
+    assert World.num_epochs >= 1000

@@ -1,0 +1,125 @@
+"""A run on two nodes goes on without one of them, and takes it back: two processes, or two machines and a network."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.elastic.runs import (
+    PATIENCE_S,
+    SWIFT,
+    environment,
+    left_behind,
+    losses,
+    scratch,
+    wait_for,
+    whole,
+    write_config,
+)
+
+pytestmark = pytest.mark.slow
+CAN_EMULATE = os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare")
+
+
+class OneMachine:
+    """Both nodes here; one is lost by killing its supervisor."""
+
+    flags = ("--listen", "127.0.0.1")
+
+    def command(self, node):  # noqa: ARG002
+        return []
+
+    def lose(self, nodes):
+        nodes[1].kill()
+        nodes[1].wait()
+
+    def find(self, nodes, start):
+        nodes[1] = start(1)
+
+
+class TwoMachines:
+    """A network namespace for each, with a name and an address of its own; one is lost by cutting the wire."""
+
+    flags = ("--insecure-network",)
+
+    def __init__(self, directory):
+        self._hosts, self._names = directory / "hosts", [f"swift-{os.getpid()}-{node}" for node in range(2)]
+        self._hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n")
+
+    def __enter__(self):
+        for name in self._names:
+            self._ip("netns", "add", name)
+        self._ip("-n", self._names[0], "link", "add", "wire", "type", "veth", "peer", "wire", "netns", self._names[1])
+        for node, name in enumerate(self._names):
+            self._ip("-n", name, "address", "add", f"10.77.0.{node + 1}/24", "dev", "wire")
+            for device in ("lo", "wire"):
+                self._ip("-n", name, "link", "set", device, "up")
+        return self
+
+    def __exit__(self, *_):
+        for name in self._names:
+            self._ip("netns", "delete", name)
+
+    def command(self, node):
+        inside = f'hostname node{node}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
+        return ["ip", "netns", "exec", self._names[node], "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
+
+    def lose(self, nodes):  # noqa: ARG002
+        self._ip("-n", self._names[1], "link", "set", "wire", "down")
+
+    def find(self, nodes, start):  # noqa: ARG002
+        self._ip("-n", self._names[1], "link", "set", "wire", "up")
+
+    def _ip(self, *words):
+        subprocess.run(["ip", *words], check=True, timeout=10)
+
+
+@pytest.fixture(params=["one", "two"])
+def machines(request, tmp_path):
+    with contextlib.ExitStack() as stack:
+        if request.param == "two" and not CAN_EMULATE:
+            pytest.skip("only root can make networks, with ip and unshare")
+        yield OneMachine() if request.param == "one" else stack.enter_context(TwoMachines(tmp_path))
+
+
+def test_a_node_that_is_lost_is_done_without_and_taken_back(machines, tmp_path):
+    config = write_config(tmp_path, (2, 2, 1), 10**6)
+    words = ["launch", "--processes", "4", "--nodes", "2", *machines.flags, str(config)]
+
+    def start(node):
+        command = [*machines.command(node), *SWIFT, *words, "--run-dir", str(tmp_path / "run"), "--node", str(node)]
+        pipes = {"stderr": subprocess.PIPE if node == 0 else subprocess.DEVNULL, "text": True}
+        process = stack.enter_context(subprocess.Popen(command, env=environment(config), **pipes))
+        stack.callback(process.kill)
+        return process
+
+    with contextlib.ExitStack() as stack:
+        nodes = [start(0), start(1)]
+        patience = threading.Timer(PATIENCE_S, nodes[0].kill)
+        stack.callback(patience.cancel)
+        patience.start()
+        wait_for(nodes[0], "running with 4 processes")
+        time.sleep(3)
+        machines.lose(nodes)
+        wait_for(nodes[0], "node 1 is gone")
+        wait_for(nodes[0], "with 2 processes")
+        machines.find(nodes, start)
+        wait_for(nodes[0], "node 1 is there")
+        wait_for(nodes[0], "with 4 processes")
+        time.sleep(3)
+        nodes[0].send_signal(signal.SIGINT)
+        rest = nodes[0].stderr.read()
+        assert nodes[0].wait(60) == 130, rest
+        assert nodes[1].wait(60) == 3  # the run is not finished
+    found = losses(tmp_path / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found)), rtol=1e-8)
+    assert left_behind(config) == {}
+    assert scratch(nodes[0].pid) == []
+    assert list((tmp_path / "run").glob(".swift-*")) == []
+    assert not (tmp_path / "run" / ".meeting.json").exists()

@@ -1,0 +1,45 @@
+"""A member whose supervisor is gone."""
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from swift.elastic.worker.worker import Part
+
+
+class Exited(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_a_member_does_not_exit_before_what_all_shared_is_removed(monkeypatch):
+    """Two threads find out that the supervisor is gone; the second one has nothing left to remove."""
+    told, begun, may_end = list[str](), threading.Event(), threading.Event()
+
+    def remove():
+        if not begun.is_set():
+            begun.set()
+            assert may_end.wait(10)
+            told.append("removed")
+
+    def leave(_):
+        told.append("exited")
+        raise Exited
+
+    monkeypatch.setattr(os, "_exit", leave)
+    part = Part(None, None, False, SimpleNamespace(remove=remove))
+
+    def end():
+        with pytest.raises(Exited):
+            part.gone()
+
+    threads = [threading.Thread(target=end) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    threads[1].join(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join(10)
+    assert told == ["removed", "exited", "exited"]

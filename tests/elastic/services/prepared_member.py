@@ -1,0 +1,57 @@
+"""A process for tests/elastic/services/test_compile_service.py: an iteration in a real group, all in the store.
+
+The first worker has nothing and gets the state of a peer, with parameters of zero: then all next tokens are equally
+likely.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from swift.cli.configuration import load_experiment
+from swift.elastic.jax_group import Link
+from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
+from swift.mesh.process_shards import part_shapes, place_parts
+from swift.pipeline import Configurator, Steps
+from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.join_programs import compiled_share
+
+ITERATIONS_DONE = 7
+
+
+def main(config, programs, num_local, address, index, count):
+    experiment = load_experiment(Path(config))
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", int(num_local))
+    jax.config.update("jax_enable_compilation_cache", False)
+    topology, store = experiment.topology, ProgramStore(Path(programs))
+    configurator = Configurator(experiment.plan_settings(experiment.program(storage_mesh(topology))))
+    jax.extend.backend.clear_backends()
+    link = Link(address, int(index), int(count))
+    link.join()
+    configuration = configurator.configure(frozenset())
+    live = LiveMesh(topology, configuration.places, Mesh(link.grid(topology.num_expert_ranks), AXES))
+    program = experiment.program(live)
+    steps = Steps(program, configuration, experiment.sequences_per_microbatch, store, keep_state=True)
+    shapes = program.abstract(with_slots=True)
+    mine = {device.id for device in jax.local_devices()}
+    is_first = bool(mine & {device.id for device in live.mesh.devices[0]})
+    parts = jax.tree.map(lambda part: np.zeros(part.shape, part.dtype), part_shapes(program.specs, shapes, len(mine)))
+    for part in parts.step:
+        part[:] = 0 if is_first else ITERATIONS_DONE
+    state = place_parts(parts, live, program.specs, shapes)
+    state, is_whole = compiled_share(program, store, [row > 0 for row in range(live.num_rows)])(state)
+    assert own_row(is_whole)
+    batch = experiment.loader("train").batch(0)
+    state, metrics = steps.run_single(state, steps.rows([batch]))
+    print(int(own_row(state.step)), float(own_row(metrics["loss"])[0]), flush=True)
+    steps.compiled("evaluate")
+
+
+if __name__ == "__main__":
+    # Nothing that a preparer makes is to be made here.
+    Steps._function = None
+    main(*sys.argv[1:])

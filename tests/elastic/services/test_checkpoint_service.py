@@ -1,0 +1,195 @@
+"""Checkpoints of a run of processes are those of `swift train`, bit for bit."""
+
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
+from swift.cli.configuration import config_text
+from swift.elastic.membership.protocol import Cut, Process, Stamp, processes_of
+from swift.elastic.services.checkpoint_service import Keeper
+from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.transport.checkpoint_messages import (
+    Anew,
+    Failed,
+    Load,
+    Loaded,
+    Recut,
+    Save,
+    Saved,
+    answer_line,
+    command_line,
+    read_answer,
+    read_command,
+)
+from swift.mesh.process_shards import fetch_parts
+from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
+from swift.runlog.class_counts import KINDS
+from swift.topology import Topology
+from swift.train import TrainOptions, train
+from swift.train.checkpoints.saved_state import extra_of, first_ledger
+from swift.train.start import begin
+
+SOME = Process((0, 0), 1), Process((1, 1))
+
+
+def bits(tree):
+    return [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, jax.tree.leaves(tree))]
+
+
+def load(keeper, directory, step):
+    return load_plan(directory, plan_restore(directory, keeper.experiment.identity(), step), keeper.split)
+
+
+def is_parts(tree):
+    return isinstance(tree, list)
+
+
+def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, trained, ranks):
+    elsewhere.save(Stamp(3, 4), ranks[::-1])
+    directories = elsewhere.checkpoints, trained / "checkpoints"
+    ours, theirs = (read_manifest(checkpoint_path(directory, 4), "") for directory in directories)
+    assert (ours.identity, ours.extra, ours.dense) == (theirs.identity, theirs.extra, theirs.dense)
+    assert ours.ledger.tally.to_json() == theirs.ledger.tally.to_json()
+    newest = [{unit: copies[0].content for unit, copies in one.ledger.copies.items()} for one in (ours, theirs)]
+    assert newest[0] == newest[1] != {}
+    states = [load(keeper, directory, 4) for directory in directories]
+    assert len(bits(states[0])) > 10
+    assert bits(states[0]) == bits(states[1])
+
+
+def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept):
+    experiment = keeper.experiment
+    start = plan_restore(trained / "checkpoints", step=4)
+    state = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), start)
+    for rank, process in enumerate(ranks):
+        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
+        assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
+
+
+def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept):
+    """Of a checkpoint of two ranks; the next one is full, though K is 1: the copies are of another shape."""
+    partial = replace(keeper.experiment.checkpoint, experts_per_layer=1)
+    setup = replace(keeper.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
+    three, processes = replace(keeper, experiment=setup), processes_of(setup.topology, by_rank=True)
+    assert three.load(epoch=5, processes=processes).step == 4
+
+    def classes(of, parts, name):
+        slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
+        return np.asarray(of.program.layouts[name].classes(slices, None))
+
+    before = [kept(keeper, process, Stamp(3, 4)) for process in ranks]
+    after = [kept(three, process, Stamp(5, 4)) for process in processes]
+    for name in keeper.program.gpt.groups:
+        np.testing.assert_array_equal(classes(keeper, before, name), classes(three, after, name))
+    for process, parts in zip(processes, after, strict=True):
+        Keep(three.keeps, process).save(Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)]))
+    write_metrics(three, 6)
+    assert three.save(Stamp(5, 6), processes).is_full
+
+
+def test_train_goes_on_from_it_as_if_nothing_had_been(elsewhere, trained, tmp_path, ranks):
+    elsewhere.save(Stamp(3, 4), ranks)
+    run_dir, unlike = tmp_path / "elsewhere", shutil.ignore_patterns("checkpoints", "summary.json")
+    shutil.copytree(trained, run_dir, ignore=unlike, dirs_exist_ok=True)
+    options = TrainOptions(run_dir, config_text(elsewhere.experiment), resume=True, prepare="none")
+    train(elsewhere.experiment, options)
+    again, whole = ([record["loss"] for record in read_run(path).metrics] for path in (run_dir, trained))
+    assert [event["step"] for event in read_run(run_dir).events if event["event"] == "resume"] == [4]
+    assert len(set(whole)) == 6
+    assert again == whole
+    states = [load(elsewhere, path / "checkpoints", 6) for path in (run_dir, trained)]
+    assert bits(states[0]) == bits(states[1])
+
+
+@pytest.fixture
+def x64():
+    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def drawn(keeper, step):
+    """A state after so many iterations, on the host; in each array no two numbers are alike, but in the placement."""
+    random = np.random.default_rng(0)
+
+    def draw(leaf):
+        return np.asarray(random.permutation(leaf.size).reshape(leaf.shape), leaf.dtype)
+
+    state = jax.tree.map(draw, keeper.program.abstract())
+    slots = np.arange(state.placement.size).reshape(state.placement.shape)
+    placement = np.asarray(slots % keeper.program.experts.num_classes, state.placement.dtype)
+    return replace(state, step=np.full_like(state.step, step), placement=placement)
+
+
+def write_metrics(keeper, steps):
+    """Of a run in which no token was routed."""
+    nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int)
+    keeper.checkpoints.parent.mkdir(exist_ok=True)
+    for name in (METRICS, CLASS_COUNTS):
+        (keeper.checkpoints.parent / name).unlink(missing_ok=True)
+    with RunDirectory(keeper.checkpoints.parent, last_step=0) as directory:
+        for step in range(1, steps + 1):
+            directory.log_step({"step": step} | dict.fromkeys(KINDS, nothing))
+
+
+@pytest.mark.usefixtures("x64")
+def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kept, tmp_path):
+    setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
+    (tmp_path / "keeps").mkdir()
+    data = setup.loader("train").state()
+    keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", False, data)
+    extra, identity = extra_of(keeper.program, data), setup.identity()
+    ledger = first_ledger(setup, keeper.split)
+    snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
+    save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
+    start, stamp = keeper.load(epoch=1, processes=processes_of(setup.topology)), Stamp(1, 2)
+
+    program = setup.program()
+    state = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)
+    whole = fetch_parts(replace(state, slots={}))
+    assert program.live.workers == tuple(process.worker for process in processes_of(setup.topology))
+    for row, process in enumerate(processes_of(setup.topology)):
+        mine = jax.tree.map(lambda parts, row=row: parts[2 * row : 2 * row + 2], whole, is_leaf=is_parts)
+        assert bits(kept(keeper, process, stamp)) == bits(mine)
+
+    again = replace(keeper, checkpoints=tmp_path / "again" / "checkpoints")
+    write_metrics(again, 2)
+    again.save(stamp, [Process((1, 1)), Process((0, 0))])
+    state = load(again, again.checkpoints, 2)
+    assert bits(state) == bits(drawn(keeper, 2))
+    assert "float64" in {leaf.dtype.name for leaf in jax.tree.leaves(state)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Saved(4, 0.5, "step-00000004", {"bytes": 7}),
+        Loaded(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
+        Failed("save", 4, "no space"),
+        Failed("load", None, "no", 3),
+        Anew(Stamp(2, 4), ["rank 3 is lost: dense: storage, step 2"], {"plt": 0.5}),
+    ],
+)
+def test_answers_come_as_they_were_said(answer):
+    assert read_answer(answer_line(answer)) == answer
+    assert type(read_answer(answer_line(answer))) is type(answer)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Save(Stamp(2, 4), SOME),
+        Save(Stamp(2, 4), SOME, is_full=True),
+        Load(4, 2, SOME),
+        Load(None, 2, SOME[:1]),
+        Recut(Stamp(2, 4), Cut(SOME, (2, 3)), 4, SOME[:1]),
+    ],
+)
+def test_commands_come_as_they_were_said(command):
+    assert read_command(command_line(command)) == command
+    assert type(read_command(command_line(command))) is type(command)

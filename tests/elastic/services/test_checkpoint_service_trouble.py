@@ -1,0 +1,297 @@
+"""What goes wrong with a checkpoint is told in a line, costs no other checkpoint, and does not end the keeper."""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
+from swift.cli.configuration import config_text
+from swift.elastic.membership.protocol import Process, Stamp
+from swift.elastic.services.checkpoint_service import _check_state
+from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.transport.checkpoint_messages import (
+    Failed,
+    Kept,
+    Load,
+    Loaded,
+    Save,
+    Saved,
+    command_line,
+    read_answer,
+)
+from swift.errors import RunError
+from swift.runlog import CLASS_COUNTS, METRICS
+from swift.train.checkpoints.rescue import take_back
+
+RANKS = (Process((0, 0), 0), Process((0, 0), 1))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def part_of(keeper, process, stamp):
+    (pipeline, stage), rank = process
+    return keeper.keeps / f"{pipeline}-{stage}-{rank}" / f"state-{stamp.epoch}-{stamp.step}"
+
+
+def served(keeper, *commands):
+    answers = io.StringIO()
+    keeper.serve(io.StringIO("".join(map(command_line, commands))), answers)
+    return [read_answer(line) for line in answers.getvalue().splitlines()]
+
+
+def damage_part(keeper, _):
+    flip(part_of(keeper, RANKS[1], Stamp(3, 4)))
+
+
+def cut_part(keeper, _):
+    part = part_of(keeper, RANKS[1], Stamp(3, 4))
+    part.write_bytes(part.read_bytes()[:-9])
+
+
+def empty_part(keeper, _):
+    part_of(keeper, RANKS[1], Stamp(3, 4)).write_bytes(b"")
+
+
+def lose_part(keeper, _):
+    part_of(keeper, RANKS[1], Stamp(3, 4)).unlink()
+
+
+def mislabel_parts(keeper, kept):
+    for process in RANKS:
+        Keep(keeper.keeps, process).save(Stamp(3, 4), kept(keeper, process, Stamp(3, 2)))
+
+
+def spoil_weights(keeper, kept):
+    state = kept(keeper, RANKS[1], Stamp(3, 4))
+    spoilt = jax.tree.map(np.copy, state.master)
+    jax.tree.leaves(spoilt)[-1].flat[-1] = np.nan
+    Keep(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
+
+
+def block_directory(keeper, _):
+    keeper.checkpoints.write_text("a file")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (damage_part, "is damaged"),
+        (cut_part, "is damaged"),
+        (empty_part, "JSONDecodeError|is damaged"),
+        (lose_part, "No such file"),
+        (mislabel_parts, r"the parts are of the state after iteration \[2\], not 4"),
+        (spoil_weights, "the weights are not finite after iteration 4"),
+        (block_directory, "File exists"),
+    ],
+)
+def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kept, spoil, why):
+    keeper.load(epoch=3, processes=RANKS, step=2)
+    spoil(elsewhere, kept)
+    (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
+    assert answer[:2] == ("save", 4)
+    assert re.search(why, answer.why)
+    assert "\n" not in answer.why
+    assert checkpoint_steps(elsewhere.checkpoints) == []
+    if elsewhere.checkpoints.is_file():
+        elsewhere.checkpoints.unlink()
+    bad, good = served(elsewhere, Save(Stamp(3, 4), RANKS[:1]), Save(Stamp(3, 2), RANKS))
+    assert (type(bad), type(good)) == (Failed, Saved)
+    assert checkpoint_steps(elsewhere.checkpoints) == [2]
+
+
+def test_a_placement_with_a_class_without_a_slot_is_not_saved():
+    state = SimpleNamespace(step=np.array([4]), master={}, placement=np.ones((1, 1, 2, 1), np.int32))
+    with pytest.raises(RunError, match="class 0 of 0 to 1 has no slot in layer 0 after iteration 4: mend the policy"):
+        _check_state(state, 4, num_classes=2)
+
+
+def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(keeper, elsewhere, tmp_path, monkeypatch):
+    keeper.load(epoch=3, processes=RANKS, step=4)
+    block_directory(elsewhere, None)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    failed, kept = served(elsewhere, Save(Stamp(3, 4), RANKS), Save(Stamp(3, 4), RANKS, is_elsewhere=True))
+    assert (type(failed), type(kept), kept.step) == (Failed, Kept, 4)
+    (place,) = (tmp_path / "tmp").glob("kept-by-swift-*")
+    assert kept.text.startswith(f"the state after iteration 4 is kept in {place} on ")
+    elsewhere.checkpoints.unlink()
+    assert len(take_back(elsewhere.checkpoints)) == 1
+    assert isinstance(served(elsewhere, Load(None, 7, RANKS))[0], Loaded)
+
+
+def test_holders_that_are_no_whole_worker_are_refused(keeper):
+    (answer,) = served(keeper, Save(Stamp(3, 4), (RANKS[0], RANKS[0])))
+    assert answer.why.startswith("AssertionError: holders are")
+
+
+def test_an_error_of_any_kind_is_one_line_and_not_the_end(keeper, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("Error opening driver:\n  no luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", fail)
+        (answer,) = served(keeper, Save(Stamp(3, 4), RANKS))
+    assert answer == Failed("save", 4, "ValueError: Error opening driver: no luck")
+    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+
+
+def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(keeper):
+    newest = checkpoint_path(keeper.checkpoints, 4)
+    flip(newest / "arrays/state/step/0")
+    bad, good = served(keeper, Load(4, 7, RANKS), Load(None, 7, RANKS))
+    why = "step-00000004 is damaged: its file arrays/state/step/0 is not as it was saved"
+    assert bad == Failed("load", 4, f"checkpoint = '{keeper.checkpoints}': cannot be restored: {why}", 7)
+    assert good.stamp == Stamp(7, 2)
+    assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {why}"]
+    assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4), Stamp(7, 2)} for process in RANKS)
+    assert checkpoint_steps(keeper.checkpoints) == [2]
+    assert (newest.parent / "step-00000004.aside").is_dir()
+
+
+def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
+    other = replace(keeper.experiment, seed=1)
+    other_data = replace(keeper, experiment=other, data=other.loader("train").state())
+    (answer,) = served(other_data, Load(4, 7, RANKS))
+    assert "the saved data state" in answer.why
+    (answer,) = served(elsewhere, Load(None, 7, RANKS))
+    assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
+    assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
+
+
+def test_what_was_broken_off_does_not_stay(keeper):
+    half = keeper.checkpoints / ".step-00000003.tmp"
+    half.mkdir()
+    (half / "half").write_text("much")
+    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+PROCESS = """
+import resource, sys
+from pathlib import Path
+from swift.cli.configuration import load_experiment
+from swift.elastic import keeper
+config, run_dir, keeps, handed, most_bytes = sys.argv[1:]
+load = keeper.load_state
+keeper.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
+experiment = load_experiment(Path(config))
+data = experiment.loader("train").state()
+keeper.run(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
+"""
+
+
+def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
+    (tmp_path / "config.gin").write_text(config_text(keeper.experiment))
+    (tmp_path / "handed").mkdir(exist_ok=True)
+    own = [tmp_path / "config.gin", keeper.checkpoints.parent, keeper.keeps, tmp_path / "handed", most_bytes]
+    lines = "".join(map(command_line, commands))
+    command = [sys.executable, "-c", PROCESS, *map(str, own)]
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100)
+
+
+def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp_path):
+    """Its input ends at once, long before the last checkpoint is saved."""
+    shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
+    commands = Load(None, 5, RANKS), Save(Stamp(5, 2), RANKS), Save(Stamp(3, 4), RANKS)
+    done = as_process(keeper, tmp_path, *commands)
+    assert done.returncode == 0, done.stderr
+    loaded, *saved = map(read_answer, done.stdout.splitlines())
+    assert (type(loaded), loaded.stamp) == (Loaded, Stamp(5, 2))
+    assert [(type(one), one.step, one.path) for one in saved] == [(Saved, n, f"step-{n:08}") for n in (2, 4)]
+    assert checkpoint_steps(keeper.checkpoints) == [2, 4]
+    assert "noise" in done.stderr
+
+
+def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
+    double = replace(keeper, experiment=replace(keeper.experiment, compute_dtype="float64"))
+    done = as_process(double, tmp_path, Load(None, 5, RANKS))
+    assert done.returncode == 0, done.stderr
+    assert "its Experiment.compute_dtype is 'float32', here 'float64'" in read_answer(done.stdout).why
+
+
+def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
+    """Neither another checkpoint nor one of the same iteration."""
+    shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
+    again = Stamp(4, 2)
+    for process in RANKS:
+        shutil.copy(part_of(keeper, process, Stamp(9, keeper.load(9, RANKS).step)), part_of(keeper, process, again))
+    before = files(keeper)
+    done = as_process(keeper, tmp_path, Save(Stamp(3, 4), RANKS), Save(again, RANKS), most_bytes=10_000)
+    assert done.returncode == 0, done.stderr
+    answers = list(map(read_answer, done.stdout.splitlines()))
+    assert [answer[:2] for answer in answers] == [("save", 4), ("save", 2)]
+    assert all("too large" in answer.why for answer in answers)
+    # Threads of Orbax may write on after it has failed; what they leave is no checkpoint, and gone with the next life.
+    assert before.items() <= files(keeper).items()
+    assert checkpoint_steps(keeper.checkpoints) == [2]
+    assert as_process(keeper, tmp_path).returncode == 0
+    assert files(keeper) == before
+    assert read_answer(as_process(keeper, tmp_path, Load(None, 5, RANKS)).stdout).stamp == Stamp(5, 2)
+
+
+def test_a_save_again_takes_the_place_of_the_first(keeper):
+    before = files(keeper)
+    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert files(keeper).keys() == before.keys()
+    assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_path):
+    """As the process leaves it that is killed while it saves an iteration for the second time."""
+    path, before = checkpoint_path(keeper.checkpoints, 4), files(keeper)
+    path.rename(path.with_suffix(".earlier"))
+    (path.parent / ".step-00000004.tmp").mkdir()
+    done = as_process(keeper, tmp_path, Load(None, 5, RANKS))
+    assert read_answer(done.stdout).stamp == Stamp(5, 4), done.stderr
+    assert files(keeper).keys() == before.keys()
+
+
+def files(keeper):
+    directory = keeper.checkpoints
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
+    """It is counted so that what is lost is never told less."""
+    whole = served(elsewhere, Save(Stamp(3, 4), RANKS))[0]
+    metrics = elsewhere.checkpoints.parent / METRICS
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:1] + lines[2:]))
+    shutil.rmtree(elsewhere.checkpoints)
+    (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
+    assert answer.facts == whole.facts | {"iterations_uncounted": 1}
+    tally = read_manifest(checkpoint_path(elsewhere.checkpoints, 4), "checkpoint").ledger.tally
+    assert tally.num_uncounted == 1
+    plan = elsewhere.load(epoch=7, processes=RANKS)
+    assert restore_lines(plan, plan.manifest.ledger)[2].endswith(
+        "so far: 0.0000 at most: iterations without a record: 1"
+    )
+
+
+def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(elsewhere, monkeypatch):
+    synced, before = [], []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
+
+    def save(*_, **__):
+        before.extend(synced)
+        raise OSError("is not written")
+
+    monkeypatch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", save)
+    served(elsewhere, Save(Stamp(3, 4), RANKS))
+    run_dir = elsewhere.checkpoints.parent
+    assert {run_dir, run_dir / METRICS, run_dir / CLASS_COUNTS} <= {*before}

@@ -1,0 +1,193 @@
+"""The keeper cuts a state anew for other ranks, of what was handed over and the best of what is lost."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_path, plan_restore, read_manifest
+from swift.checkpoint.partial.expert_units import by_name
+from swift.elastic.elastic_programs import Programs
+from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.state.copies import Copies, copy_shapes
+from swift.elastic.state.handover import Handover
+from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.transport.checkpoint_messages import Anew, Failed, Recut
+from swift.mesh.process_shards import fetch_parts, part_shapes
+from swift.train import TrainOptions
+from swift.train.checkpoints.saved_state import load_state, split_of
+from swift.train.start import begin
+
+NOW, BEFORE = Stamp(3, 4), Stamp(3, 2)
+
+
+def bits(tree):
+    return [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, jax.tree.leaves(tree))]
+
+
+def is_parts(tree):
+    return isinstance(tree, list)
+
+
+@pytest.fixture
+def whole(keeper, trained):
+    """What each rank has on its device after four iterations."""
+    start = plan_restore(trained / "checkpoints", step=4)
+    options = TrainOptions(trained, "", resume=True)
+    state = begin(keeper.experiment, keeper.experiment.program(), options, start)
+    parts = fetch_parts(state)
+    return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]
+
+
+@pytest.fixture
+def elastic(keeper, ranks, tmp_path):
+    """The keeper of a run whose ranks hand over what they have; nobody has handed over anything."""
+    (tmp_path / "handed").mkdir()
+    for process in ranks:
+        Keep(keeper.keeps, process).forget()
+    return replace(keeper, handed=tmp_path / "handed")
+
+
+@pytest.fixture
+def handover(elastic, ranks):
+    return Handover(elastic.handed, elastic.keeps, ranks)
+
+
+def recut(keeper, cut, processes, stamp=NOW, epoch=5):
+    return keeper.follow(Recut(stamp, Cut(tuple(cut), (3,)), epoch, tuple(processes)))
+
+
+def expected(keeper, num_ranks):
+    """The state after four iterations as so many ranks have it."""
+    program = Programs(keeper.experiment).on(num_ranks)
+    plan = plan_restore(keeper.checkpoints, step=4)
+    return program, load_state(keeper.checkpoints, plan, program)
+
+
+def found(keeper, process, program, stamp):
+    like = part_shapes(replace(program.specs, slots={}), program.abstract(), 1)
+    return Keep(keeper.keeps, process).load(stamp, like)
+
+
+def copy_of(keeper, part, rank):
+    """All of a rank's slices, as its buddy has them."""
+    split, arrays = split_of(keeper.program), by_name(part)
+    like = copy_shapes(split, split.num_classes)
+    everything = np.tile(np.arange(split.num_classes, dtype=np.int32), (split.num_layers, 1))
+    taken = {kind: {name: arrays[f"{name}.0"] for name in like[kind]} for kind in ("dense", "experts")}
+    assert rank in (0, 1)
+    return taken | {"chosen": everything}
+
+
+def is_as_it_was(keeper, process):
+    program, state = expected(keeper, 1)
+    return bits(found(keeper, process, program, Stamp(5, 4))) == bits(state)
+
+
+def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handover, ranks, whole):
+    for process, part in zip(ranks, whole, strict=True):
+        handover.states(process).save(NOW, part)
+    answer = recut(elastic, ranks, ranks[1:])
+    assert answer == Anew(Stamp(5, 4), [], answer.facts)
+    assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
+    assert is_as_it_was(elastic, ranks[1])
+    # Nobody has taken it up yet: what the process was to go on with is as good as what it has handed over.
+    elastic.follow(Recut(Stamp(5, 4), Cut(ranks[1:], (5,)), 6, ranks))
+    for process, part in zip(ranks, whole, strict=True):
+        again = found(elastic, process, elastic.program, Stamp(6, 4))
+        assert bits(again.master) == bits(part.master)
+        assert bits(again.moments) == bits(part.moments)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_a_lost_rank_had_is_its_buddys_copy(elastic, handover, ranks, whole, lost):
+    other = ranks[1 - lost]
+    handover.states(other).save(NOW, whole[1 - lost])
+    handover.copies.keep(4, other, ranks[lost]).save(NOW, copy_of(elastic, whole[lost], lost))
+    answer = recut(elastic, ranks, [other])
+    assert answer.lines == [
+        f"rank {lost} is lost: dense and experts 0-3: snapshot of rank {1 - lost}, 0 steps old",
+    ]
+    assert answer.facts["lost"] == [str(ranks[lost])]
+    assert answer.facts["updates_lost"] == [0, 0]
+    assert is_as_it_was(elastic, other)
+
+
+def test_ranks_are_called_by_their_processes(elastic, handover, whole):
+    """Of three processes the second was lost before."""
+    first, third = Process((0, 0), 0), Process((0, 0), 2)
+    handover.states(first).save(NOW, whole[0])
+    handover.copies.keep(4, first, third).save(NOW, copy_of(elastic, whole[1], 1))
+    answer = recut(elastic, [first, third], [first])
+    assert answer.lines == ["rank 2 is lost: dense and experts 0-3: snapshot of rank 0, 0 steps old"]
+
+
+def test_a_damaged_copy_is_passed_over(elastic, handover, ranks, whole, tmp_path):
+    handover.states(ranks[0]).save(NOW, whole[0])
+    handover.copies.keep(4, *ranks).save(NOW, copy_of(elastic, whole[1], 1))
+    (file,) = (tmp_path / "handed" / "copies").glob("*/*/*/state-*")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    answer = recut(elastic, ranks, ranks[:1])
+    told = "; ".join(answer.lines)
+    assert "replica" in told
+    assert "storage, step 4" in told
+    assert "snapshot" not in told
+    assert is_as_it_was(elastic, ranks[0])
+
+
+def test_what_is_of_another_time_is_not_used(elastic, handover, ranks, whole):
+    handover.states(ranks[0]).save(NOW, whole[0])
+    handover.copies.keep(4, *ranks).save(Stamp(2, 4), copy_of(elastic, whole[1], 1))
+    assert "snapshot" not in "; ".join(recut(elastic, ranks, ranks[:1]).lines)
+
+
+def test_what_is_nowhere_is_told_in_one_line(elastic, handover, ranks, whole, tmp_path):
+    handover.states(ranks[0]).save(NOW, whole[0])
+    nowhere = replace(elastic, checkpoints=tmp_path / "nowhere" / "checkpoints")
+    answer = recut(nowhere, ranks, ranks[:1])
+    assert isinstance(answer, Failed)
+    assert answer[:2] == ("recut", 4)
+    assert answer.epoch == 5
+    assert answer.why.startswith("rank 1 is lost, and its slice of ")
+    assert len(answer.why.splitlines()) == 1
+
+
+def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, ranks, whole):
+    """And in its ledger once only."""
+    part, copy = replace(whole[0], slots={}), copy_of(elastic, whole[1], 1)
+    handover.parts(ranks[0]).save(NOW, part)
+    handover.copies.keep(4, *ranks).save(BEFORE, copy)
+    before = elastic._counts.contained(elastic.program, 4) - elastic._counts.contained(elastic.program, 2)
+    answer = recut(elastic, ranks, ranks[:1])
+    assert answer.lines == ["rank 1 is lost: dense and experts 0-3: snapshot of rank 0, 2 steps old"]
+    lost_L = -(-before // 2).sum(axis=1)
+    np.testing.assert_array_equal(answer.facts["updates_lost"], (-(-before // 2)).sum(axis=1))
+    assert (lost_L != 0).all()
+    elastic.save(Stamp(5, 4), ranks[:1])
+    manifest = read_manifest(checkpoint_path(elastic.checkpoints, 4), "")
+    assert manifest.is_full
+    assert manifest.ledger.tally.lost_L.tolist() == answer.facts["updates_lost"]
+    assert manifest.ledger.tally.num_faults == 1
+    assert not (elastic.keeps / "losses.json").exists()
+
+
+def test_a_checkpoint_is_read_on_as_many_ranks_as_there_are(elastic, ranks):
+    elastic.load(epoch=5, processes=ranks[1:])
+    assert is_as_it_was(elastic, ranks[1])
+
+
+def test_copies_are_found_with_the_states_that_their_holder_has(elastic, handover, ranks, whole, tmp_path):
+    (tmp_path / "memory").mkdir()
+    mine = Copies(tmp_path / "memory")
+    states = Keep(tmp_path / "memory", ranks[0])
+    for stamp in (BEFORE, NOW):
+        mine.keep(4, *ranks).save(stamp, copy_of(elastic, whole[1], 1))
+    states.save(NOW, whole[0])
+    handover.hand_over(ranks[0], states, mine, lost=[])
+    assert handover.found(ranks[0], states.stamps(), 4) == {(ranks[0], NOW)}
+    handover.hand_over(ranks[0], states, mine, lost=ranks[1:])
+    assert handover.found(ranks[0], states.stamps(), 4) == {(ranks[0], NOW), (ranks[1], NOW)}
+    assert handover.found(ranks[0], states.stamps(), 8) == {(ranks[0], NOW)}, "some experts are not in it"
+    handover.take_back(ranks[0], but=frozenset())
+    assert handover.found(ranks[0], states.stamps(), 4) == frozenset()

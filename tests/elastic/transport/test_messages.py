@@ -1,0 +1,132 @@
+"""What the supervisor and a process say to each other comes through as it was meant, and chaos is what was written."""
+
+import pytest
+
+from swift.elastic.coordinator.fault_injection import parse_chaos
+from swift.elastic.membership.protocol import (
+    Beat,
+    Enter,
+    Form,
+    Formed,
+    Go,
+    Left,
+    Member,
+    Process,
+    Ready,
+    Stamp,
+    Took,
+    processes_of,
+)
+from swift.elastic.transport.worker_messages import (
+    Done,
+    Halt,
+    Hang,
+    Leave,
+    NoSnapshot,
+    Order,
+    Planned,
+    Record,
+    Snapshot,
+    Stop,
+    Unreadable,
+    news_line,
+    order_line,
+    read_news,
+    read_order,
+)
+from swift.errors import RunError, SettingError
+from swift.topology import Topology
+
+MEMBER = Member(Process((1, 2)), 3)
+OTHER = Member(Process((0, 0), rank=1), 0)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Order(Form(4, (MEMBER, OTHER), after=None), "127.0.0.1:7"),
+        Order(Form(5, (OTHER,), after=17), "127.0.0.1:7"),
+        Enter(4, (MEMBER, OTHER)),
+        Leave(Go(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
+        Leave(Go(1, None, ())),
+        Halt(2, 9),
+        Hang(),
+        Stop(),
+    ],
+)
+def test_a_command_comes_through(order):
+    assert read_order(order_line(order)) == order
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        Ready(MEMBER, 2.5, 7),
+        Left(MEMBER, 4, 2.5),
+        Formed(MEMBER, 4, frozenset({Stamp(3, 7), Stamp(3, 8)}), 2.5),
+        Formed(MEMBER, 4, frozenset(), 2.5),
+        Formed(MEMBER, 4, frozenset(), 2.5, frozenset({(MEMBER.process, Stamp(3, 7)), (OTHER.process, Stamp(2, 7))})),
+        Beat(MEMBER, 4, 9, 8, 2.5),
+        Took(MEMBER, 4, "link", 0.25, 2.5),
+        Record({"step": 4, "loss": 2.5}),
+        Planned(4, {"failed": ["0:1"], "plan": {"version": 1}}),
+        Snapshot(MEMBER, Stamp(4, 9), 2.5),
+        Snapshot(MEMBER, Stamp(4, 9), None),
+        NoSnapshot(MEMBER, Stamp(4, 9), "No space left on device"),
+        Done(MEMBER, 4),
+        Unreadable(MEMBER, 4, "t.bin has shrunk"),
+    ],
+)
+def test_what_a_member_says_comes_through(news):
+    said = {name: value for name, value in news._asdict().items() if name not in ("member", "time")}
+    line = news_line(type(news), **said)
+    assert line.endswith("\n")
+    assert read_news(line, MEMBER, 2.5) == news
+
+
+def test_a_line_that_is_not_ours_is_an_error():
+    for line in ("Segmentation fault\n", "[1]\n", '{"kind": "song"}\n'):
+        with pytest.raises(RunError, match=r"none of ours|knows"):
+            read_news(line, MEMBER, 0.0)
+        with pytest.raises(RunError, match=r"none of ours|knows"):
+            read_order(line)
+
+
+WORKERS = processes_of(Topology(2, 2))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("kill 1:1", "step 3: kill", "step -1: kill 1:1", "step 3: stop 1:1", "step 3: kill 2:0", "step 9: kill 1:1"),
+        "step 3: kill 1:1 rank 1",
+    ],
+)
+def test_a_chaos_line_that_means_nothing_is_told(line):
+    with pytest.raises(SettingError, match="--chaos") as told:
+        parse_chaos([line], Topology(2, 2), WORKERS, 9)
+    assert line in str(told.value)
+
+
+def test_who_is_not_harmed_before_cannot_come_back():
+    with pytest.raises(SettingError, match=r"step 3: restart 1:1.*not harmed"):
+        parse_chaos(["step 3: kill 1:1", "step 3: restart 1:1"], Topology(2, 2), WORKERS, 9)
+
+
+def test_a_rank_is_named_where_it_is_a_process():
+    topology = Topology(1, 1, 4)
+    chaos = parse_chaos(["step 3: freeze 0:0 rank 2"], topology, processes_of(topology, by_rank=True), 9)
+    assert chaos.harm(3) == [(3, "freeze", Process((0, 0), rank=2))]
+
+
+def test_who_is_killed_twice_comes_back_twice():
+    lines = ["step 9: restart 1:1", "step 2: kill 1:1", "step 4: restart 1:1", "step 6: kill 1:1", "step 6: hang 0:0"]
+    chaos = parse_chaos(lines, Topology(2, 2), WORKERS, 99)
+    one, other = Process((1, 1)), Process((0, 0))
+    assert not chaos.keeps_down(one, 1)  # who dies of itself is started again at once
+    assert [trouble.process for trouble in chaos.harm(3)] == [one]
+    assert [chaos.keeps_down(one, step) for step in (3, 4, 5)] == [True, False, False]
+    assert [trouble.process for trouble in chaos.harm(7)] == [other, one]
+    assert [chaos.keeps_down(one, step) for step in (7, 9)] == [True, False]
+    assert chaos.keeps_down(other, 10**9)
+    assert chaos.harm(10**9) == []

@@ -1,0 +1,85 @@
+"""State to the host and back, and from a peer to who has nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swift.mesh import RANKED, SHARED, PeerSum, live_mesh
+from swift.mesh.process_shards import fetch_parts, place_parts, share_rows
+from swift.topology import Topology
+
+SPECS = {"master": RANKED, "rest": SHARED}
+
+
+@pytest.fixture(scope="module")
+def live():
+    """Stage 0 has three workers, stage 1 two."""
+    return live_mesh(Topology(3, 2, 2), "emulated", frozenset({(1, 1)}))
+
+
+def state(live, dtype):
+    """Rows of a stage are alike, and all bits occur: also those of -0.0 and of numbers that are none."""
+    random = np.random.default_rng(0)
+
+    def bits(*shape):
+        by_stage = random.integers(0, 256, (2, *shape[:-1], shape[-1] * jnp.dtype(dtype).itemsize), np.uint8)
+        by_stage = by_stage.view(dtype)
+        by_stage[..., 0] = -0.0 if jnp.issubdtype(dtype, jnp.floating) else 7
+        return by_stage[live.stage_R]
+
+    return {"master": bits(3, 2, 5), "rest": {"step": bits(1)[:, 0], "policy": bits(2, 4)}}
+
+
+def raw(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tobytes(), jax.device_get(tree))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8])
+@pytest.mark.parametrize("missing", [[], [0], [1, 2], [0, 3, 4]])
+def test_who_has_nothing_gets_the_bits_of_a_peer(live, dtype, missing):
+    host = state(live, dtype)
+    emptied = jax.tree.map(np.copy, host)
+    for leaf in jax.tree.leaves(emptied):
+        leaf[missing] = 0
+    has_R = [row not in missing for row in range(live.num_rows)]
+    shared, has_arrived = jax.jit(share_rows(live, SPECS, has_R))(live.put(emptied, SPECS))
+    assert raw(shared) == raw(host)
+    assert jax.device_get(has_arrived).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype, monkeypatch):
+    class Noisy(PeerSum):
+        def __call__(self, tree):
+            bits, checksum = super().__call__(tree)
+            is_third = live.row_index() == 3
+            return jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].add(is_third.astype(leaf.dtype)), bits), checksum
+
+    monkeypatch.setattr("swift.mesh.process_shards.PeerSum", Noisy)
+    whole = [True] * live.num_rows
+    _, has_arrived = jax.jit(share_rows(live, SPECS, whole))(live.put(state(live, dtype), SPECS))
+    assert np.flatnonzero(~jax.device_get(has_arrived)).tolist() == [3]
+
+
+def test_a_stage_that_nobody_has_is_not_made_up(live):
+    with pytest.raises(AssertionError, match="only the stages"):
+        share_rows(live, SPECS, [row not in live.peers[1] for row in range(live.num_rows)])
+
+
+def test_parts_on_the_host_are_put_back_as_they_were(live):
+    tree = live.put(state(live, jnp.float32), SPECS)
+    before = raw(tree)
+    parts, shapes = fetch_parts(tree), jax.eval_shape(lambda: tree)
+    assert {len(part) for part in jax.tree.leaves(parts, is_leaf=lambda leaf: isinstance(leaf, list))} == {10}
+    jax.tree.map(lambda leaf: leaf.delete(), tree)
+    placed = place_parts(parts, live, SPECS, shapes)
+    assert raw(placed) == before
+    assert placed["master"].sharding.is_equivalent_to(live.shardings(RANKED), 4)
+
+
+def test_who_has_nothing_puts_zeros(live):
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state(live, jnp.float32))
+    placed = jax.device_get(place_parts(None, live, SPECS, shapes))
+    assert all(not leaf.any() for leaf in jax.tree.leaves(placed))
+    assert jax.tree.map(np.shape, placed) == jax.tree.map(lambda leaf: leaf.shape, shapes)

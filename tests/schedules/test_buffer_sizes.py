@@ -1,0 +1,106 @@
+"""Bytes in the slots of tick tables, held against what the planner's memory model says of the same schedule."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swift.schedules import PLANNERS, Costs, Kind, Problem, adaptive, lower, one_f_one_b, peak_memory
+from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
+from swift.topology import Topology
+
+SIZES = SlotBytes(b_stash=300, held=500, w_stash=200)
+COSTS = Costs(f_stash=SIZES.b_stash + SIZES.held, w_stash=SIZES.held + SIZES.w_stash)
+PLANNED = [name for name in PLANNERS if name != "milp"]
+
+
+def planned_bytes(schedule):
+    """The planner's peak of every live worker."""
+    live = schedule.problem.topology.live_workers(schedule.problem.failed)
+    return peak_memory(schedule)[[d * schedule.problem.num_stages + p for d, p in live]]
+
+
+def slow_held(table, sizes):
+    """What is alive in every slot at every moment, slot by slot, from the words of the table."""
+    T, R = table.opcode_TR.shape
+    between, within = np.zeros((2, T, R), np.int64)
+    first_read = {
+        (kind, name, row): t
+        for t, row in np.argwhere(table.opcode_TR > 0).tolist()
+        for kind, name in [(table.opcode_TR[t, row] - 1, int(table.data_TR[t, row]))]
+    }
+    for (kind, name, row), t in first_read.items():
+        if kind in (Kind.F, Kind.B):
+            b, w = first_read[Kind.B, name, row], first_read[Kind.W, name, row]
+            keeps = [(sizes.b_stash, b), (sizes.held, w)] if kind == Kind.F else [(sizes.w_stash, w)]
+            keeps += [(sizes.gradient, b)] if table.loss_TR[t, row] >= 0 else []
+            for size, until in keeps:
+                between[t:until, row] += size
+                within[t : until + 1, row] += size
+    for moves, kind, size in (
+        (table.activations, Kind.F, sizes.activation),
+        (table.gradients, Kind.B, sizes.gradient),
+    ):
+        for t, turn, row in np.argwhere(moves.slot_TQR >= 0).tolist():
+            slot, later = moves.slot_TQR[t, turn, row], np.arange(T) > t
+            reads = later & (table.opcode_TR[:, row] == kind + 1) & (table.inbox_TR[:, row] == slot)
+            until = int(np.argmax(reads))
+            between[t:until, row] += size
+            within[t + 1 : until + 1, row] += size
+    return HeldBytes(between.max(axis=0), within.max(axis=0))
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), sizes=st.builds(SlotBytes, *[st.integers(0, 9)] * 5))
+def test_what_is_held(problems, random_schedule, data, sizes):
+    problem = data.draw(problems(memory_limit=None))
+    table = lower(random_schedule(problem, data.draw(st.randoms(use_true_random=False))))
+    held = held_bytes(table, sizes)
+    for ours, slow in zip(held, slow_held(table, sizes), strict=True):
+        np.testing.assert_array_equal(ours, slow)
+    assert held.within_ticks_R.max() <= allocated_bytes(table, sizes)
+
+
+@pytest.mark.parametrize("failed", [(), ((0, 3),), ((1, 0), (2, 2))], ids=str)
+@pytest.mark.parametrize("most", [None, 3, 6])
+@pytest.mark.parametrize("name", PLANNED)
+def test_stashes_take_what_the_planner_said(name, most, failed):
+    """Between ticks, to the byte. Within a tick B writes its stash beside what it reads; planners say over it."""
+    if failed and name in ("gpipe", "one_f_one_b", "zero_bubble"):
+        pytest.skip("plans no failures")
+    limit = None if most is None else most * COSTS.microbatch_peak
+    schedule = PLANNERS[name](Problem(Topology(3, 4), 6, frozenset(failed), COSTS, limit))
+    held, planned = held_bytes(lower(schedule), SIZES), planned_bytes(schedule)
+    np.testing.assert_array_equal(held.between_ticks_R, planned)
+    assert (planned <= held.within_ticks_R).all()
+    assert (held.within_ticks_R <= planned + min(SIZES.b_stash, SIZES.w_stash)).all()
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), counts=st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)))
+def test_any_schedule_takes_what_the_planner_says_of_it(problems, random_schedule, data, counts):
+    problem, sizes = data.draw(problems(memory_limit=None)), SlotBytes(*counts)
+    costs = replace(problem.costs, f_stash=sizes.b_stash + sizes.held, w_stash=sizes.held + sizes.w_stash, inbox=0)
+    schedule = random_schedule(replace(problem, costs=costs), data.draw(st.randoms(use_true_random=False)))
+    np.testing.assert_array_equal(held_bytes(lower(schedule), sizes).between_ticks_R, planned_bytes(schedule))
+
+
+def test_by_hand():
+    """One micro-batch on two stages: the last one keeps the gradient of its loss as well."""
+    sizes = SlotBytes(b_stash=1, held=10, w_stash=100, activation=1_000, gradient=10_000)
+    table = lower(one_f_one_b(Problem(Topology(1, 2), 1, num_iterations=1)))
+    held = held_bytes(table, sizes)
+    # The first stage holds most in B, which reads all but what it writes; the last one in F, which reads a message.
+    assert held.within_ticks_R.tolist() == [10_000 + 1 + 10 + 100, 1_000 + 10_000 + 1 + 10]
+    # What F kept waits for B on both, and at last so does a gradient.
+    assert held.between_ticks_R.tolist() == [10_000 + 11, 10_000 + 11]
+    assert allocated_bytes(table, sizes) == 11_111
+
+
+def test_for_evaluation_there_are_messages_alone():
+    sizes = SlotBytes(1, 10, 100, activation=1_000, gradient=10_000)
+    table = lower(adaptive(Problem(Topology(2, 3), 4, num_iterations=1))).forward_only()
+    assert set(held_bytes(table, sizes).within_ticks_R.tolist()) <= {0, 1_000, 2_000}
+    assert allocated_bytes(table, sizes) == table.activations.num_slots * 1_000

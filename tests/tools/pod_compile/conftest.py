@@ -1,0 +1,40 @@
+"""Small experiments, and what is compiled for them once."""
+
+import pytest
+
+from swift.experts import ExpertConfig
+from swift.models import ModelConfig
+from swift.tools.pod_compile import Pod, compile_one
+from swift.topology import Topology
+from swift.train import Experiment
+from swift.train.emulated_cluster import Down
+
+NOBODY = Down(frozenset(), frozenset())
+
+
+def experiment(topology: Topology, **settings) -> Experiment:
+    """A layer of each kind in every stage."""
+    return Experiment(
+        model=ModelConfig(2 * topology.num_stages, 16, 2, 24, 8, (False, True)),
+        experts=ExpertConfig(4, 3),
+        topology=topology,
+        sequences_per_microbatch=2 * topology.num_expert_ranks,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="package")
+def lone(few_optimizations):
+    """(experiment, report) of 4 ranks, 3 micro-batches."""
+    one = experiment(Topology(num_expert_ranks=4), num_microbatches=3)
+    with few_optimizations():
+        return one, compile_one(one, Pod.parse("cpu:4"), NOBODY)
+
+
+@pytest.fixture(scope="package")
+def pipelines(few_optimizations):
+    """(experiment, report) of 3 pipelines of 2 stages with 2 ranks each, one of whose workers is down; windows of 2."""
+    settings = {"num_microbatches": 2, "window": 2, "wire_dtype": "bfloat16"}
+    one = experiment(Topology(3, 2, 2), **settings)
+    with few_optimizations():
+        return one, compile_one(one, Pod.parse("cpu:12"), Down(frozenset({(1, 1)}), frozenset()))

@@ -1,0 +1,213 @@
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from swift.runlog import CLASS_COUNTS, METRICS, Metrics, Run, RunDirectory, measure, read_run
+from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
+from swift.tools.report.figures import run_color
+from swift.tools.report.sections.curves import draw_layer
+from swift.tools.report.sections.palette import ON_DARK
+
+ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
+
+
+class Page(HTMLParser):
+    """The tags, pictures and text of a page."""
+
+    VOID = ("meta", "img")
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.pictures, self.addresses, self.text, self._open = [], [], [], "", []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        if tag == "svg":
+            self.pictures.append(dict(attrs))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def written(runs, tmp_path):
+    write_report(runs, tmp_path / "report.html")
+    return Page(tmp_path / "report.html")
+
+
+def captions(page, start=""):
+    """Of the page's pictures, those that begin so."""
+    return [picture["aria-label"] for picture in page.pictures if picture["aria-label"].startswith(start)]
+
+
+def test_the_page_is_whole_and_fetches_nothing(make_run, tmp_path):
+    runs = [make_run("runs/symi"), make_run("runs/static", policy="static")]
+    page = written(runs, tmp_path)
+    # Loss, survival and imbalance of all; of each run its drops and two layers.
+    assert len(page.pictures) == 3 + 2 * (1 + 2)
+    assert len(captions(page, "MoE layer ")) == 4
+    for picture in page.pictures:
+        assert picture["role"] == "img"
+    for address in page.addresses:
+        assert re.match(r"#|data:image/png;base64,", address)
+    text = (tmp_path / "report.html").read_text()
+    assert not re.search(r"https?:|url\((?!#)|@import", text)
+    assert not {"script", "link", "iframe", "img"} & set(page.tags)
+    for expected in ("symi", "static", "steps to target", "checkpoint", "Experiment.num_steps = 1", "8 CPU"):
+        assert expected in page.text
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_parts_of_pictures_have_names_of_their_own(make_run, tmp_path):
+    """Two pictures of a page may have the same shapes; what one refers to is its own."""
+    written([make_run("runs/a"), make_run("runs/a")], tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(set(names)) == len(names) > 100
+    assert {*re.findall(r'(?:url\(|href=")#([^")]+)', text)} <= {*names}
+
+
+def test_pictures_take_the_colours_of_the_page(make_run, tmp_path):
+    written([make_run()], tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    body = page[page.index("<body>") :]
+    assert "var(--c333333)" in body
+    assert not {*re.findall(r"#[0-9a-f]{6}\b", body.split("<h2>")[0])} & {*ON_DARK} - {run_color(0)}
+    assert {*re.findall(r"var\((--c[0-9a-f]{6})", body)} <= {*re.findall(r"(--c[0-9a-f]{6}):", page)}
+    assert body.count("<text") > 50  # letters, not shapes of letters
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_names_are_text_everywhere(make_run, tmp_path):
+    runs = [make_run(summary={"name": ODD_NAME}), make_run(summary={"name": "a" * 300, "device": "<b>"})]
+    runs[0].events[0]["event"] = "<i>"
+    runs[0] = dataclasses.replace(runs[0], config_text="<u>")
+    page = written(runs, tmp_path)
+    assert not {"script", "i", "u", "b"} & set(page.tags)
+    for expected in (ODD_NAME, "<b>", "<i>", "<u>"):
+        assert expected in page.text
+    for path in save_figures(runs, tmp_path / "figures"):
+        assert re.fullmatch(r"[A-Za-z0-9._-]+\.png", path.name)
+
+
+def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tmp_path):
+    at = "2026-01-01T00:00:{:02}.000+00:00"
+    records = [record | {"time": at.format(record["step"])} for record in make_run(num_steps=30).metrics]
+    paths = [tmp_path / name / "run" for name in ("new", "old")]
+    for path in paths:
+        with RunDirectory.create(path, "") as directory:
+            for record in records:
+                directory.log_step(record)
+    (paths[1] / CLASS_COUNTS).unlink()
+    (paths[1] / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    new, old = runs = [dataclasses.replace(read_run(path), path=Path("run")) for path in paths]
+    assert measure(new, 3.0) == measure(old, 3.0)
+    for path, run in zip(paths, runs, strict=True):
+        write_report([run], path / "report.html")
+    pages = [(path / "report.html").read_text() for path in paths]
+    assert "MoE layer 1" in pages[0]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 11])
+def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
+    assert len(written([make_run(num_steps=num_steps)], tmp_path).pictures) == 3 + 1 + 2
+
+
+def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
+    page = written([Run(Path("runs/new"), "new", "", Metrics.of([]), [], None)], tmp_path)
+    assert page.pictures == []
+    assert "0 steps, not ended" in page.text
+
+
+def test_a_run_without_moe_layers_has_a_loss_curve(make_run, changed, tmp_path):
+    keys = ("popularity", "replicas", "dropped", "drop_share", "load_imbalance")
+    run = changed(make_run(), lambda record: {k: v for k, v in record.items() if k not in keys})
+    assert len(written([run], tmp_path).pictures) == 1
+
+
+def test_a_run_without_routed_tokens_is_drawn(make_run, changed, tmp_path):
+    nothing = {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
+    nothing |= {kind: [[0] * 8] * 2 for kind in ("popularity", "dropped")}
+    run = changed(make_run(num_steps=5), lambda record: record | nothing)
+    assert len(written([run], tmp_path).pictures) == 1 + 1 + 2
+
+
+def test_losses_that_are_not_finite_are_gaps(make_run, changed, tmp_path):
+    run = changed(make_run(num_steps=30), lambda record: record | ({"loss": None} if record["step"] > 10 else {}))
+    assert len(written([run], tmp_path).pictures) == 6
+
+
+def test_figures_are_saved_under_unique_names(make_run, tmp_path):
+    runs = [make_run("runs/a b"), make_run("runs/a-b")]
+    paths = save_figures(runs, tmp_path / "new" / "figures")
+    assert sorted(path.name for path in paths) == sorted(
+        ["loss.png", "survival.png", "imbalance.png"]
+        + [f"run{n}-a-b-{kind}.png" for n in (1, 2) for kind in ("drops", "layer0", "layer1")]
+    )
+    assert set(paths) == set((tmp_path / "new" / "figures").iterdir())
+    assert imread(paths[0]).shape[2] == 4
+
+
+def test_the_maps_show_replicas_that_follow_popularity_and_those_that_do_not(make_run):
+    follows = {}
+    for policy in ("symi", "static"):
+        run = make_run(num_steps=200, policy=policy, num_slots=64)
+        popularity, replicas = (
+            np.array([record[key] for record in run.metrics])[:, 0] for key in ("popularity", "replicas")
+        )
+        figure = draw_layer(0, np.arange(1.0, 201.0), popularity, replicas)
+        tokens_map, replicas_map = (axes.images[0].get_array() for axes in figure.axes[1:3])
+        assert tokens_map.shape == replicas_map.shape == (8, 200)
+        np.testing.assert_allclose(tokens_map.sum(axis=0), 100)
+        np.testing.assert_allclose(replicas_map.sum(axis=0), 100)
+        follows[policy] = float(np.abs(tokens_map - replicas_map).mean())
+        lines = figure.axes[0].lines
+        assert len(lines) == 8
+        assert (np.ptp(lines[1].get_ydata()) > 5) == (policy == "symi")
+    assert follows["symi"] < follows["static"] / 3
+
+
+def test_long_runs_are_drawn_in_seconds(make_run):
+    short = make_run(num_steps=100)
+    records = [*short.metrics]
+    metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(20_000))
+    start = time.perf_counter()
+    run = dataclasses.replace(short, metrics=metrics)
+    sections = sections_of_all([run]) + sections_of(run, 0)
+    assert sum(len(section.pictures) for section in sections) == 6
+    assert time.perf_counter() - start < 20
+
+
+def test_the_report_stands_alone():
+    """The trainer imports it: were it to import the trainer, neither could be imported first."""
+    code = "import sys, swift.tools.report; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_the_page_of_a_long_run_of_many_layers_can_be_sent(make_run, tmp_path):
+    short = make_run(num_steps=100, num_layers=12, num_classes=16, num_slots=64)
+    records = [*short.metrics]
+    metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(2000))
+    page = written([dataclasses.replace(short, metrics=metrics)], tmp_path)
+    assert len(page.pictures) == 3 + 1 + 12
+    assert (tmp_path / "report.html").stat().st_size < 2e6

@@ -1,0 +1,115 @@
+"""What a window may span, whose state is lost, and lists of failures that are refused before anything has run."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift.errors import SettingError
+from swift.mesh import Place
+from swift.pipeline import Configurator, PlanSettings, survives
+from swift.topology import Topology
+from swift.train.settings.failure_list import parse_failures
+from swift.train.window_rules import check_failures, lost_stages, window_length
+
+THREE_BY_TWO = Topology(3, 2)
+GONE = frozenset({(0, 0), (1, 0)})
+MOVED = (Place((0, 1), 0), Place((1, 1), 1), Place((2, 0), 0), Place((2, 1), 1))
+"""Who serves what while ``GONE`` are down: worker 0:1 has left stage 1 for stage 0."""
+
+
+@given(
+    window=st.integers(1, 6),
+    last_step=st.integers(1, 40),
+    periods=st.lists(st.integers(0, 12), max_size=3),
+    breaks=st.sets(st.integers(1, 40)),
+)
+def test_what_is_due_comes_at_the_end_of_a_program_and_no_window_is_cut_without_need(
+    window, last_step, periods, breaks
+):
+    due = {step for period in periods if period for step in range(period, last_step + 1, period)}
+    due |= {step for step in breaks if step < last_step} | {last_step}
+    done = 0
+    while done < last_step:
+        length = window_length(window, done, last_step, periods, breaks)
+        inside = due & set(range(done + 1, done + window))
+        assert length == (1 if inside else window)
+        done += length
+    assert done == last_step
+
+
+def at_home(topology, failed=frozenset()):
+    """Every live worker serves its own stage."""
+    return [Place(worker, worker[1]) for worker in topology.workers if worker not in failed]
+
+
+def test_a_stage_without_a_survivor_is_lost():
+    failed = frozenset({(0, 1), (1, 1), (2, 1)})
+    assert lost_stages(THREE_BY_TWO, at_home(THREE_BY_TWO), frozenset(), failed) == [1]
+    assert lost_stages(THREE_BY_TWO, at_home(THREE_BY_TWO), frozenset(), frozenset(THREE_BY_TWO.workers)) == [0, 1]
+
+
+def test_a_stage_is_lost_with_its_last_state_though_a_worker_of_its_own_lives_in_another_role():
+    assert lost_stages(THREE_BY_TWO, MOVED, GONE, GONE | {(1, 1)}) == []
+    assert lost_stages(THREE_BY_TWO, MOVED, GONE, GONE | {(1, 1), (2, 1)}) == [1]
+
+
+def test_a_stage_is_lost_with_its_last_own_worker_though_a_moved_one_has_its_state():
+    assert lost_stages(THREE_BY_TWO, MOVED, GONE, GONE | {(2, 0)}) == [0]
+
+
+def test_who_comes_back_has_copied_the_state_before_the_others_fail():
+    assert lost_stages(Topology(2), [Place((1, 0), 0)], frozenset({(0, 0)}), frozenset({(1, 0)})) == []
+    # Worker 2:1 has copied stage 1 before 0:1 and 1:1 go.
+    topology, before = Topology(3, 2), frozenset({(2, 1)})
+    assert lost_stages(topology, at_home(topology, before), before, frozenset({(0, 1), (1, 1)})) == []
+
+
+@st.composite
+def failure_sets(draw):
+    """A topology, who was down while every stage was served, and who is down next."""
+    topology = Topology(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    before, failed = (frozenset(draw(st.sets(st.sampled_from(topology.workers)))) for _ in range(2))
+    return topology, before if survives(topology, before) else frozenset(), failed
+
+
+@given(failure_sets())
+def test_where_nobody_moves_a_stage_is_lost_just_when_all_its_workers_are_down(case):
+    topology, before, failed = case
+    lost = lost_stages(topology, at_home(topology, before), before, failed)
+    assert lost == [
+        p for p in range(topology.num_stages) if not {d for d, q in set(topology.workers) - failed if q == p}
+    ]
+
+
+def planner_only(*, move_roles):
+    """All that ``check_failures`` needs of an engine: plans, without a program."""
+    settings = PlanSettings(THREE_BY_TWO, num_microbatches=2, move_roles=move_roles)
+    live = SimpleNamespace(topology=THREE_BY_TWO)
+    return SimpleNamespace(program=SimpleNamespace(live=live), configure=Configurator(settings).configure)
+
+
+AT_ONCE = ("step 2: fail 0:0", "step 3: fail 1:0", "step 5: fail 1:1", "step 5: fail 2:1")
+ONE_BY_ONE = (*AT_ONCE[:3], "step 6: fail 2:1")
+
+
+def check(texts, window=1, *, move_roles=True):
+    check_failures(planner_only(move_roles=move_roles), parse_failures(texts, THREE_BY_TWO, 20), window)
+
+
+@pytest.mark.parametrize(("texts", "window", "step"), [(AT_ONCE, 1, 5), (AT_ONCE, 2, 5), (ONE_BY_ONE, 2, 5)])
+def test_a_list_that_loses_a_stage_after_roles_have_moved_is_refused(texts, window, step):
+    with pytest.raises(SettingError) as raised:
+        check(texts, window)
+    workers = ["fail 0:0", "fail 1:0", "fail 1:1", "fail 2:1"]
+    allowed = f"leave nobody with the state of stage 1 at step {step}, after roles have moved"
+    assert str(raised.value) == f"Experiment.failures = {workers}: {allowed}"
+
+
+def test_a_list_that_leaves_time_for_roles_to_move_back_is_taken():
+    check(ONE_BY_ONE)
+
+
+def test_a_list_is_taken_where_roles_do_not_move():
+    check(AT_ONCE, move_roles=False)
