@@ -16,7 +16,7 @@ WAIT_S = 120
 
 def start(*arguments):
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    command = [sys.executable, str(Path(__file__).parent / "rehearsed.py"), *map(str, arguments)]
+    command = [sys.executable, str(Path(__file__).parent / "compile_only_member.py"), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 

@@ -28,7 +28,7 @@ class Group:
         self.processes, self.heard, self.services, self.epoch = {}, {}, [], 0
 
     def start(self, name):
-        command = [*self.elsewhere, sys.executable, str(Path(__file__).parent / "member.py")]
+        command = [*self.elsewhere, sys.executable, str(Path(__file__).parent / "jax_group_member.py")]
         environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
         process = subprocess.Popen(
             command,
