@@ -4,14 +4,14 @@ from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory.peer_snapshots import BuddyCopies
 from swift.checkpoint.memory.rank_recovery import RankCopy, Recovered, recover_ranks
 from swift.checkpoint.memory.snapshots import begin_snapshot
-from swift.checkpoint.partial.expert_units import Snapshot, Split
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
 from swift.checkpoint.partial.lost_tokens import Tally, dynamic_k
 from swift.checkpoint.partial.selection import partial_bytes
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays
 from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps, set_aside_newer, settle
 from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest, read_manifest
 from swift.checkpoint.storage.message_texts import restore_facts, restore_lines, save_facts, source_lines
-from swift.checkpoint.storage.reader import Plan, load_plan, plan_restore, record_restore
+from swift.checkpoint.storage.reader import RestorePlan, load_plan, plan_restore, record_restore
 from swift.checkpoint.storage.writer import RETRY_PAUSES_S, save_checkpoint
 
 __all__ = [
@@ -21,11 +21,11 @@ __all__ = [
     "Copy",
     "Ledger",
     "Manifest",
-    "Plan",
     "RankCopy",
     "Recovered",
+    "RestorePlan",
     "Snapshot",
-    "Split",
+    "StateSplit",
     "Tally",
     "begin_snapshot",
     "checkpoint_path",

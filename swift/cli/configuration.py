@@ -29,7 +29,7 @@ from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.settings.stored_config import Part, Unreadable, made, parts, read_config
+from swift.train.settings.stored_config import StoredObject, UnreadableConfig, made, parts, read_config
 
 _CONFIGURABLES = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
@@ -89,7 +89,7 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
     """
     own = {} if config is None else dict(_own_kinds(load_experiment(config)))
 
-    def find(part: Part) -> Callable[..., Any] | None:
+    def find(part: StoredObject) -> Callable[..., Any] | None:
         kind = None if part.module else _known.get(part.kind)
         return checked(kind, _known) if isinstance(kind, type) else own.get(part.kind)
 
@@ -98,7 +98,7 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
         missing = next((one for one in parts(part, spared) if find(one) is None), None)
         if missing is None:
             return made(part, find, spared)
-    except Unreadable as error:
+    except UnreadableConfig as error:
         raise SettingError(setting, str(directory), str(error)) from error
     name = ".".join(filter(None, (missing.module, missing.kind)))
     if config is not None:

@@ -23,7 +23,7 @@ from swift.deadlines import Deadlines
 from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
 from swift.elastic.coordinator.compile_client import PREPARER, Preparing
 from swift.elastic.coordinator.fault_injection import Chaos, parse_chaos
-from swift.elastic.coordinator.memory_demand import Demand, Place, choose_place
+from swift.elastic.coordinator.memory_demand import Demand, StorageLocation, choose_place
 from swift.elastic.coordinator.run_spec import Terms
 from swift.elastic.coordinator.supervisor import Supervisor
 from swift.elastic.elastic_programs import is_elastic
@@ -90,7 +90,7 @@ def launch(options: argparse.Namespace) -> None:
 
 
 def _serve(
-    experiment: Experiment, options: argparse.Namespace, place: Place, nodes: Nodes, deadlines: Deadlines
+    experiment: Experiment, options: argparse.Namespace, place: StorageLocation, nodes: Nodes, deadlines: Deadlines
 ) -> None:
     """Runs as another node."""
     _tell(nodes, place.text)
@@ -119,7 +119,7 @@ def _launch(
     deadlines: Deadlines,
     nodes: Nodes,
     chaos: Chaos,
-    place: Place,
+    place: StorageLocation,
 ) -> dict[str, Any]:
     """Runs as the first node, and returns the summary."""
     by_rank = _is_by_rank(options.processes, experiment.topology)
@@ -248,7 +248,9 @@ def _tell(nodes: Nodes, text: str) -> None:
     print(f"node {nodes.own}: {text}" if nodes.count > 1 else text, file=sys.stderr, flush=True)
 
 
-def _place(experiment: Experiment, processes: Sequence[Process], by_rank: bool, nodes: Nodes, run_dir: Path) -> Place:
+def _place(
+    experiment: Experiment, processes: Sequence[Process], by_rank: bool, nodes: Nodes, run_dir: Path
+) -> StorageLocation:
     """Where the processes of this node keep their states; raises SettingError where there is no room."""
     settle_jax(experiment, num_devices=1)
     demand = Demand.of(experiment, processes, by_rank=by_rank, is_alone=nodes.count == 1)

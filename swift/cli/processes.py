@@ -11,7 +11,7 @@ from swift.elastic.services.checkpoint_service import run as run_keeper
 from swift.elastic.services.compile_service import prepare
 from swift.elastic.state.run_files import Scratch
 from swift.elastic.worker.process_setup import settle_jax
-from swift.elastic.worker.worker import Crew, Part
+from swift.elastic.worker.worker import Crew, WorkerSpec
 from swift.errors import SettingError
 from swift.train import Experiment
 
@@ -21,7 +21,7 @@ def member(options: argparse.Namespace) -> None:
     experiment, scratch = _told(options)
     settle_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
-    part = Part(experiment, process, options.by_rank, scratch, options.keeps_all)
+    part = WorkerSpec(experiment, process, options.by_rank, scratch, options.keeps_all)
     try:
         Crew(part, sys.stdin).run()
     except SettingError:

@@ -32,7 +32,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
-class Progress:
+class IndexProgress:
     """How far the making of an index is."""
 
     num_documents: int
@@ -87,7 +87,7 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
 
 
-def make_index(config: DataConfig, path: Path, tell: Callable[[Progress], None]) -> None:
+def make_index(config: DataConfig, path: Path, tell: Callable[[IndexProgress], None]) -> None:
     """Reads a corpus once and writes its index.
 
     Args:
@@ -191,7 +191,7 @@ class _Written:
         return {"bytes": self.num_bytes, "digest": self._digest.hexdigest(), "num_tokens": num_tokens}
 
 
-def _write_texts(config: DataConfig, path: Path, tell: Callable[[Progress], None]) -> dict[str, Any]:
+def _write_texts(config: DataConfig, path: Path, tell: Callable[[IndexProgress], None]) -> dict[str, Any]:
     source, dtype = config.source, np.min_scalar_type(config.tokenizer.vocab_size - 1)
     assert not isinstance(source, TokenFile)
     documents = source.documents()
@@ -203,14 +203,14 @@ def _write_texts(config: DataConfig, path: Path, tell: Callable[[Progress], None
             for tokens in document_tokens([document], config.tokenizer):
                 written[is_training].add(tokens)
                 num_bytes += tokens.nbytes
-            tell(Progress(len(documents), number + 1, num_bytes))
+            tell(IndexProgress(len(documents), number + 1, num_bytes))
         return {
             split: one.close(one.num_bytes // dtype.itemsize)
             for split, one in (("train", written[True]), ("validation", written[False]))
         }
 
 
-def _write_spans(config: DataConfig, path: Path, tell: Callable[[Progress], None]) -> dict[str, Any]:
+def _write_spans(config: DataConfig, path: Path, tell: Callable[[IndexProgress], None]) -> dict[str, Any]:
     splits, source = {}, config.source
     assert isinstance(source, TokenFile)
     bounds = source.document_bounds(source.tokens(config.vocab_size))
@@ -220,7 +220,7 @@ def _write_spans(config: DataConfig, path: Path, tell: Callable[[Progress], None
             one = _Written(file)
             one.add(np.stack([starts_S, offsets_S]))
             splits[split] = one.close(num_tokens)
-        tell(Progress(len(bounds) - 1, len(bounds) - 1, one.num_bytes))
+        tell(IndexProgress(len(bounds) - 1, len(bounds) - 1, one.num_bytes))
     return splits
 
 

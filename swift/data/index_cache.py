@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swift.data.config import DataConfig
 from swift.data.files import DataError
-from swift.data.index import CorpusState, Progress, corpus_state, is_sound, make_index, remove_index
+from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _TOLD_S = 1.0, 0.2, 10.0, 5.0
 _KEPT_S = 30 * 86_400
@@ -115,11 +115,11 @@ def _beating(path: Path) -> Iterator[None]:
         thread.join()
 
 
-def _teller(tell: Callable[[str], None]) -> Callable[[Progress], None]:
+def _teller(tell: Callable[[str], None]) -> Callable[[IndexProgress], None]:
     """Says now and then how far it is."""
     told = time.monotonic()
 
-    def say(progress: Progress) -> None:
+    def say(progress: IndexProgress) -> None:
         nonlocal told
         if time.monotonic() - told > _TOLD_S:
             told = time.monotonic()

@@ -53,7 +53,7 @@ def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> 
     return jax.tree.map(lambda spec, sub: jax.tree.map(lambda leaf: f(spec, leaf), sub), specs, tree, is_leaf=is_spec)
 
 
-class Place(NamedTuple):
+class MeshRow(NamedTuple):
     """A row of the axis ``worker``: the worker that runs it, and the stage that it serves."""
 
     worker: Worker
@@ -73,7 +73,7 @@ class LiveMesh:
     """
 
     topology: Topology
-    places: tuple[Place, ...]
+    places: tuple[MeshRow, ...]
     mesh: Mesh
     virtual: bool = False
 
@@ -115,7 +115,7 @@ class LiveMesh:
         """For every stage, the lowest of its rows: the one that speaks for the stage."""
         return tuple(rows[0] for rows in self.peers)
 
-    def with_places(self, places: tuple[Place, ...]) -> "LiveMesh":
+    def with_places(self, places: tuple[MeshRow, ...]) -> "LiveMesh":
         """Other rows on the devices of this mesh, which has those of all workers that are asked for."""
         rows = [self.workers.index(place.worker) for place in places]
         return replace(self, places=places, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[rows], AXES))
@@ -220,7 +220,7 @@ def live_mesh(
     topology: Topology,
     ranks: RankKind,
     failed: frozenset[Worker] = frozenset(),
-    places: tuple[Place, ...] | None = None,
+    places: tuple[MeshRow, ...] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> LiveMesh:
     """Lays the live workers of ``topology`` on devices.
@@ -243,7 +243,7 @@ def live_mesh(
         EmulationError: emulated devices are asked for after JAX has started.
     """
     if places is None:
-        places = tuple(Place(worker, worker[1]) for worker in topology.live_workers(failed))
+        places = tuple(MeshRow(worker, worker[1]) for worker in topology.live_workers(failed))
     _check_places(topology, failed, places)
     if ranks not in RANK_KINDS:
         raise SettingError("Experiment.ranks", ranks, f"choose one of {', '.join(RANK_KINDS)}")
@@ -270,12 +270,12 @@ def live_mesh(
 
 def storage_mesh(topology: Topology) -> LiveMesh:
     """One worker for each stage, all on one device: holds what a checkpoint has, and runs nothing."""
-    places = tuple(Place((0, stage), stage) for stage in range(topology.num_stages))
+    places = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
     grid = np.array(jax.devices()[:1]).reshape(1, 1)
     return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
 
 
-def _check_places(topology: Topology, failed: frozenset[Worker], places: tuple[Place, ...]) -> None:
+def _check_places(topology: Topology, failed: frozenset[Worker], places: tuple[MeshRow, ...]) -> None:
     workers, stages = [place.worker for place in places], {place.stage for place in places}
     live = [worker for worker in topology.workers if worker not in failed]
     assert sorted(workers) == live, f"rows of {sorted(workers)}, live are {live}"

@@ -1,7 +1,7 @@
 """Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
 
-from swift.pipeline.reconfigure.compiled_steps import Outcome, Steps
-from swift.pipeline.reconfigure.engine import PREPARE, Change, Engine, Prepare
+from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
+from swift.pipeline.reconfigure.engine import PREPARE, Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.failure_config import (
     Configuration,
     Configurator,
@@ -20,24 +20,24 @@ from swift.pipeline.runtime.stage import Sums
 from swift.pipeline.runtime.step_spec import Program, TrainState, materialize_all
 from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
-from swift.pipeline.split_backward.split import Split, split
+from swift.pipeline.split_backward.split import SplitStage, split
 
 __all__ = [
     "PREPARE",
-    "Change",
     "Configuration",
     "Configurator",
     "Engine",
-    "Outcome",
     "Plan",
     "PlanSettings",
     "Prepare",
     "Program",
-    "Split",
+    "Reconfiguration",
+    "SplitStage",
     "StateShape",
     "Steps",
     "Sums",
     "TrainState",
+    "WindowResult",
     "barrier_step",
     "batch_of_rows",
     "by_iteration",

@@ -1,7 +1,7 @@
 """The record of a run: its directory, written while it trains and read back, and what its metrics come to."""
 
 from swift.runlog.analysis.history import History, Stretch, history_of, names_in, number_in, stretches_of
-from swift.runlog.analysis.incidents import Moment, moments_of
+from swift.runlog.analysis.incidents import Incident, moments_of
 from swift.runlog.analysis.measures import measure, ratio, running_mean, scalars, steps_to_target
 from swift.runlog.analysis.time_breakdown import CAUSES, spending_of
 from swift.runlog.analysis.worker_presence import Presence, presences_of
@@ -31,9 +31,9 @@ __all__ = [
     "SUMMARY",
     "ClassCounts",
     "History",
+    "Incident",
     "Lease",
     "Metrics",
-    "Moment",
     "Presence",
     "Run",
     "RunDirectory",

@@ -29,7 +29,7 @@ _CHECK_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Layout:
+class CountsLayout:
     """The shape of a file's counts."""
 
     num_layers: int
@@ -80,7 +80,7 @@ class CountsWriter:
 
     def __init__(self, descriptor: int, name: str):
         self._descriptor, self._name = descriptor, name
-        self._layout = Layout.read(descriptor, name)
+        self._layout = CountsLayout.read(descriptor, name)
         size = os.fstat(descriptor).st_size
         self._end = 0 if self._layout is None else size - (size - _HEADER_BYTES) % self._layout.row.itemsize
 
@@ -101,7 +101,7 @@ class CountsWriter:
             SettingError: the file has counts of another shape.
             OSError: it cannot be written; the next row takes the place of what was.
         """
-        layout = Layout(*counts_KLE.shape[1:])
+        layout = CountsLayout(*counts_KLE.shape[1:])
         if self._layout is None:
             self._append(layout.header)
             self._layout = layout
@@ -138,7 +138,7 @@ class ClassCounts:
     def __init__(self, descriptor: int, name: str):
         weakref.finalize(self, os.close, descriptor)
         self._descriptor = descriptor
-        layout = Layout.read(descriptor, name)
+        layout = CountsLayout.read(descriptor, name)
         self._row = None if layout is None else layout.row
         self.shape = (0, 0) if layout is None else (layout.num_layers, layout.num_classes)
         size = os.fstat(descriptor).st_size
@@ -246,6 +246,6 @@ def cut_rows(path: Path, step: int) -> None:
         return
     num_rows = counts.num_upto(step)
     if num_rows:
-        os.truncate(path, _HEADER_BYTES + num_rows * Layout(*counts.shape).row.itemsize)
+        os.truncate(path, _HEADER_BYTES + num_rows * CountsLayout(*counts.shape).row.itemsize)
     else:
         path.unlink()

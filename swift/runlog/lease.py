@@ -19,7 +19,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessTable:
     """A table of processes, in which a number stands for one process.
 
     Attributes:
@@ -50,7 +50,7 @@ class Owner:
         token: random, so that no two leases are equal.
     """
 
-    place: Place
+    place: ProcessTable
     pid: int
     started: int | None
     since: str
@@ -67,7 +67,7 @@ class Owner:
             said = json.loads(content)
             if said.pop("version") != _VERSION:
                 return None
-            owner = cls(Place(**said.pop("place")), **said)
+            owner = cls(ProcessTable(**said.pop("place")), **said)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         texts = (owner.place.host, owner.place.boot, owner.place.processes, owner.since, owner.token)
@@ -104,7 +104,7 @@ class Watch:
     age_s: float
 
 
-def judge(owner: Owner | None, here: Place, watch: Watch) -> Verdict:
+def judge(owner: Owner | None, here: ProcessTable, watch: Watch) -> Verdict:
     """Whether the owner of a lease lives.
 
     Args:

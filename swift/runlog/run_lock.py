@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from swift.errors import RunError, SettingError
-from swift.runlog.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, Place, Verdict, Watch, judge
+from swift.runlog.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
 
 _PREFIX, _SUFFIX = ".lease-", ".json"
 _LONGEST = 4096
@@ -222,7 +222,7 @@ def _locked(descriptor: int) -> bool:
 
 def _is_dead(
     found: _Found,
-    here: Place,
+    here: ProcessTable,
     tell: Callable[[str], None],
     is_there: Callable[[Owner], bool | None],
     clock: Callable[[], float],
@@ -312,12 +312,12 @@ def _content(path: Path) -> bytes:
         return file.read(_LONGEST)
 
 
-def _here() -> Place:
+def _here() -> ProcessTable:
     boot, processes = "", ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         processes = os.readlink("/proc/self/ns/pid")
-    return Place(socket.gethostname(), boot, processes)
+    return ProcessTable(socket.gethostname(), boot, processes)
 
 
 def _started(pid: str) -> int | None:

@@ -16,7 +16,7 @@ import jax
 from swift.checkpoint import Recovered, recover_ranks
 from swift.errors import RunError
 from swift.mesh import host_stages, live_mesh
-from swift.pipeline import Change, Engine, Prepare, Program, TrainState, reshape_state
+from swift.pipeline import Engine, Prepare, Program, Reconfiguration, TrainState, reshape_state
 from swift.topology import Worker
 from swift.train.checkpoints.checkpointer import Saver
 from swift.train.checkpoints.saved_state import put_state, split_of
@@ -225,17 +225,19 @@ def _collect(
     return recover_ranks(host, slots, split, gone, copies, done, saver.ledger, lambda: saver.load(old), names)
 
 
-def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Change:
+def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Reconfiguration:
     """What it cost to go by way of the host."""
     plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
-    return Change(is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+    return Reconfiguration(
+        is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    )
 
 
 def _who(changed: Mapping[str, Sequence[str]]) -> str:
     return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
 
 
-def _took(change: Change) -> str:
+def _took(change: Reconfiguration) -> str:
     took = change.plan_ms + change.compile_ms + change.move_ms
     return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
 

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from swift.checkpoint import Plan, checkpoint_steps, load_arrays, load_metadata, plan_restore, save_arrays
+from swift.checkpoint import RestorePlan, checkpoint_steps, load_arrays, load_metadata, plan_restore, save_arrays
 from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import storage_mesh
@@ -19,7 +19,7 @@ from swift.train.checkpoints.saved_state import load_state
 from swift.train.settings.experiment import Experiment
 
 
-def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> Plan:
+def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
 
     Args:

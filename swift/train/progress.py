@@ -18,7 +18,7 @@ NUM_TIMED_UPDATES = 50
 MAX_TITLE, MAX_WIDTH = 24, 100
 
 
-class Progress:
+class ProgressDisplay:
     """A run's progress on stderr, so that stdout stays clean; a context manager.
 
     On a terminal a bar and the newest metrics are redrawn in place; elsewhere a plain line is printed after the first

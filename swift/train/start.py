@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from swift.checkpoint import Plan, checkpoint_steps, plan_restore, settle
+from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore, settle
 from swift.deadlines import Deadlines
 from swift.errors import SettingError
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
@@ -124,7 +124,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         )
 
 
-def find_start(experiment: Experiment, options: TrainOptions) -> Plan | None:
+def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
     """The checkpoint to go on from, the newest that is sound; None for a new run.
 
     A wrong directory is refused before data are loaded.
@@ -167,7 +167,7 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def begin(experiment: Experiment, program: Program, options: TrainOptions, start: Plan | None) -> TrainState:
+def begin(experiment: Experiment, program: Program, options: TrainOptions, start: RestorePlan | None) -> TrainState:
     """The state to go on from."""
     if start is None:
         return program.init(jax.random.key(experiment.seed))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from swift.checkpoint import Plan, checkpoint_steps, restore_lines
+from swift.checkpoint import RestorePlan, checkpoint_steps, restore_lines
 from swift.data import Batch, DataError, Loader, find_index
 from swift.errors import RunError
 from swift.experts.placement import unsound_placement
@@ -22,7 +22,7 @@ from swift.train.checkpoints.checkpointer import Saver
 from swift.train.checkpoints.saved_state import ledger_after
 from swift.train.emulated_cluster import Cluster, StateLost
 from swift.train.interrupt import Interrupt
-from swift.train.progress import Progress
+from swift.train.progress import ProgressDisplay
 from swift.train.settings.experiment import Experiment
 from swift.train.settings.failure_list import FailureSource
 from swift.train.start import (
@@ -95,7 +95,7 @@ def _train(
         with (
             open_run(experiment, options, done, lease) as directory,
             Saver(experiment, program, directory, start) as saver,
-            Progress(options.run_dir.name, last_step, done + 1) as progress,
+            ProgressDisplay(options.run_dir.name, last_step, done + 1) as progress,
         ):
             run = _Run(experiment, options, cluster, directory, saver, progress, interrupt)
             run.announce(done, start, changes)
@@ -118,7 +118,7 @@ class _Run:
     cluster: Cluster
     directory: RunDirectory
     saver: Saver
-    progress: Progress
+    progress: ProgressDisplay
     interrupt: Interrupt
 
     @property
@@ -126,7 +126,7 @@ class _Run:
         """What runs the live."""
         return self.cluster.engine
 
-    def announce(self, done: int, start: Plan | None, changes: Sequence[str]) -> None:
+    def announce(self, done: int, start: RestorePlan | None, changes: Sequence[str]) -> None:
         program = self.engine.program
         topology, parameters = program.live.topology, program.gpt.num_parameters
         self.directory.log_event(

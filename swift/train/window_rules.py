@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from swift.errors import SettingError
-from swift.mesh import Place
+from swift.mesh import MeshRow
 from swift.pipeline import Engine
 from swift.topology import Topology, Worker
 from swift.train.settings.failure_list import SETTING, FailureList
@@ -41,7 +41,7 @@ def is_due(done: int, every: int, num_steps: int) -> bool:
 
 
 def lost_stages(
-    topology: Topology, places: Collection[Place], before: frozenset[Worker], failed: frozenset[Worker]
+    topology: Topology, places: Collection[MeshRow], before: frozenset[Worker], failed: frozenset[Worker]
 ) -> list[int]:
     """The stages that nobody is left to serve, or whose state nobody has any more.
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, Ledger, Split, load_plan, plan_restore, record_restore, save_checkpoint
+from swift.checkpoint import (
+    CheckpointConfig,
+    Ledger,
+    StateSplit,
+    load_plan,
+    plan_restore,
+    record_restore,
+    save_checkpoint,
+)
 from swift.mesh import RANKED, SHARED
 
 STAGES, LAYERS, RANKS, CLASSES, SIZE = 2, 2, 2, 4, 5
@@ -50,7 +58,7 @@ class SmallRun:
 
     directory: Path
     config: CheckpointConfig
-    split: Split
+    split: StateSplit
     state: dict
     ledger: Ledger
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -100,7 +108,7 @@ def small_run(tmp_path):
     def make(size=SIZE, **config):
         config = CheckpointConfig(**{"every": 2} | config)
         state = first_state(size)
-        split = Split(state, SPECS, has_classes=True)
+        split = StateSplit(state, SPECS, has_classes=True)
         first = Ledger.first(split.num_layers, split.num_classes, config.first_k(CLASSES))
         return SmallRun(tmp_path / "checkpoints", config, split, state, first)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint import BuddyCopies, CheckpointConfig, Split
+from swift.checkpoint import BuddyCopies, CheckpointConfig, StateSplit
 from swift.checkpoint.memory import peer_snapshots
 from swift.mesh import RANKED, SHARED
 
@@ -53,7 +53,7 @@ def made(device):  # noqa: ARG001 - which has to go on until they are closed
 
     def make(**config):
         config = CheckpointConfig(snapshot_every=1, **config)
-        found.append(BuddyCopies(Split(state_of(0), SPECS, has_classes=True), config))
+        found.append(BuddyCopies(StateSplit(state_of(0), SPECS, has_classes=True), config))
         return found[-1]
 
     yield make
@@ -80,7 +80,7 @@ def test_every_rank_is_with_the_next_one(made):
     assert not copies.is_empty
     found = copies.copies(range(RANKS))
     assert [(copy.rank, copy.holder, copy.step) for copy in found] == [(0, 1, 5), (1, 2, 5), (2, 0, 5)]
-    split, state = Split(state_of(0), SPECS, has_classes=True), state_of(5)
+    split, state = StateSplit(state_of(0), SPECS, has_classes=True), state_of(5)
     for copy in found:
         assert list(copy.snapshot.dense) == ["master.head"]
         np.testing.assert_array_equal(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint import Ledger, RankCopy, Snapshot, Split, recover_ranks
+from swift.checkpoint import Ledger, RankCopy, Snapshot, StateSplit, recover_ranks
 from swift.checkpoint.partial.expert_units import by_name
 from swift.errors import RunError
 from swift.mesh import RANKED, SHARED
@@ -93,7 +93,7 @@ def losses(draw):
     state["placement"] = np.array(classes, np.int32).reshape(shape)
     places = list(np.ndindex(stages, ranks))
     lost = frozenset(draw(st.sets(st.sampled_from(places), min_size=1, max_size=len(places) - 1)))
-    split, copies = Split(state, SPECS, has_classes=True), []
+    split, copies = StateSplit(state, SPECS, has_classes=True), []
     for step in draw(st.sets(st.sampled_from([5, 12, NOW, NOW + 1]))):
         k = draw(st.integers(1, CLASSES))
         chosen = np.array([draw(st.permutations(range(CLASSES)))[:k] for _ in range(stages * LAYERS)])
@@ -192,7 +192,7 @@ def test_every_slice_comes_from_the_best_copy_that_is_left(loss):
 
 def small(ranks=4, has_moments=True):
     state = cut(1, ranks, NOW, has_moments)
-    return state, Split(state, SPECS, has_classes=True)
+    return state, StateSplit(state, SPECS, has_classes=True)
 
 
 def all_copies(split, step, rank, holder, chosen=None):

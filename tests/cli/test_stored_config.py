@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swift.cli.configuration import config_text, load_experiment, load_stored
 from swift.errors import SettingError
 from swift.train import Experiment
-from swift.train.settings.stored_config import Unreadable, made, read_config, write_config
+from swift.train.settings.stored_config import UnreadableConfig, made, read_config, write_config
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 HOSTILE = {
@@ -227,6 +227,6 @@ def test_text_is_written_by_a_model_whose_policy_nobody_has_any_more(own, here):
 def test_what_cannot_be_written_is_told_where_it_is_read(tmp_path):
     write_config(tmp_path, Experimental(value=range(3)))
     with pytest.raises(
-        Unreadable, match=r"has a value that was not written, range\(0, 3\): only dataclasses and plain"
+        UnreadableConfig, match=r"has a value that was not written, range\(0, 3\): only dataclasses and plain"
     ):
         read_config(tmp_path)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.mesh import RANKED, REPLICATED, SHARED, Place, live_mesh
+from swift.mesh import RANKED, REPLICATED, SHARED, MeshRow, live_mesh
 from swift.topology import Topology
 
 
 def test_rows_say_their_worker_and_its_stage():
     live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(1, 0)}))
-    assert live.places == (Place((0, 0), 0), Place((0, 1), 1), Place((1, 1), 1))
+    assert live.places == (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 1), 1))
     assert live.workers == ((0, 0), (0, 1), (1, 1))
     assert live.failed == {(1, 0)}
     assert (live.num_rows, live.num_ranks) == (3, 2)
@@ -31,7 +31,7 @@ def test_a_worker_keeps_its_devices_whoever_fails():
 
 
 def test_a_worker_may_serve_another_stage_in_another_row():
-    places = (Place((1, 0), 1), Place((1, 1), 1), Place((0, 0), 0))
+    places = (MeshRow((1, 0), 1), MeshRow((1, 1), 1), MeshRow((0, 0), 0))
     live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(0, 1)}), places)
     assert live.peers == ((2,), (0, 1))
     assert live.first_rows == (2, 0)
@@ -41,7 +41,7 @@ def test_a_worker_may_serve_another_stage_in_another_row():
 
 def test_a_stage_without_its_own_workers_may_be_served_by_another():
     failed = frozenset({(0, 1), (1, 1)})
-    live = live_mesh(Topology(2, 2, 1), "emulated", failed, (Place((0, 0), 0), Place((1, 0), 1)))
+    live = live_mesh(Topology(2, 2, 1), "emulated", failed, (MeshRow((0, 0), 0), MeshRow((1, 0), 1)))
     assert live.peers == ((0,), (1,))
     with pytest.raises(SettingError, match="stage 1 has no live worker"):
         live_mesh(Topology(2, 2, 1), "emulated", failed)
@@ -50,11 +50,11 @@ def test_a_stage_without_its_own_workers_may_be_served_by_another():
 @pytest.mark.parametrize(
     "places",
     [
-        (Place((0, 0), 0), Place((0, 1), 1)),
-        (Place((0, 0), 0), Place((0, 1), 1), Place((1, 0), 0)),
-        (Place((0, 0), 0), Place((0, 1), 1), Place((1, 1), 1), Place((1, 1), 0)),
-        (Place((0, 0), 0), Place((0, 1), 0), Place((1, 1), 0)),
-        (Place((0, 0), 0), Place((0, 1), 1), Place((1, 1), 2)),
+        (MeshRow((0, 0), 0), MeshRow((0, 1), 1)),
+        (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 0), 0)),
+        (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 1), 1), MeshRow((1, 1), 0)),
+        (MeshRow((0, 0), 0), MeshRow((0, 1), 0), MeshRow((1, 1), 0)),
+        (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 1), 2)),
     ],
     ids=["a live one left out", "a failed one", "twice", "a stage unserved", "an unknown stage"],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.mesh import RANKED, REPLICATED, SHARED, Place, live_mesh, move_rows, moved_bytes, source_rows
+from swift.mesh import RANKED, REPLICATED, SHARED, MeshRow, live_mesh, move_rows, moved_bytes, source_rows
 from swift.topology import Topology
 
 TOPOLOGY = Topology(2, 2, 2)
@@ -47,9 +47,9 @@ def leaves(tree):
     return jax.tree.leaves(tree)
 
 
-FULL = tuple(Place(worker, worker[1]) for worker in TOPOLOGY.workers)
+FULL = tuple(MeshRow(worker, worker[1]) for worker in TOPOLOGY.workers)
 HOLE = (FULL[0], FULL[1], FULL[3])
-MOVED = (FULL[0], Place((0, 1), 0), FULL[3])
+MOVED = (FULL[0], MeshRow((0, 1), 0), FULL[3])
 PERMUTED = (FULL[3], FULL[0], FULL[1])
 
 
@@ -100,7 +100,7 @@ def changes(draw):
         live = workers[: draw(st.integers(topology.num_stages, len(workers)))]
         anyone = st.integers(0, topology.num_stages - 1)
         stages = [*range(topology.num_stages), *(draw(anyone) for _ in live[topology.num_stages :])]
-        places = tuple(map(Place, live, stages))
+        places = tuple(map(MeshRow, live, stages))
         return live_mesh(topology, "emulated", frozenset(workers) - frozenset(live), places)
 
     return drawn_mesh(), drawn_mesh()

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import RunError, SettingError
-from swift.runlog.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, Place, Verdict, Watch, judge
+from swift.runlog.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
 from swift.runlog.run_lock import process_is_there, take, this_process, writes_checkpoints
 
-HERE, THERE = Place("here", "boot", "pid:[1]"), Place("there", "boot", "pid:[1]")
+HERE, THERE = ProcessTable("here", "boot", "pid:[1]"), ProcessTable("there", "boot", "pid:[1]")
 OWNER = Owner(HERE, 7, 70, "2026-01-01T00:00:00+00:00", "token")
 seconds = st.floats(-1e6, 1e6)
 watches = st.builds(Watch, st.sampled_from([True, False, None]), st.booleans(), st.floats(0, 1e6), seconds)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from swift.train import progress
-from swift.train.progress import Progress, describe, format_duration
+from swift.train.progress import ProgressDisplay, describe, format_duration
 
 
 def record(step, **more):
@@ -16,7 +16,7 @@ def record(step, **more):
 def run(num_steps, first_step=1, stride=1, **console):
     """What a run writes that updates at every ``stride``-th step."""
     file = io.StringIO()
-    with Progress("symi [x]", num_steps, first_step, Console(file=file, width=80, **console)) as shown:
+    with ProgressDisplay("symi [x]", num_steps, first_step, Console(file=file, width=80, **console)) as shown:
         for step in range(first_step + stride - 1, num_steps + 1, stride):
             shown.update(record(step))
     return file.getvalue()
@@ -47,7 +47,7 @@ def test_short_resumed_and_windowed_runs(num_steps, first_step, stride, steps):
 
 def test_a_line_says_how_old_the_newest_checkpoint_is():
     file = io.StringIO()
-    with Progress("symi", 4, 1, Console(file=file, width=200)) as shown:
+    with ProgressDisplay("symi", 4, 1, Console(file=file, width=200)) as shown:
         shown.saved(None)
         shown.update(record(1))
         shown.saved(2)
@@ -73,7 +73,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_its_cursor_back():
 
 def test_the_terminal_is_restored_after_an_interrupt():
     file = io.StringIO()
-    shown = Progress("symi", 3, 1, Console(file=file, force_terminal=True, width=80))
+    shown = ProgressDisplay("symi", 3, 1, Console(file=file, force_terminal=True, width=80))
     with pytest.raises(KeyboardInterrupt), shown:
         raise KeyboardInterrupt
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
@@ -82,13 +82,13 @@ def test_the_terminal_is_restored_after_an_interrupt():
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_note_is_printed_as_it_is(terminal):
     file = io.StringIO()
-    with Progress("symi", 3, 1, Console(file=file, force_terminal=terminal, width=80)) as shown:
+    with ProgressDisplay("symi", 3, 1, Console(file=file, force_terminal=terminal, width=80)) as shown:
         shown.note("[bold]worker 1:0 failed[/bold]")
     assert "[bold]worker 1:0 failed[/bold]\n" in file.getvalue()
 
 
 def test_stdout_stays_clean(capsys):
-    with Progress("symi", 2, 1) as shown:
+    with ProgressDisplay("symi", 2, 1) as shown:
         shown.note("note")
         shown.update(record(1))
         shown.update(record(2))
@@ -101,7 +101,7 @@ def test_time_left_leaves_out_the_step_that_compiles(monkeypatch):
     times = iter([100.0, 102.0, 104.0])  # The first step took 100 s, those after it 2 s each.
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
     file = io.StringIO()
-    with Progress("symi", 5, 1, Console(file=file)) as shown:
+    with ProgressDisplay("symi", 5, 1, Console(file=file)) as shown:
         for step in (1, 2, 3):
             shown.update(record(step))
     lines = file.getvalue().splitlines()

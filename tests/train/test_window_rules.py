@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.mesh import Place
+from swift.mesh import MeshRow
 from swift.pipeline import Configurator, PlanSettings, survives
 from swift.topology import Topology
 from swift.train.settings.failure_list import parse_failures
@@ -15,7 +15,7 @@ from swift.train.window_rules import check_failures, lost_stages, window_length
 
 THREE_BY_TWO = Topology(3, 2)
 GONE = frozenset({(0, 0), (1, 0)})
-MOVED = (Place((0, 1), 0), Place((1, 1), 1), Place((2, 0), 0), Place((2, 1), 1))
+MOVED = (MeshRow((0, 1), 0), MeshRow((1, 1), 1), MeshRow((2, 0), 0), MeshRow((2, 1), 1))
 """Who serves what while ``GONE`` are down: worker 0:1 has left stage 1 for stage 0."""
 
 
@@ -41,7 +41,7 @@ def test_what_is_due_comes_at_the_end_of_a_program_and_no_window_is_cut_without_
 
 def at_home(topology, failed=frozenset()):
     """Every live worker serves its own stage."""
-    return [Place(worker, worker[1]) for worker in topology.workers if worker not in failed]
+    return [MeshRow(worker, worker[1]) for worker in topology.workers if worker not in failed]
 
 
 def test_a_stage_without_a_survivor_is_lost():
@@ -60,7 +60,7 @@ def test_a_stage_is_lost_with_its_last_own_worker_though_a_moved_one_has_its_sta
 
 
 def test_who_comes_back_has_copied_the_state_before_the_others_fail():
-    assert lost_stages(Topology(2), [Place((1, 0), 0)], frozenset({(0, 0)}), frozenset({(1, 0)})) == []
+    assert lost_stages(Topology(2), [MeshRow((1, 0), 0)], frozenset({(0, 0)}), frozenset({(1, 0)})) == []
     # Worker 2:1 has copied stage 1 before 0:1 and 1:1 go.
     topology, before = Topology(3, 2), frozenset({(2, 1)})
     assert lost_stages(topology, at_home(topology, before), before, frozenset({(0, 1), (1, 1)})) == []

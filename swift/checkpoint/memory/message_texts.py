@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from swift.checkpoint.partial.expert_units import Split, Unit
+from swift.checkpoint.partial.expert_units import StateSplit, Unit
 
 
 class Origin(NamedTuple):
@@ -48,7 +48,7 @@ class RankSource(NamedTuple):
         return RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
 
 
-def rank_lines(sources: Sequence[RankSource], split: Split, step: int) -> list[str]:
+def rank_lines(sources: Sequence[RankSource], split: StateSplit, step: int) -> list[str]:
     """A line for each source of each lost rank.
 
     Such as ``rank 3 is lost: dense and experts 0-7: snapshot of rank 4, 0 steps old``, ``rank 3: weights of experts 1,
@@ -134,7 +134,7 @@ def _origins(origins: Collection[Origin], step: int) -> str:
     return f"replicas on ranks {ranks}" if len(origins) > 1 else f"a replica on rank {ranks}"
 
 
-def _what(sources: Sequence[RankSource], split: Split) -> str:
+def _what(sources: Sequence[RankSource], split: StateSplit) -> str:
     """Such as ``dense and experts 0-7``; layers are named where they differ."""
     of_layer = defaultdict(list)
     for source in sources:

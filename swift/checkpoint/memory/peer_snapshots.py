@@ -14,7 +14,7 @@ import numpy as np
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory.rank_recovery import RankCopy
 from swift.checkpoint.memory.snapshots import begin_snapshot
-from swift.checkpoint.partial.expert_units import Snapshot, Split
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
 from swift.checkpoint.partial.selection import everything, first_turns, load_aware, next_turns, sequential
 from swift.mesh import LiveMesh
 
@@ -33,7 +33,7 @@ class _Store:
         contained_CLE: token updates that are in them.
     """
 
-    def __init__(self, split: Split):
+    def __init__(self, split: StateSplit):
         shape = (_NUM_COPIES, split.num_layers, split.num_classes)
         self._split = split
         self._blocks = {dtype: np.empty((*shape, *unit.shape), unit.dtype) for dtype, unit in split.unit_shapes.items()}
@@ -90,7 +90,7 @@ class BuddyCopies:
         config: how many experts a snapshot has, and which.
     """
 
-    def __init__(self, split: Split, config: CheckpointConfig):
+    def __init__(self, split: StateSplit, config: CheckpointConfig):
         self._split, self._selection = split, config.selection
         self._k = config.snapshot_k(split.num_classes)
         self._turn_L = first_turns(split.num_layers, split.num_classes, self._k)

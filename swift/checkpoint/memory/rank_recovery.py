@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from swift.checkpoint.memory.message_texts import Origin, RankSource, kept_lines, rank_facts, rank_lines
-from swift.checkpoint.partial.expert_units import Snapshot, Split, Unit, by_name
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, by_name
 from swift.checkpoint.storage.manifest import Ledger
-from swift.checkpoint.storage.reader import Plan
+from swift.checkpoint.storage.reader import RestorePlan
 from swift.errors import RunError
 
 _MASTER = "master."
@@ -81,12 +81,12 @@ class _Found:
 def recover_ranks(
     state: Any,
     slots: Mapping[str, np.ndarray] | None,
-    split: Split,
+    split: StateSplit,
     lost: Collection[tuple[int, int]],
     copies: Sequence[RankCopy],
     step: int,
     ledger: Ledger,
-    stored: Callable[[], tuple[Any, Plan] | None],
+    stored: Callable[[], tuple[Any, RestorePlan] | None],
     names: Sequence[int] | None = None,
 ) -> Recovered:
     """Fills in the slices of lost ranks.
@@ -140,13 +140,13 @@ def recover_ranks(
 class _Search:
     """Where to look for lost parts; see ``recover_ranks``."""
 
-    split: Split
+    split: StateSplit
     placement_PLNS: np.ndarray
     slots: Mapping[str, np.ndarray]
     lost: frozenset[tuple[int, int]]
     copies: Sequence[RankCopy]
     step: int
-    stored: Callable[[], tuple[Any, Plan] | None]
+    stored: Callable[[], tuple[Any, RestorePlan] | None]
     names: Sequence[int]
     ledger: Ledger
 
@@ -236,21 +236,21 @@ def _passed_over(stored: Any) -> tuple[str, ...]:
     return () if found is None else found[1].passed_over
 
 
-def _parts(split: Split, lost: Collection[tuple[int, int]]) -> Iterator[_Part]:
+def _parts(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[_Part]:
     for stage, rank in sorted(lost):
         yield _Part(stage, rank, None)
         for row, class_ in np.ndindex(split.rows_per_stage, split.num_classes):
             yield _Part(stage, rank, (stage * split.rows_per_stage + row, class_))
 
 
-def _names(split: Split, unit: Unit | None) -> tuple[list[str], list[str]]:
+def _names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
     """The arrays that ranks have slices of, in the dense part or in experts: master weights, and moments."""
     among = split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
     masters = [name for name in among if name.startswith(_MASTER)]
     return masters, [name for name in among if name not in masters]
 
 
-def _slice(split: Split, array: np.ndarray, part: _Part) -> np.ndarray:
+def _slice(split: StateSplit, array: np.ndarray, part: _Part) -> np.ndarray:
     """A part's place in an array ``[P, row, N, ...]``."""
     if part.unit is None:
         return array[part.stage, :, part.rank]

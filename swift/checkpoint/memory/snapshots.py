@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.partial.expert_units import Snapshot, Split, by_name
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, by_name
 from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
 
 
 def begin_snapshot(
-    split: Split, state: Any, live: LiveMesh, chosen_LK: np.ndarray, room: Snapshot | None = None
+    split: StateSplit, state: Any, live: LiveMesh, chosen_LK: np.ndarray, room: Snapshot | None = None
 ) -> Callable[[], Snapshot]:
     """Has the devices copy what a checkpoint saves of a state, behind what they are at; only that leaves them.
 
@@ -46,7 +46,7 @@ def begin_snapshot(
     return partial(_take, split, copies, chosen_LK, room)
 
 
-def _take(split: Split, copies: dict[str, jax.Array], chosen_LK: np.ndarray, room: Snapshot | None) -> Snapshot:
+def _take(split: StateSplit, copies: dict[str, jax.Array], chosen_LK: np.ndarray, room: Snapshot | None) -> Snapshot:
     if room is None or room.chosen_LK.shape != chosen_LK.shape:
         dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
         blocks = split.new_blocks(chosen_LK.shape[-1])

@@ -57,7 +57,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Split:
+class StateSplit:
     """Which arrays of a state are experts'.
 
     Attributes:

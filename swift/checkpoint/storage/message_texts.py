@@ -6,10 +6,10 @@ from typing import Any
 
 from swift.checkpoint.partial.expert_units import Unit
 from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest
-from swift.checkpoint.storage.reader import Plan
+from swift.checkpoint.storage.reader import RestorePlan
 
 
-def source_lines(plan: Plan) -> list[str]:
+def source_lines(plan: RestorePlan) -> list[str]:
     """Where a restore takes its state from, a line for each source, and what it has passed over.
 
     Such as ``dense: storage, step 40`` and ``experts 3, 7 of layer 1: storage, step 20``.
@@ -22,7 +22,7 @@ def source_lines(plan: Plan) -> list[str]:
     return [*lines, *(f"passed over: {why}" for why in plan.passed_over)]
 
 
-def restore_lines(plan: Plan, after: Ledger) -> list[str]:
+def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
     """The same, with what the restore has cost so far.
 
     Args:
@@ -58,7 +58,7 @@ def save_facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def restore_facts(plan: Plan, after: Ledger) -> dict[str, Any]:
+def restore_facts(plan: RestorePlan, after: Ledger) -> dict[str, Any]:
     """What ``events.jsonl`` says of a restore: by step, the experts ``[layer, class]`` that it has taken from there.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.checkpoint.partial.expert_units import Split, Unit, shape_text
+from swift.checkpoint.partial.expert_units import StateSplit, Unit, shape_text
 from swift.checkpoint.partial.lost_tokens import Tally, dynamic_k
 from swift.checkpoint.storage.digests import array_digest
 from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path, checkpoint_steps
@@ -21,7 +21,7 @@ _SETTING = "checkpoint"
 
 
 @dataclass(frozen=True)
-class Plan:
+class RestorePlan:
     """Where a restore takes everything from.
 
     Attributes:
@@ -73,7 +73,7 @@ def plan_restore(
     identity: Mapping[str, Any] | None = None,
     step: int | None = None,
     checker: Checker | None = None,
-) -> Plan:
+) -> RestorePlan:
     """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
 
     Args:
@@ -106,11 +106,11 @@ def plan_restore(
         except Damaged as error:
             passed_over.append(str(error))
             continue
-        return Plan(manifest, sources, (*passed_over, *damaged))
+        return RestorePlan(manifest, sources, (*passed_over, *damaged))
     raise SettingError(_SETTING, str(directory), f"cannot be restored: {'; '.join(passed_over)}")
 
 
-def load_plan(directory: Path, plan: Plan, split: Split) -> Any:
+def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
     """Reads what a plan says.
 
     Args:
@@ -141,7 +141,7 @@ def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] 
             raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {theirs!r}, here {mine!r}")
 
 
-def _check_shapes(directory: Path, manifest: Manifest, split: Split) -> None:
+def _check_shapes(directory: Path, manifest: Manifest, split: StateSplit) -> None:
     ours = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
     ours |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
     ours["experts"] = str([split.num_layers, split.num_classes])
@@ -174,7 +174,7 @@ def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Co
     return sources, damaged
 
 
-def _read_experts(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarray]:
+def _read_experts(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[str, np.ndarray]:
     """The blocks of all experts."""
     blocks = split.new_blocks(split.num_classes)
     for step in sorted({copy.step for copy in plan.sources.values()}):
@@ -190,7 +190,7 @@ def _read_experts(directory: Path, plan: Plan, split: Split) -> dict[str, np.nda
     return blocks
 
 
-def _read_dense(directory: Path, plan: Plan, split: Split) -> dict[str, np.ndarray]:
+def _read_dense(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[str, np.ndarray]:
     path = checkpoint_path(directory, plan.step)
     filled = {name: leaf for name, leaf in split.dense_shapes.items() if leaf.size}
     arrays = read_arrays(path / ARRAYS, filled)

@@ -11,15 +11,15 @@ from swift.elastic.membership.protocol import Cut, Process, Stamp
 from swift.elastic.transport.checkpoint_messages import (
     Answer,
     Command,
-    Load,
-    Recut,
-    Save,
+    LoadCheckpoint,
+    Reshard,
+    SaveCheckpoint,
     Saved,
     command_line,
     read_answer,
 )
 from swift.elastic.transport.processes import Children
-from swift.elastic.transport.worker_messages import Snapshot
+from swift.elastic.transport.worker_messages import SnapshotKept
 from swift.errors import SettingError
 
 KEEPER = "keeper"
@@ -62,7 +62,7 @@ class Saving:
         self._ready_by = 0.0  # when the keeper has to be at work
         self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
         self._num_lives = 0
-        self._unsaved: Save | None = None  # what has failed; None: the newest save is there, or under way
+        self._unsaved: SaveCheckpoint | None = None  # what has failed; None: the newest save is there, or under way
         self._num_failures = 0
         self._again_at: float | None = None
 
@@ -90,7 +90,7 @@ class Saving:
         return bool(self._asked) or self._again_at is not None
 
     @property
-    def unsaved(self) -> Save | None:
+    def unsaved(self) -> SaveCheckpoint | None:
         """The newest save, where it has failed."""
         return self._unsaved
 
@@ -107,14 +107,14 @@ class Saving:
             self._children.start(KEEPER, self._command, self._log)
             self._say_next()
 
-    def add(self, snapshot: Snapshot, *, is_full: bool = False) -> None:
+    def add(self, snapshot: SnapshotKept, *, is_full: bool = False) -> None:
         """Notes that a member has its part of a state; once every stage has one, the state is saved."""
         (_, stage), rank = process = snapshot.member.process
         parts = self._parts.setdefault(snapshot.stamp, {})
         parts[stage, rank] = process
         if len(parts) == self._num_parts:
             self._unsaved, self._num_failures, self._again_at = None, 0, None
-            self._ask(Save(snapshot.stamp, tuple(sorted(parts.values())), is_full))
+            self._ask(SaveCheckpoint(snapshot.stamp, tuple(sorted(parts.values())), is_full))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, epoch: int, processes: Sequence[Process]) -> None:
@@ -124,17 +124,17 @@ class Saving:
         """
         if self._unsaved is not None and self._unsaved not in self._asked:
             self._try_again(self._unsaved)
-        self._ask(Load(None, epoch, tuple(processes)))
+        self._ask(LoadCheckpoint(None, epoch, tuple(processes)))
 
     def recut(self, stamp: Stamp, cut: Cut, epoch: int, processes: Sequence[Process]) -> None:
         """Asks for the parts of a state that is cut for others."""
-        self._ask(Recut(stamp, cut, epoch, tuple(processes)))
+        self._ask(Reshard(stamp, cut, epoch, tuple(processes)))
 
     def hear(self, line: str) -> Answer:
         """What the keeper has answered, to what it was asked first."""
         self._num_lives, self._ready_by = 1, self._clock()
         answer, command = read_answer(line), self._asked.pop(0)
-        if isinstance(command, Save) and not command.is_elsewhere:
+        if isinstance(command, SaveCheckpoint) and not command.is_elsewhere:
             self._note_save(command, is_saved=isinstance(answer, Saved))
         self._say_next()
         return answer
@@ -154,7 +154,7 @@ class Saving:
         """The keeper has died. Whether it was started again."""
         if self._num_lives >= _MAX_LIVES:
             return False
-        if [type(command) for command in self._asked[:2]] == [Save, Save]:
+        if [type(command) for command in self._asked[:2]] == [SaveCheckpoint, SaveCheckpoint]:
             del self._asked[0]  # it waits again, and a newer one does, too
         self.start()
         return True
@@ -167,8 +167,8 @@ class Saving:
         self._children.signal(KEEPER, signal.SIGKILL)
         return True
 
-    def _note_save(self, command: Save, *, is_saved: bool) -> None:
-        if any(isinstance(other, Save | Load) for other in self._asked):
+    def _note_save(self, command: SaveCheckpoint, *, is_saved: bool) -> None:
+        if any(isinstance(other, SaveCheckpoint | LoadCheckpoint) for other in self._asked):
             self._unsaved = None  # a newer one is on its way, or all resume from another state
             return
         self._unsaved = None if is_saved else command
@@ -176,14 +176,16 @@ class Saving:
         has_tries = 0 < self._num_failures <= len(RETRY_PAUSES_S)
         self._again_at = self._clock() + RETRY_PAUSES_S[self._num_failures - 1] if has_tries else None
 
-    def _try_again(self, save: Save) -> None:
+    def _try_again(self, save: SaveCheckpoint) -> None:
         self._again_at = None
         self._ask(save)
 
     def _ask(self, command: Command) -> None:
         """Saves that wait are dropped for a newer one: their parts may be gone by the time that they are due."""
-        if isinstance(command, Save):
-            self._asked = [old for nth, old in enumerate(self._asked) if nth == 0 or not isinstance(old, Save)]
+        if isinstance(command, SaveCheckpoint):
+            self._asked = [
+                old for nth, old in enumerate(self._asked) if nth == 0 or not isinstance(old, SaveCheckpoint)
+            ]
         self._asked.append(command)
         if KEEPER not in self._children:
             self.start()

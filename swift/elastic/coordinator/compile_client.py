@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swift.elastic.transport.compile_messages import Alive, Prepared, Trouble, Wish, read_said, wish_line
+from swift.elastic.transport.compile_messages import Alive, CompileFailed, Prepared, Wish, read_said, wish_line
 from swift.elastic.transport.processes import Children
 
 PREPARER = "preparer"
@@ -58,7 +58,7 @@ class Preparing:
         self._children.say(PREPARER, wish_line(self._wish))
         self._is_told = True
 
-    def hear(self, line: str, when: float) -> Prepared | Trouble | None:
+    def hear(self, line: str, when: float) -> Prepared | CompileFailed | None:
         """What the preparer has said; None: that it is alive."""
         said = read_said(line)
         if self._due is not None:

@@ -14,7 +14,7 @@ HARMS = ("kill", "freeze", "hang")
 _RESTART = "restart"
 
 
-class Trouble(NamedTuple):
+class InjectedFault(NamedTuple):
     """An event of chaos: once the iteration ``step`` is done, a process is harmed, or may come back."""
 
     step: int
@@ -25,10 +25,10 @@ class Trouble(NamedTuple):
 class Chaos:
     """A list of troubles; each happens once."""
 
-    def __init__(self, troubles: Sequence[Trouble] = ()):
-        self._troubles, self._done = sorted(troubles), set[Trouble]()
+    def __init__(self, troubles: Sequence[InjectedFault] = ()):
+        self._troubles, self._done = sorted(troubles), set[InjectedFault]()
 
-    def harm(self, finished: int) -> list[Trouble]:
+    def harm(self, finished: int) -> list[InjectedFault]:
         """What is to be done now that this iteration is done; each harm is told once."""
         due = [t for t in self._troubles if t.kind in HARMS and t.step <= finished and t not in self._done]
         self._done.update(due)
@@ -73,7 +73,7 @@ def parse_chaos(texts: Sequence[str], topology: Topology, processes: Collection[
     return Chaos([trouble for _, trouble in told])
 
 
-def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> Trouble:
+def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> InjectedFault:
     event, rank = parse_rank(text)
     step, kind, worker = parse_event(SETTING, event, (*HARMS, _RESTART), topology, last_step)
-    return Trouble(step, kind, Process(worker, rank or 0))
+    return InjectedFault(step, kind, Process(worker, rank or 0))

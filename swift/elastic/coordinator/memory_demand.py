@@ -97,7 +97,7 @@ class Demand:
         return cls(num_here, num_here * _NUM_STATES * whole, snapshots, copies)
 
 
-class Place(NamedTuple):
+class StorageLocation(NamedTuple):
     """Where a node keeps what its processes have to.
 
     Attributes:
@@ -114,7 +114,7 @@ def choose_place(
     run_dir: Path,
     shared_memory: Path = SHARED_MEMORY,
     free: Callable[[Path], int] | None = None,
-) -> Place:
+) -> StorageLocation:
     """The directory in which a node keeps what it has to: in its memory, else for temporary files, else of the run.
 
     What dead runs have left behind there is removed first.
@@ -141,7 +141,7 @@ def choose_place(
     if chosen is None:
         raise SettingError("TMPDIR", str(temporary), f"{need}, and nowhere are so many bytes free: {there}")
     slow = "" if chosen == places[0] else f", and not in {places[0]} ({_text(room[places[0]])} free): that is slower"
-    return Place(chosen, f"{need}, of {_text(room[chosen])} that are free in {chosen}{slow}")
+    return StorageLocation(chosen, f"{need}, of {_text(room[chosen])} that are free in {chosen}{slow}")
 
 
 def _free_bytes(directory: Path) -> int:

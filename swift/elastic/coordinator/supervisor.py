@@ -43,23 +43,23 @@ from swift.elastic.membership.protocol import (
 )
 from swift.elastic.membership.state_machine import Membership
 from swift.elastic.transport.checkpoint_messages import Anew, Failed, Kept, Loaded, Saved
-from swift.elastic.transport.compile_messages import Trouble, Wish
+from swift.elastic.transport.compile_messages import CompileFailed, Wish
 from swift.elastic.transport.fleet import NODES
 from swift.elastic.transport.processes import Children, Death
 from swift.elastic.transport.worker_messages import Command as WireCommand
 from swift.elastic.transport.worker_messages import (
+    DataUnreadable,
     Done,
     Halt,
     Hang,
     Leave,
     News,
-    NoSnapshot,
     Order,
     Planned,
     Record,
-    Snapshot,
+    SnapshotKept,
+    SnapshotMissed,
     Stop,
-    Unreadable,
     order_line,
     read_news,
 )
@@ -102,14 +102,14 @@ class Supervisor:
         self._restoring: Go | None = None
         self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
         self._roster = Roster(terms, children)
-        self._unreadable: Unreadable | None = None
+        self._unreadable: DataUnreadable | None = None
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
         self._steps_s = deque([_HEARING_S], maxlen=_NUM_TIMED)  # of the newest iterations
         self._is_stopping, self._is_loading = False, False
         self._halted = self._last = self._saved = 0  # the newest epoch told to halt; its last iteration; the last saved
         self._kept = ""  # what was told last of a save that has failed
-        self._refused: NoSnapshot | None = None  # the newest state of which a part could not be kept
+        self._refused: SnapshotMissed | None = None  # the newest state of which a part could not be kept
         self._stop_by = math.inf
 
     def __enter__(self) -> Self:
@@ -234,13 +234,13 @@ class Supervisor:
                 self._reporter.record(record)
             case Planned(number, facts):
                 self._reporter.plan(number, facts)
-            case Snapshot(_, stamp, loss):
+            case SnapshotKept(_, stamp, loss):
                 if loss is not None:
                     self._check_finite(stamp.step, loss_after=loss)
                 self._saving.add(news, is_full=self._is_stopping)
-            case Unreadable():
+            case DataUnreadable():
                 self._end_without_data(news)
-            case NoSnapshot(_, stamp, why):
+            case SnapshotMissed(_, stamp, why):
                 self._refused = news
                 self._reporter.note("checkpoint_failed", stamp.step, _refusal_text(news), error=why)
             case Done(member, number):
@@ -249,7 +249,7 @@ class Supervisor:
             case _:
                 self._feed(news)
 
-    def _end_without_data(self, news: Unreadable) -> None:
+    def _end_without_data(self, news: DataUnreadable) -> None:
         """Has the state that all have kept for a checkpoint: in a new epoch, which runs no iteration."""
         if self._unreadable is None:
             self._unreadable = news
@@ -286,7 +286,7 @@ class Supervisor:
         said = self._preparing.hear(line, when)
         if said is None:
             return
-        if isinstance(said, Trouble):
+        if isinstance(said, CompileFailed):
             self._reporter.note("prepare_failed", self._reporter.written, said.why, error=said.why)
         else:
             failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(said.failed)]
@@ -533,6 +533,6 @@ class Supervisor:
         self._children.wait_for(members)
 
 
-def _refusal_text(refused: NoSnapshot) -> str:
+def _refusal_text(refused: SnapshotMissed) -> str:
     where = f"{refused.member.process} has no room for its part"
     return f"iteration {refused.stamp.step} cannot be saved: {where}: {refused.why}"

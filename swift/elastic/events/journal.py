@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from swift.elastic.events.goodput import CAUSES, Goodput
 from swift.elastic.events.message_texts import back_text, change_text, count, go_on_text, go_text, lost_text
-from swift.elastic.events.recovery_timing import Change, Doom, doom_of, recovery_figures
+from swift.elastic.events.recovery_timing import Doom, Transition, doom_of, recovery_figures
 from swift.elastic.membership.protocol import (
     Beat,
     Command,
@@ -63,8 +63,8 @@ class Journal:
         self._running: tuple[Member, ...] = ()  # of the epoch that went last
         self._base: int | None = None  # the iteration that it has gone on after; None: nobody has told yet
         self._step = 0
-        self._change: Change | None = None  # that led to it, or will lead to the next one
-        self._admission: Change | None = None  # while it still runs
+        self._change: Transition | None = None  # that led to it, or will lead to the next one
+        self._admission: Transition | None = None  # while it still runs
         self._told_back: set[Member] = set()
         self._joined: tuple[Process, ...] = ()
         self._took: dict[tuple[int, str], float] = {}
@@ -153,7 +153,7 @@ class Journal:
     def _fail(self, member: Member, doom: Doom, time: float) -> None:
         """Where others were to join, it is a recovery now: they are members of the epoch that follows."""
         self._goodput.fail(doom.since, doom.known, time)
-        change = self._change if self._change is not None and self._change.failed else Change(doom.since)
+        change = self._change if self._change is not None and self._change.failed else Transition(doom.since)
         self._change = change.after_failure(member.process, doom)
 
     def _beat(self, beat: Beat, after: Membership) -> list[Note]:
@@ -172,7 +172,7 @@ class Journal:
         self._change = None
         return [self._changed(change, self._base, beat)]
 
-    def _changed(self, change: Change, base: int, beat: Beat) -> Note:
+    def _changed(self, change: Transition, base: int, beat: Beat) -> Note:
         """All have finished the first iteration of an epoch."""
         took = {part: took_s for (number, part), took_s in self._took.items() if number == beat.number}
         durations = change.durations(took, beat.time)
@@ -224,7 +224,7 @@ class Journal:
     def _form(self, form: Form, time: float) -> Note:
         self._goodput.form(form.after, time)
         if form.after is not None:
-            self._admission = Change(time)
+            self._admission = Transition(time)
         back = [member for member in form.members if member.incarnation > 0 and member not in self._running]
         news = [member.process for member in back if member not in self._told_back]
         self._told_back.update(back)

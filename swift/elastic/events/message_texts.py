@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.elastic.events.recovery_timing import Change
+from swift.elastic.events.recovery_timing import Transition
 from swift.elastic.membership.protocol import PARTS, Process
 
 
-def change_text(change: Change, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
+def change_text(change: Transition, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
     """A line on an epoch that has finished its first iteration.
 
     Args:

@@ -34,7 +34,7 @@ def doom_of(member: Member, time: float, membership: Membership) -> Doom:
 
 
 @dataclass(frozen=True)
-class Change:
+class Transition:
     """From what ends an epoch to the first iteration of another one; all times are in seconds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Change:
     went: float | None = None
     newest: int = 0
 
-    def after_failure(self, process: Process, doom: Doom) -> "Change":
+    def after_failure(self, process: Process, doom: Doom) -> "Transition":
         """With one more failure; where two are undetected at the same time, that time counts once."""
         failed, known = doom.since, doom.known
         undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))

@@ -21,8 +21,8 @@ import numpy as np
 
 from swift.checkpoint import (
     Manifest,
-    Plan,
-    Split,
+    RestorePlan,
+    StateSplit,
     checkpoint_path,
     checkpoint_steps,
     plan_restore,
@@ -48,10 +48,10 @@ from swift.elastic.transport.checkpoint_messages import (
     Command,
     Failed,
     Kept,
-    Load,
+    LoadCheckpoint,
     Loaded,
-    Recut,
-    Save,
+    Reshard,
+    SaveCheckpoint,
     Saved,
     answer_line,
     read_command,
@@ -104,7 +104,7 @@ class Keeper:
         return Counts(self.experiment, self.checkpoints, self.keeps / "losses.json")
 
     @cached_property
-    def split(self) -> Split:
+    def split(self) -> StateSplit:
         """How the state falls into a dense part and experts."""
         return split_of(self.program)
 
@@ -123,18 +123,18 @@ class Keeper:
         begun = time.perf_counter()
         try:
             match command:
-                case Save(stamp, holders, is_full, True):
+                case SaveCheckpoint(stamp, holders, is_full, True):
                     write = partial(self.save, stamp, holders, is_full=is_full)
                     return Kept(stamp.step, keep_elsewhere(self.checkpoints, stamp.step, write))
-                case Save(stamp, holders, is_full):
+                case SaveCheckpoint(stamp, holders, is_full):
                     facts = save_facts(self.save(stamp, holders, is_full=is_full))
                     path = checkpoint_path(self.checkpoints, stamp.step)
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
-                case Load(step, epoch, processes):
+                case LoadCheckpoint(step, epoch, processes):
                     plan = self.load(epoch, processes, step)
                     after = ledger_after(self.experiment, plan)
                     return Loaded(Stamp(epoch, plan.step), restore_lines(plan, after), restore_facts(plan, after))
-                case Recut():
+                case Reshard():
                     lines, facts = self.recutting.follow(command)
                     stamp = Stamp(command.epoch, command.stamp.step)
                     return Anew(stamp, lines, facts | {"recut_ms": 1000 * (time.perf_counter() - begun)})
@@ -183,7 +183,7 @@ class Keeper:
         self._counts.forget_losses(stamp.step)
         return manifest
 
-    def load(self, epoch: int, processes: Sequence[Process], step: int | None = None) -> Plan:
+    def load(self, epoch: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
         """Reads a checkpoint and keeps for every process its part; all processes of a stage and rank get the same.
 
         Newer checkpoints are set aside: the run goes on from this one, and they would outlive those that it writes.
@@ -228,7 +228,7 @@ class Keeper:
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
             self.recutting.rehearse(max(1, count))
 
-    def _stored(self, program: Program, step: int) -> tuple[TrainState, Plan] | None:
+    def _stored(self, program: Program, step: int) -> tuple[TrainState, RestorePlan] | None:
         """What the newest sound checkpoint up to an iteration has, as a program has it; None: there is none."""
         for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
             with suppress(SettingError):
@@ -264,9 +264,9 @@ class Keeper:
         if not isinstance(error, SettingError | RunError | OSError):
             traceback.print_exception(error)
             why = f"{type(error).__name__}: {why}"
-        if isinstance(command, Save):
+        if isinstance(command, SaveCheckpoint):
             return Failed("save", command.stamp.step, why)
-        if isinstance(command, Recut):
+        if isinstance(command, Reshard):
             return Failed("recut", command.stamp.step, why, command.epoch)
         *_, newest = None, *checkpoint_steps(self.checkpoints)
         return Failed("load", newest if command.step is None else command.step, why, command.epoch)

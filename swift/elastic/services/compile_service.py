@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from swift.elastic.compile_only_group import Rehearsal
 from swift.elastic.elastic_programs import Programs
 from swift.elastic.state.neighbour_copies import compiled_neighbour, neighbour_key
-from swift.elastic.transport.compile_messages import Alive, Prepared, Said, Trouble, Wish, read_wish, said_line
+from swift.elastic.transport.compile_messages import Alive, CompileFailed, Prepared, Said, Wish, read_wish, said_line
 from swift.elastic.worker.process_setup import settle_jax, take_output
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
@@ -39,7 +39,7 @@ Failed = frozenset[Worker]
 _BEAT_S = 0.5
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """What is made ready together.
 
     Attributes:
@@ -55,7 +55,7 @@ class Job(NamedTuple):
     num_ranks: int | None = None
 
 
-def jobs_for(experiment: Experiment, wish: Wish) -> list[Job]:
+def jobs_for(experiment: Experiment, wish: Wish) -> list[CompileJob]:
     """What to make ready while some workers or ranks are down, the most urgent first.
 
     That is what the run needs now, then after one more failure, then after a return; last what only some iterations
@@ -68,10 +68,10 @@ def jobs_for(experiment: Experiment, wish: Wish) -> list[Job]:
     if num_ranks is not None:
         some = range(1, experiment.topology.num_expert_ranks + 1)
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
-        return [Job(failed, kinds, num_ranks=count) for count in counts if count in some]
+        return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in some]
     near = [failed, *_by_urgency(experiment.topology, failed)]
-    now = [Job(other, kinds, next(iter(failed - other), None)) for other in near]
-    return now + [Job(other, ("single",)) for other in near if experiment.window > 1]
+    now = [CompileJob(other, kinds, next(iter(failed - other), None)) for other in near]
+    return now + [CompileJob(other, ("single",)) for other in near if experiment.window > 1]
 
 
 def _by_urgency(topology: Topology, failed: Failed) -> list[Failed]:
@@ -96,7 +96,7 @@ class Preparer:
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 
-    def make_ready(self, job: Job) -> int:
+    def make_ready(self, job: CompileJob) -> int:
         """Compiles what is not in the store.
 
         Returns:
@@ -121,7 +121,7 @@ class Preparer:
                 raise OSError("what was compiled cannot be kept, see the log")
         return len(missing)
 
-    def _keys(self, job: Job, configuration: Configuration, num_ranks: int) -> list[object]:
+    def _keys(self, job: CompileJob, configuration: Configuration, num_ranks: int) -> list[object]:
         keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
         has_R = _has_state(job, configuration)
         if not all(has_R):
@@ -137,7 +137,7 @@ class Preparer:
         has_buddy = config.snapshot_every and num_ranks > 1
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
 
-    def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: Program, job: Job) -> None:
+    def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: Program, job: CompileJob) -> None:
         """Just as a process of the run does when it forms an epoch."""
         topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
@@ -178,12 +178,12 @@ def prepare(experiment: Experiment, programs: Path, sockets: Path, num_local_dev
                     break
                 voice.say(_outcome(preparer, job))
     except RunError as error:  # which every other job would meet, too
-        voice.say(Trouble(str(error)))
+        voice.say(CompileFailed(str(error)))
     while True:
         listener.join()  # which ends the process
 
 
-def _has_state(job: Job, configuration: Configuration) -> list[bool]:
+def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
     return [place.worker != job.returning for place in configuration.places]
 
 
@@ -201,7 +201,7 @@ def _listen(source: TextIO, wishes: SimpleQueue[Wish]) -> None:
         os._exit(0)
 
 
-def _outcome(preparer: Preparer, job: Job) -> Prepared | Trouble:
+def _outcome(preparer: Preparer, job: CompileJob) -> Prepared | CompileFailed:
     begun = time.perf_counter()
     try:
         compiled = preparer.make_ready(job)
@@ -210,7 +210,7 @@ def _outcome(preparer: Preparer, job: Job) -> Prepared | Trouble:
     except Exception as error:  # whatever it is: the run goes on, and compiles for itself
         down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
-        return Trouble(f"{where}: {error}")
+        return CompileFailed(f"{where}: {error}")
     return Prepared(job.failed, job.num_ranks, job.kinds, compiled, round(time.perf_counter() - begun, 3))
 
 

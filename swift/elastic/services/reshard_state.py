@@ -9,19 +9,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint import Plan, recover_ranks
+from swift.checkpoint import RestorePlan, recover_ranks
 from swift.elastic.elastic_programs import Programs
 from swift.elastic.membership.protocol import Process, Stamp
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.ledger_counts import Counts
 from swift.elastic.state.state_shards import cut_parts, join_parts
-from swift.elastic.transport.checkpoint_messages import Recut
+from swift.elastic.transport.checkpoint_messages import Reshard
 from swift.errors import RunError
 from swift.mesh.process_shards import part_shapes
 from swift.pipeline import Program, TrainState, reshape_state
 from swift.train.checkpoints.saved_state import split_of
 
-Stored = Callable[[Program, int], tuple[TrainState, Plan] | None]
+Stored = Callable[[Program, int], tuple[TrainState, RestorePlan] | None]
 """(program, iteration) -> the state of the newest sound checkpoint up to that iteration, and where it came from."""
 
 
@@ -41,7 +41,7 @@ class Recutting:
     counts: Counts
     stored: Stored
 
-    def follow(self, command: Recut) -> tuple[list[str], dict[str, Any]]:
+    def follow(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
         """Keeps for every process of an epoch its part of a state that was cut for others.
 
         Returns:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from swift.checkpoint import Snapshot, Split
+from swift.checkpoint import Snapshot, StateSplit
 from swift.elastic.membership.protocol import Process, Stamp
 from swift.elastic.state.shared_memory_store import Keep, place_name, place_of
 
@@ -91,7 +91,7 @@ def needed(chosen_by: Mapping[Stamp, np.ndarray], num_classes: int) -> frozenset
     return frozenset(found)
 
 
-def copy_shapes(split: Split, num_experts: int) -> dict[str, Any]:
+def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
     """Shapes and types of a copy: one rank's ranked arrays, of the experts' arrays K classes of every layer.
 
     Args:
@@ -115,7 +115,7 @@ def copy_shapes(split: Split, num_experts: int) -> dict[str, Any]:
     }
 
 
-def as_snapshot(split: Split, copy: Mapping[str, Any]) -> Snapshot:
+def as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
     """A copy as a snapshot of one rank (N = 1), its blocks ``[P * L, K, V, 1, w]``."""
     chosen_LK = copy["chosen"]
     blocks = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.checkpoint import RankCopy, Split
+from swift.checkpoint import RankCopy, StateSplit
 from swift.elastic.membership.protocol import Cut, Process, Stamp
 from swift.elastic.membership.shard_ownership import Found
 from swift.elastic.state.copies import Copies, as_snapshot, copy_shapes
@@ -77,7 +77,7 @@ class Handover:
         return frozenset(whole)
 
     def rank_copies(
-        self, split: Split, cut: Cut, lost: Collection[Process], contained_at: Callable[[int], np.ndarray]
+        self, split: StateSplit, cut: Cut, lost: Collection[Process], contained_at: Callable[[int], np.ndarray]
     ) -> Iterator[RankCopy]:
         """The copies of lost ranks that others have; those that are damaged are passed over.
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from swift.elastic.membership.protocol import Cut, Process, Stamp
 
 
-class Save(NamedTuple):
+class SaveCheckpoint(NamedTuple):
     """Write a checkpoint of the parts that processes have kept.
 
     Attributes:
@@ -23,7 +23,7 @@ class Save(NamedTuple):
     is_elsewhere: bool = False
 
 
-class Load(NamedTuple):
+class LoadCheckpoint(NamedTuple):
     """Read a checkpoint, and keep for every process its part.
 
     Attributes:
@@ -37,7 +37,7 @@ class Load(NamedTuple):
     processes: tuple[Process, ...]
 
 
-class Recut(NamedTuple):
+class Reshard(NamedTuple):
     """Cut a state anew for the ranks of an epoch, and keep for every process its part.
 
     Attributes:
@@ -125,19 +125,19 @@ class Failed(NamedTuple):
     epoch: int = 0
 
 
-Command = Save | Load | Recut
+Command = SaveCheckpoint | LoadCheckpoint | Reshard
 Answer = Saved | Kept | Loaded | Anew | Failed
 
 
 def command_line(command: Command) -> str:
     """A command as a line."""
     match command:
-        case Save(stamp, holders, is_full, is_elsewhere):
+        case SaveCheckpoint(stamp, holders, is_full, is_elsewhere):
             said: dict[str, Any] = {"save": stamp.step, "epoch": stamp.epoch, "holders": _lists(holders)}
             said |= {"is_full": is_full, "elsewhere": is_elsewhere}
-        case Load(step, epoch, processes):
+        case LoadCheckpoint(step, epoch, processes):
             said = {"load": step, "epoch": epoch, "processes": _lists(processes)}
-        case Recut(stamp, cut, epoch, processes):
+        case Reshard(stamp, cut, epoch, processes):
             said = {"recut": stamp, "cut": [_lists(cut.processes), cut.epochs]}
             said |= {"epoch": epoch, "processes": _lists(processes)}
     return json.dumps(said) + "\n"
@@ -147,13 +147,13 @@ def read_command(line: str) -> Command:
     """The command of a line."""
     said = json.loads(line)
     if "load" in said:
-        return Load(said["load"], said["epoch"], _processes(said["processes"]))
+        return LoadCheckpoint(said["load"], said["epoch"], _processes(said["processes"]))
     if "recut" in said:
         processes, epochs = said["cut"]
         cut = Cut(_processes(processes), tuple(epochs))
-        return Recut(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
+        return Reshard(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
     holders = _processes(said["holders"])
-    return Save(Stamp(said["epoch"], said["save"]), holders, said["is_full"], said["elsewhere"])
+    return SaveCheckpoint(Stamp(said["epoch"], said["save"]), holders, said["is_full"], said["elsewhere"])
 
 
 def answer_line(answer: Answer) -> str:

@@ -40,7 +40,7 @@ class Alive(NamedTuple):
     """A sign of life: said again and again, also while something is compiled."""
 
 
-class Trouble(NamedTuple):
+class CompileFailed(NamedTuple):
     """A configuration could not be made ready; those who need it compile for themselves, and may fail."""
 
     why: str
@@ -61,14 +61,14 @@ def read_wish(line: str) -> Wish:
     return Wish(_workers(said["failed"]), said["num_ranks"])
 
 
-Said = Prepared | Trouble | Alive
+Said = Prepared | CompileFailed | Alive
 
 
 def said_line(said: Said) -> str:
     """What the process says."""
     if isinstance(said, Alive):
         return json.dumps({"alive": True}) + "\n"
-    if isinstance(said, Trouble):
+    if isinstance(said, CompileFailed):
         return json.dumps({"trouble": said.why}) + "\n"
     return json.dumps({"prepared": said._asdict() | {"failed": sorted(said.failed)}}) + "\n"
 
@@ -79,7 +79,7 @@ def read_said(line: str) -> Said:
     if "alive" in said:
         return Alive()
     if "trouble" in said:
-        return Trouble(said["trouble"])
+        return CompileFailed(said["trouble"])
     prepared = said["prepared"]
     workers, kinds = _workers(prepared["failed"]), tuple(prepared["kinds"])
     return Prepared(workers, prepared["num_ranks"], kinds, prepared["compiled"], prepared["seconds"])

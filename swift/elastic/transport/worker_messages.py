@@ -78,7 +78,7 @@ class Planned(NamedTuple):
     facts: dict[str, Any]
 
 
-class Snapshot(NamedTuple):
+class SnapshotKept(NamedTuple):
     """A member has its part of a state, without slots, among its snapshots.
 
     Attributes:
@@ -92,7 +92,7 @@ class Snapshot(NamedTuple):
     loss: float | None
 
 
-class NoSnapshot(NamedTuple):
+class SnapshotMissed(NamedTuple):
     """A member cannot keep its part of a state that was to be saved.
 
     Attributes:
@@ -113,7 +113,7 @@ class Done(NamedTuple):
     number: int
 
 
-class Unreadable(NamedTuple):
+class DataUnreadable(NamedTuple):
     """The data of the next iteration, or of an evaluation, cannot be read.
 
     Attributes:
@@ -128,7 +128,7 @@ class Unreadable(NamedTuple):
 
 
 Command = Order | Enter | Leave | Halt | Hang | Stop
-News = Message | Record | Planned | Snapshot | NoSnapshot | Done | Unreadable
+News = Message | Record | Planned | SnapshotKept | SnapshotMissed | Done | DataUnreadable
 
 
 def order_line(order: Command) -> str:
@@ -190,14 +190,14 @@ def read_news(line: str, member: Member, time: float) -> News:
             return Record(said["record"])
         case "planned":
             return Planned(said["number"], said["facts"])
-        case "snapshot":
-            return Snapshot(member, Stamp(*said["stamp"]), said["loss"])
-        case "nosnapshot":
-            return NoSnapshot(member, Stamp(*said["stamp"]), said["why"])
+        case "snapshotkept":
+            return SnapshotKept(member, Stamp(*said["stamp"]), said["loss"])
+        case "snapshotmissed":
+            return SnapshotMissed(member, Stamp(*said["stamp"]), said["why"])
         case "done":
             return Done(member, said["number"])
-        case "unreadable":
-            return Unreadable(member, said["number"], said["why"])
+        case "dataunreadable":
+            return DataUnreadable(member, said["number"], said["why"])
     raise RunError(f"a message that no supervisor knows: {line!r}")
 
 

@@ -12,7 +12,16 @@ from swift.data import Batch, Loader
 from swift.elastic.membership.protocol import Process, Stamp, Took
 from swift.elastic.state.neighbour_copies import Buddy
 from swift.elastic.state.shared_memory_store import Keep
-from swift.elastic.transport.worker_messages import Done, Halt, Leave, NoSnapshot, Order, Planned, Record, Snapshot
+from swift.elastic.transport.worker_messages import (
+    Done,
+    Halt,
+    Leave,
+    Order,
+    Planned,
+    Record,
+    SnapshotKept,
+    SnapshotMissed,
+)
 from swift.elastic.worker.control_channel import Orders, Voice
 from swift.mesh.process_shards import fetch_parts
 from swift.pipeline import Steps, Sums, TrainState
@@ -178,10 +187,10 @@ class Shift:
             try:
                 self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
             except OSError as error:
-                self.voice.say(NoSnapshot, stamp=stamp, why=str(error))
+                self.voice.say(SnapshotMissed, stamp=stamp, why=str(error))
             else:
                 self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
-                self.voice.say(Snapshot, stamp=stamp, loss=loss)
+                self.voice.say(SnapshotKept, stamp=stamp, loss=loss)
         self._saved = newest.step
 
     def _evaluate(self, num_batches: int) -> float:

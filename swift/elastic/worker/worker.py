@@ -38,7 +38,7 @@ from swift.elastic.state.handover import Handover
 from swift.elastic.state.neighbour_copies import Buddy
 from swift.elastic.state.run_files import Scratch
 from swift.elastic.state.shared_memory_store import Keep
-from swift.elastic.transport.worker_messages import Leave, Order, Unreadable
+from swift.elastic.transport.worker_messages import DataUnreadable, Leave, Order
 from swift.elastic.worker.control_channel import Orders, Voice
 from swift.elastic.worker.loop import Shift
 from swift.errors import RunError
@@ -60,7 +60,7 @@ _GONE, _STUCK = 70, 71
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerSpec:
     """What a process is told when it is started.
 
     Attributes:
@@ -110,7 +110,7 @@ class Crew:
         commands: of the supervisor, a line each.
     """
 
-    def __init__(self, part: Part, commands: TextIO):
+    def __init__(self, part: WorkerSpec, commands: TextIO):
         self._part, self._experiment = part, part.experiment
         corpus = part.scratch.corpus
         self._data = part.experiment.loader("train", corpus), part.experiment.loader("validation", corpus)
@@ -157,7 +157,7 @@ class Crew:
                 self._follow(order)
             except DataError as error:
                 # The next epoch keeps the state that all have, and runs no iteration: see ``Supervisor``.
-                self._voice.say(Unreadable, number=number, why=str(error))
+                self._voice.say(DataUnreadable, number=number, why=str(error))
             except Exception as error:
                 if not is_called_off(error):
                     raise

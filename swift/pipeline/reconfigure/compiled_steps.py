@@ -28,7 +28,7 @@ Kind = Literal["window", "single", "evaluate"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WindowResult:
     """What a window came to.
 
     Attributes:
@@ -88,7 +88,9 @@ class Steps:
             return [self.rows(batches)]
         return [self.rows([batch]) for batch in batches]
 
-    def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
+    def start(
+        self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]
+    ) -> Callable[[], WindowResult]:
         """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
 
         A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
@@ -104,21 +106,23 @@ class Steps:
         after = [window]
         del window
 
-        def finish() -> Outcome:
+        def finish() -> WindowResult:
             if own_row(ok):
-                return Outcome(after[0], by_iteration(metrics), was_discarded=False)
+                return WindowResult(after[0], by_iteration(metrics), was_discarded=False)
             after.clear()  # what does not count needs no memory while the iterations are run again
             return self._singles(state, [self.rows([batch]) for batch in batches], was_discarded=True)()
 
         return finish
 
-    def _singles(self, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool) -> Callable[[], Outcome]:
+    def _singles(
+        self, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool
+    ) -> Callable[[], WindowResult]:
         """Starts iterations one after the other."""
         metrics = []
         for row in rows:
             state, of_one = self.run_single(state, row)
             metrics.append(of_one)
-        return lambda: Outcome(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
+        return lambda: WindowResult(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
 
     def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""

@@ -13,7 +13,7 @@ import jax
 
 from swift.data import Batch
 from swift.mesh import move_rows, moved_bytes, source_rows
-from swift.pipeline.reconfigure.compiled_steps import Outcome, Steps
+from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings, neighbours
 from swift.pipeline.runtime.stage import DeviceBatch, Sums
 from swift.pipeline.runtime.step_spec import Program, TrainState
@@ -25,7 +25,7 @@ PREPARE: tuple[str, ...] = ("none", "next")
 
 
 @dataclass(frozen=True)
-class Change:
+class Reconfiguration:
     """What a change of configuration cost.
 
     Attributes:
@@ -148,7 +148,9 @@ class Engine:
         """See ``Steps.evaluate``."""
         return self.steps.evaluate(state, batch)
 
-    def start(self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]) -> Callable[[], Outcome]:
+    def start(
+        self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]
+    ) -> Callable[[], WindowResult]:
         """See ``Steps.start``."""
         return self.steps.start(state, batches, rows)
 
@@ -156,7 +158,7 @@ class Engine:
         """See ``Steps.put``."""
         return self.steps.put(batches)
 
-    def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Change]:
+    def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Reconfiguration]:
         """Goes on with other workers: plan, program, state.
 
         Args:
@@ -181,7 +183,7 @@ class Engine:
         self.steps = steps
         self._prepare_next()
         plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
-        return state, Change(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
+        return state, Reconfiguration(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
     def _steps_for(self, failed: frozenset[Worker]) -> Steps:
         # Without a lock: two threads may plan the same, and neither waits for a plan that only the other needs.

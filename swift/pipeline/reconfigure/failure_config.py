@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from swift.data import Batch
-from swift.mesh import Place
+from swift.mesh import MeshRow
 from swift.pipeline.runtime.batch_layout import share_sequences
 from swift.schedules import (
     Costs,
@@ -96,7 +96,7 @@ class Configuration:
     """
 
     failed: frozenset[Worker]
-    places: tuple[Place, ...]
+    places: tuple[MeshRow, ...]
     pipeline_D: tuple[int, ...]
     plans: Mapping[int, Plan]
 
@@ -138,7 +138,7 @@ class Configurator:
             self._plans[canonical] = self._plan(canonical)
         parts = canonical.topology.live_workers(canonical.failed)
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in parts]
-        places = tuple(Place(players.get(role, role), role[1]) for role in played)
+        places = tuple(MeshRow(players.get(role, role), role[1]) for role in played)
         return Configuration(failed, places, normalized.pipeline_D, self._plans[canonical])
 
     def _plan(self, canonical: Problem) -> Mapping[int, Plan]:

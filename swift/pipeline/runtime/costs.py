@@ -12,11 +12,13 @@ from swift.models import Weights
 from swift.pipeline.runtime.stage import Extras, layers_of, stage_function
 from swift.pipeline.runtime.step_spec import Program
 from swift.pipeline.split_backward.flops import dot_flops
-from swift.pipeline.split_backward.split import Shapes, Split, split
+from swift.pipeline.split_backward.split import Shapes, SplitStage, split
 from swift.schedules import Costs, SlotBytes
 
 
-def split_stage(program: Program, num_sequences: int) -> tuple[Split, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
+def split_stage(
+    program: Program, num_sequences: int
+) -> tuple[SplitStage, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
     """The split of a stage's layers outside of any mesh, and the shapes that it is for.
 
     Args:

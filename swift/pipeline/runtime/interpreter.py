@@ -27,8 +27,8 @@ from swift.pipeline import scopes
 from swift.pipeline.runtime.stage import Sums, layers_of, no_sums
 from swift.pipeline.runtime.stage_ops import StageOps, Stash, put
 from swift.pipeline.runtime.step_spec import Program
-from swift.pipeline.runtime.tick_arrays import Columns, Common, Op
-from swift.pipeline.split_backward.split import Split
+from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
+from swift.pipeline.split_backward.split import SplitStage
 from swift.schedules import Kind, TickTable
 from swift.schedules.lowering.messages import Permutation
 
@@ -60,7 +60,7 @@ class Carry(NamedTuple):
 
 
 def empty_carry(
-    program: Program, table: TickTable, split: Split, weights: Weights, message: jax.Array, num_iterations: int
+    program: Program, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
 ) -> Carry:
     """Empty buffers, and sums of nothing.
 
@@ -115,7 +115,7 @@ class Interpreter:
 
         def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
             activations, sums = loop
-            op = Op.at(self.columns, tick)
+            op = TickOp.at(self.columns, tick)
             with jax.named_scope(scopes.FORWARD):
                 y, sums = lax.cond(
                     op.opcode == Kind.F + 1,
@@ -128,7 +128,7 @@ class Interpreter:
         return lax.fori_loop(0, end, tick, (carry.activations, carry.sums))[1]
 
     def _tick(self, ops: StageOps, tick: jax.Array, c: Carry) -> Carry:
-        op, silence = Op.at(self.columns, tick), self.message
+        op, silence = TickOp.at(self.columns, tick), self.message
         with jax.named_scope(scopes.FORWARD):
             y, (gradients, b_stash, held, sums, head) = lax.cond(
                 op.opcode == Kind.F + 1,

@@ -15,9 +15,9 @@ from jax import lax
 from swift.models import Weights
 from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
 from swift.pipeline.runtime.step_spec import Program
-from swift.pipeline.runtime.tick_arrays import Op
+from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import Ends
-from swift.pipeline.split_backward.split import Split
+from swift.pipeline.split_backward.split import SplitStage
 
 Stash = tuple[jax.Array, ...]
 
@@ -37,7 +37,7 @@ class StageOps:
     """
 
     program: Program
-    split: Split
+    split: SplitStage
     weights: Weights
     placement_LNS: jax.Array
     ends: Ends
@@ -45,7 +45,14 @@ class StageOps:
     aux_weight_K: jax.Array
 
     def forward(
-        self, op: Op, activations: jax.Array, gradients: jax.Array, b_stash: Stash, held: Stash, sums: Sums, head: Any
+        self,
+        op: TickOp,
+        activations: jax.Array,
+        gradients: jax.Array,
+        b_stash: Stash,
+        held: Stash,
+        sums: Sums,
+        head: Any,
     ) -> tuple[jax.Array, tuple[jax.Array, Stash, Stash, Sums, Any]]:
         """F: the message to the next stage, and the buffers with what is kept; the last stage adds its loss."""
         data = self._data(op)
@@ -64,7 +71,7 @@ class StageOps:
         gradients, own, head = lax.cond(self.ends.is_last, end, lambda *same: same, gradients, own, head)
         return y, (gradients, put(b_stash, op.b_stash, for_b), put(held, op.held, for_w), own, head)
 
-    def evaluate(self, op: Op, activations: jax.Array, sums: Sums) -> tuple[jax.Array, Sums]:
+    def evaluate(self, op: TickOp, activations: jax.Array, sums: Sums) -> tuple[jax.Array, Sums]:
         """F without a backward pass to come: the message to the next stage, and the sums."""
         data, gpt = self._data(op), self.program.gpt
         (y, aux), load, *_ = self.split.forward(
@@ -79,7 +86,7 @@ class StageOps:
         return y, lax.cond(self.ends.is_last, end, lambda same: same, sums)
 
     def backward_input(
-        self, op: Op, gradients: jax.Array, b_stash: Stash, held: Stash, w_stash: Stash, embedding: Any
+        self, op: TickOp, gradients: jax.Array, b_stash: Stash, held: Stash, w_stash: Stash, embedding: Any
     ) -> tuple[jax.Array, tuple[Stash, Any]]:
         """B: the message to the stage before, and the buffers with what W will read."""
         data = self._data(op)
@@ -96,7 +103,7 @@ class StageOps:
         embedding = lax.cond(self.ends.is_first, embed, lambda same: same, embedding)
         return dx, (put(w_stash, op.w_stash, for_w), embedding)
 
-    def backward_weight(self, op: Op, held: Stash, w_stash: Stash, layers: Weights) -> Weights:
+    def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Weights) -> Weights:
         """W: the gradients of the stage's weights, added up."""
         return add(
             layers,
@@ -105,13 +112,13 @@ class StageOps:
             ),
         )
 
-    def _data(self, op: Op) -> DeviceBatch:
+    def _data(self, op: TickOp) -> DeviceBatch:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
 
     def _extras(self, data: DeviceBatch) -> Extras:
         return Extras(self.placement_LNS, data.valid)
 
-    def _input(self, op: Op, data: DeviceBatch, activations: jax.Array) -> jax.Array:
+    def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
         gpt = self.program.gpt
         return lax.cond(self.ends.is_first, lambda: gpt.embed(self.weights, data.inputs), lambda: activations[op.inbox])
 

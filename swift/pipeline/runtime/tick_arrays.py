@@ -40,7 +40,7 @@ class Columns(NamedTuple):
     data_iteration_n: Array  # int32, of every micro-batch that the worker meets; -1: padding
 
 
-class Op(NamedTuple):
+class TickOp(NamedTuple):
     """What a worker does in one tick; int32[], and int32[Q] slots for what it receives."""
 
     opcode: jax.Array
@@ -55,7 +55,7 @@ class Op(NamedTuple):
     gradient_slot_Q: jax.Array
 
     @classmethod
-    def at(cls, columns: Columns, tick: jax.Array) -> "Op":
+    def at(cls, columns: Columns, tick: jax.Array) -> "TickOp":
         """The op of a tick."""
         return cls(*(jnp.asarray(column)[tick] for column in columns[: len(cls._fields)]))
 

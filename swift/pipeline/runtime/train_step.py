@@ -27,7 +27,7 @@ from swift.pipeline.runtime.stage_ops import StageOps
 from swift.pipeline.runtime.step_spec import Program, TrainState
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import Ends, apply_gradients, clip_scale, reduce_gradients, square_norm
-from swift.pipeline.split_backward.split import Split, split
+from swift.pipeline.split_backward.split import SplitStage, split
 from swift.schedules import TickTable
 
 _IN = (REPLICATED, SHARED, RANKED)
@@ -134,7 +134,7 @@ class _Rank(NamedTuple):
     """What a rank knows before the first tick of a step function; lives as long as its trace."""
 
     program: Program
-    split: Split
+    split: SplitStage
     interpreter: Interpreter
     start: Carry
     batch: DeviceBatch

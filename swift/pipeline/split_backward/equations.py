@@ -70,7 +70,7 @@ def dependent(equations: Iterable[JaxprEqn], roots: Iterable[Var]) -> set[Var]:
 
 
 @dataclass(frozen=True)
-class Part:
+class EquationGroup:
     """Some equations of a jaxpr as a function of arrays.
 
     Attributes:

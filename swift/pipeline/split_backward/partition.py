@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
 
-from swift.pipeline.split_backward.equations import Part, dependent, needed, num_bytes, variables
+from swift.pipeline.split_backward.equations import EquationGroup, dependent, needed, num_bytes, variables
 from swift.pipeline.split_backward.min_cut import minimum_cut
 
 # Loops, branches, scatters and kernels are costly, too: they are known by the jaxpr that they hold.
@@ -56,9 +56,9 @@ class Joint:
 class Partition(NamedTuple):
     """The three parts and what is kept between them; a part takes and returns values in the order noted."""
 
-    forward: Part  # given, x -> results, b_stash, h_stash
-    backward_input: Part  # given, b_stash, h_stash, d_out -> dx, w_stash
-    backward_weight: Part  # given, h_stash, w_stash -> dparams
+    forward: EquationGroup  # given, x -> results, b_stash, h_stash
+    backward_input: EquationGroup  # given, b_stash, h_stash, d_out -> dx, w_stash
+    backward_weight: EquationGroup  # given, h_stash, w_stash -> dparams
     b_stash: tuple[Var, ...]
     h_stash: tuple[Var, ...]
     w_stash: tuple[Var, ...]
@@ -83,9 +83,9 @@ def partition(joint: Joint) -> Partition:
     b_equations, _ = needed(joint.equations, b_outputs, kept)
     b_inputs = (*joint.given, *b_stash, *h_stash, *joint.d_out)
     return Partition(
-        Part(joint.constants, (*joint.given, *joint.x), f_equations, f_outputs),
-        Part(joint.constants, b_inputs, b_equations, b_outputs),
-        Part(joint.constants, (*joint.given, *h_stash, *w_stash), w_equations, joint.dparams),
+        EquationGroup(joint.constants, (*joint.given, *joint.x), f_equations, f_outputs),
+        EquationGroup(joint.constants, b_inputs, b_equations, b_outputs),
+        EquationGroup(joint.constants, (*joint.given, *h_stash, *w_stash), w_equations, joint.dparams),
         b_stash,
         h_stash,
         w_stash,

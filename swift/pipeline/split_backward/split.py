@@ -64,7 +64,7 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitStage:
     """A stage as three pure functions, to be used under ``jit`` and inside ``shard_map`` or ``vmap``.
 
     Attributes:
@@ -117,7 +117,7 @@ def split(
     extras: Any,
     x: Any,
     axis_env: Sequence[tuple[str, int]] | None = None,
-) -> Split:
+) -> SplitStage:
     """Splits a stage and its gradient into F, B and W.
 
     What is kept between them is the least that spares every costly equation a second run; see ``partition``. Where
@@ -146,7 +146,7 @@ def split(
     stashes = parts.b_stash, parts.h_stash, parts.w_stash
     b_shapes, h_shapes, w_shapes = (tuple(spec(var.aval) for var in stash) for stash in stashes)
     trees = _Trees(*map(jax.tree.structure, (params, x, out, metrics)))
-    return Split(b_shapes, h_shapes, w_shapes, parts, trees)
+    return SplitStage(b_shapes, h_shapes, w_shapes, parts, trees)
 
 
 def _label(closed: ClosedJaxpr, num_in: Sequence[int], num_out: Sequence[int]) -> Joint:

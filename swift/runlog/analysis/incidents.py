@@ -22,7 +22,7 @@ _STOPS = {
 
 
 @dataclass(frozen=True)
-class Moment:
+class Incident:
     """Something that happened to a run.
 
     Attributes:
@@ -42,7 +42,7 @@ class Moment:
     took_s: float | None = None
 
 
-def moments_of(run: Run, history: History) -> list[Moment]:
+def moments_of(run: Run, history: History) -> list[Incident]:
     """All that befell a run, in its order.
 
     Raises:
@@ -62,7 +62,7 @@ def since_s(run: Run, timed: Timed) -> float:
     return max(0.0, timed.seconds - reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
-def _moments(run: Run, timed: Timed) -> Iterator[Moment]:
+def _moments(run: Run, timed: Timed) -> Iterator[Incident]:
     event = timed.fields
     at = (timed.seconds, int(event.get("step", 0)))
     failed, rejoined = names_in(event, "failed"), names_in(event, "rejoined")
@@ -72,28 +72,28 @@ def _moments(run: Run, timed: Timed) -> Iterator[Moment]:
             took_s: float | None = reconfigure_s(run, timed)
             at = (since_s(run, timed), at[1])
             if failed:
-                yield Moment("failure", *at, tuple(failed), f"the others go on, {how}", took_s)
+                yield Incident("failure", *at, tuple(failed), f"the others go on, {how}", took_s)
                 took_s = None
             if rejoined:
-                yield Moment("return", *at, tuple(rejoined), f"back at work, {how}", took_s)
+                yield Incident("return", *at, tuple(rejoined), f"back at work, {how}", took_s)
         case "death":
             found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
             text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"
-            yield Moment("failure", *at, (str(event.get("process")),), text)
+            yield Incident("failure", *at, (str(event.get("process")),), text)
         case "recovery":
             again = number_in(run, event, "rerun_steps") or 0
             text = f"the others go on after iteration {event.get('after')}, {again:g} run again"
-            yield Moment("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
+            yield Incident("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
         case "join":
             who = tuple(names_in(event, "joined"))
-            yield Moment("return", *at, who, "back at work", number_in(run, event, "join_s"))
+            yield Incident("return", *at, who, "back at work", number_in(run, event, "join_s"))
         case "restore":
-            yield Moment("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
+            yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
         case "recut":
-            yield Moment("restore", *at, (), "the state is cut for the ranks that are there")
+            yield Incident("restore", *at, (), "the state is cut for the ranks that are there")
         case "restart_all":
-            yield Moment("restore", *at, (), f"all processes are started again: {event.get('why')}")
+            yield Incident("restore", *at, (), f"all processes are started again: {event.get('why')}")
         case "resume":
-            yield Moment("resume", *at, (), f"goes on after iteration {at[1]}")
+            yield Incident("resume", *at, (), f"goes on after iteration {at[1]}")
         case name if name in _STOPS:
-            yield Moment("stop", *at, (), _STOPS[name])
+            yield Incident("stop", *at, (), _STOPS[name])

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from swift.tools.simulate.outcome import CAUSES, Outcome, Stretch
+from swift.tools.simulate.outcome import CAUSES, Outcome, PaceInterval
 from swift.tools.simulate.position import Position, position
 from swift.tools.simulate.strategies.strategy import Moment, Pace, Strategy, Turn
 from swift.tools.simulate.traces.trace import Trace
@@ -80,7 +80,7 @@ class _Run:
     def __init__(self, turn: Turn):
         self.time_s = 0.0
         self.spent_s = dict.fromkeys(CAUSES, 0.0)
-        self.stretches: list[Stretch] = []
+        self.stretches: list[PaceInterval] = []
         self.iterations_run = 0
         self._done = self._saved = self._stored = 0  # iterations: finished, and held by saves
         self._phases = deque[_Finish | _Standstill | _Saved]()
@@ -112,7 +112,7 @@ class _Run:
                 return
             self._phases.popleft()
             if isinstance(phase, _Finish):
-                self._count(Stretch(phase.start_s, self.time_s, 1, phase.spent_s))
+                self._count(PaceInterval(phase.start_s, self.time_s, 1, phase.spent_s))
             elif isinstance(phase, _Saved):
                 self._saved = self._stored = self._done
             self._since_s = self.time_s
@@ -140,11 +140,11 @@ class _Run:
         at = self._leave_pace()
         if self._pace is not None and at.partial_s:
             T = self._pace.iteration_s
-            self.stretches.append(Stretch(self.time_s - at.partial_s, self.time_s, at.partial_s / T, T))
+            self.stretches.append(PaceInterval(self.time_s - at.partial_s, self.time_s, at.partial_s / T, T))
         for phase in self._phases:
             if isinstance(phase, _Finish):
                 iteration_s = phase.spent_s / phase.share
-                self.stretches.append(Stretch(phase.start_s, self.time_s, phase.share, iteration_s))
+                self.stretches.append(PaceInterval(phase.start_s, self.time_s, phase.share, iteration_s))
 
     def _position(self) -> Position:
         if self._pace is None or self._phases:
@@ -160,11 +160,11 @@ class _Run:
             self._stored = self._done + at.stored
         if at.iterations and self._pace is not None:
             end_s = self.time_s - at.partial_s
-            self._count(Stretch(self._since_s, end_s, at.iterations, self._pace.iteration_s))
+            self._count(PaceInterval(self._since_s, end_s, at.iterations, self._pace.iteration_s))
         self.spent_s["saving"] += at.saving_s
         return at
 
-    def _count(self, stretch: Stretch) -> None:
+    def _count(self, stretch: PaceInterval) -> None:
         self.stretches.append(stretch)
         self.iterations_run += int(stretch.iterations)
         self._done += int(stretch.iterations)

@@ -25,7 +25,7 @@ out_of_memory: there are enough to run, but not to hold the model.
 
 
 @dataclass
-class Stretch:
+class PaceInterval:
     """Iterations of one pace, one after the other.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outcome:
     iteration_s: float
     samples: float | None
     horizon_s: float
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[PaceInterval, ...]
     spent_s: dict[str, float]
 
     @property

@@ -16,8 +16,8 @@ from swift.checkpoint import (
     BuddyCopies,
     Ledger,
     Manifest,
-    Plan,
     RankCopy,
+    RestorePlan,
     Snapshot,
     begin_snapshot,
     checkpoint_path,
@@ -56,7 +56,7 @@ class Saver:
         start: where the run goes on from; None at its beginning.
     """
 
-    def __init__(self, experiment: Experiment, program: Program, directory: RunDirectory, start: Plan | None):
+    def __init__(self, experiment: Experiment, program: Program, directory: RunDirectory, start: RestorePlan | None):
         self._experiment, self._directory, self._split = experiment, directory, split_of(program)
         self._ledger = first_ledger(experiment, self._split)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -242,7 +242,7 @@ class Saver:
         """The snapshots that there are of some ranks."""
         return self._buddies.copies(ranks)
 
-    def load(self, program: Program) -> tuple[TrainState, Plan] | None:
+    def load(self, program: Program) -> tuple[TrainState, RestorePlan] | None:
         """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
 
         Raises:
@@ -271,7 +271,7 @@ class Saver:
         self._buddies.close()
         self._buddies = BuddyCopies(self._split, config)
 
-    def _go_on(self, start: Plan, after: Ledger) -> None:
+    def _go_on(self, start: RestorePlan, after: Ledger) -> None:
         """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""
         directory = self._directory.checkpoints_path
         aside = set_aside_newer(directory, start.step)

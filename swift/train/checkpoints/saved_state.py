@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint import Ledger, Manifest, Plan, Split, load_plan
+from swift.checkpoint import Ledger, Manifest, RestorePlan, StateSplit, load_plan
 from swift.experts.state_layouts import Decoupled
 from swift.mesh import move_rows, source_rows
 from swift.pipeline import Program, StateShape, TrainState, reshape_state, reshaped
@@ -14,11 +14,11 @@ from swift.train.settings.experiment import Experiment
 _SHAPE = "state_shape"
 
 
-def split_of(program: Program) -> Split:
+def split_of(program: Program) -> StateSplit:
     """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
     abstract = program.at(program.stages_mesh()).abstract()
     has_classes = isinstance(program.layouts.get("expert"), Decoupled)
-    return Split(abstract, replace(program.specs, slots={}), has_classes)
+    return StateSplit(abstract, replace(program.specs, slots={}), has_classes)
 
 
 def extra_of(program: Program, position: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def extra_of(program: Program, position: Mapping[str, Any]) -> dict[str, Any]:
     return {"loader": dict(position), _SHAPE: StateShape.of(program).to_json()}
 
 
-def load_state(directory: Path, plan: Plan, program: Program) -> TrainState:
+def load_state(directory: Path, plan: RestorePlan, program: Program) -> TrainState:
     """Reads what a plan says, whatever ranks, slots and stages the run had that saved it.
 
     Args:
@@ -51,14 +51,14 @@ def put_state(program: Program, state: TrainState) -> TrainState:
     return program.fill_slots(move_rows(saved.put(state, specs), saved, program.live, specs, sources))
 
 
-def first_ledger(experiment: Experiment, split: Split) -> Ledger:
+def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:
     """What a run that has saved nothing knows of its checkpoints."""
     return Ledger.first(
         split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
     )
 
 
-def ledger_after(experiment: Experiment, plan: Plan) -> Ledger:
+def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
     """What a run knows of its checkpoints that goes on from one of them."""
     config = experiment.checkpoint
     return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)

@@ -28,7 +28,7 @@ _REFERENCE = re.compile(r"@(\w+)\(\)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StoredObject:
     """An object of a configuration before it is made.
 
     Attributes:
@@ -42,7 +42,7 @@ class Part:
     settings: Mapping[str, Any]
 
 
-class Unreadable(ValueError):
+class UnreadableConfig(ValueError):
     """What is no configuration; the message says why."""
 
 
@@ -58,29 +58,31 @@ def write_config(directory: Path, experiment: Any) -> None:
     replace_file(directory / NAME, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def read_config(directory: Path) -> Part:
+def read_config(directory: Path) -> StoredObject:
     """The configuration of a run or a model.
 
     Raises:
-        Unreadable: there is none, or it is damaged, or no data.
+        UnreadableConfig: there is none, or it is damaged, or no data.
     """
     name = NAME if (directory / NAME).is_file() else GIN_NAME
     try:
         with (directory / name).open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise Unreadable(f"is longer than {_MOST_BYTES} bytes")
+            raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
         text = content.decode("utf-8")
         return _read_json(text) if name == NAME else _read_gin(text)
     except OSError as error:
-        raise Unreadable(f"its {name} cannot be read: {error.strerror}") from error
-    except Unreadable as error:
-        raise Unreadable(f"its {name} {error}") from error
+        raise UnreadableConfig(f"its {name} cannot be read: {error.strerror}") from error
+    except UnreadableConfig as error:
+        raise UnreadableConfig(f"its {name} {error}") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"its {name} is damaged: {error}") from error
+        raise UnreadableConfig(f"its {name} is damaged: {error}") from error
 
 
-def made(part: Part, find: Callable[[Part], Callable[..., Any] | None], spared: Collection[str] = ()) -> Any:
+def made(
+    part: StoredObject, find: Callable[[StoredObject], Callable[..., Any] | None], spared: Collection[str] = ()
+) -> Any:
     """The object of a part.
 
     Args:
@@ -94,12 +96,12 @@ def made(part: Part, find: Callable[[Part], Callable[..., Any] | None], spared: 
     """
     create = find(part)
     if create is None:
-        raise Unreadable(f"has a class {part.kind}, which is not known")
+        raise UnreadableConfig(f"has a class {part.kind}, which is not known")
     known, settings = inspect.signature(create).parameters, {}
     for name, value in part.settings.items():
         if name not in known:
-            raise Unreadable(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
-        is_spared = f"{part.kind}.{name}" in spared and isinstance(value, Part) and find(value) is None
+            raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
+        is_spared = f"{part.kind}.{name}" in spared and isinstance(value, StoredObject) and find(value) is None
         if not is_spared:
             settings[name] = _filled(value, lambda inner: made(inner, find, spared))
     try:
@@ -107,12 +109,12 @@ def made(part: Part, find: Callable[[Part], Callable[..., Any] | None], spared: 
     except SettingError:
         raise
     except Exception as error:  # what a class makes of values that it did not expect
-        raise Unreadable(f"has settings of {part.kind} that do not work: {error}") from error
+        raise UnreadableConfig(f"has settings of {part.kind} that do not work: {error}") from error
 
 
-def parts(part: Part, spared: Collection[str] = ()) -> Iterator[Part]:
+def parts(part: StoredObject, spared: Collection[str] = ()) -> Iterator[StoredObject]:
     """A part and all those in it, but for the settings that are spared."""
-    inner: list[Part] = []
+    inner: list[StoredObject] = []
     yield part
     for name, value in part.settings.items():
         if f"{part.kind}.{name}" not in spared:
@@ -121,9 +123,9 @@ def parts(part: Part, spared: Collection[str] = ()) -> Iterator[Part]:
         yield from parts(one, spared)
 
 
-def _filled(value: Any, fill: Callable[[Part], Any]) -> Any:
+def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
     """A setting with something else in the place of its parts."""
-    if isinstance(value, Part):
+    if isinstance(value, StoredObject):
         return fill(value)
     if isinstance(value, list | tuple):
         return type(value)(_filled(item, fill) for item in value)
@@ -146,13 +148,13 @@ def _encoded(value: Any) -> Any:
     return value if is_plain else {"unreadable": repr(value)}
 
 
-def _read_json(text: str) -> Part:
+def _read_json(text: str) -> StoredObject:
     said = json.loads(text)
     if not isinstance(said, dict) or said.get("version") != _VERSION:
-        raise Unreadable(f"is damaged, or not of version {_VERSION}")
+        raise UnreadableConfig(f"is damaged, or not of version {_VERSION}")
     part = _decoded(said.get("experiment"))
-    if not isinstance(part, Part) or part.kind != "Experiment" or part.module:
-        raise Unreadable("has no Experiment")
+    if not isinstance(part, StoredObject) or part.kind != "Experiment" or part.module:
+        raise UnreadableConfig("has no Experiment")
     return part
 
 
@@ -166,27 +168,31 @@ def _decoded(said: Any, depth: int = 0) -> Any:
         case {"class": str(kind), "settings": dict(settings)} if said.keys() <= {"class", "module", "settings"}:
             module = said.get("module", "")
             if isinstance(module, str):
-                return Part(kind, module, {name: _decoded(value, depth + 1) for name, value in settings.items()})
+                return StoredObject(
+                    kind, module, {name: _decoded(value, depth + 1) for name, value in settings.items()}
+                )
         case {"mapping": dict(items)} if len(said) == 1:
             return {key: _decoded(item, depth + 1) for key, item in items.items()}
         case {"tuple": list(items)} if len(said) == 1:
             return tuple(_decoded(item, depth + 1) for item in items)
         case {"unreadable": str(text)} if len(said) == 1:
-            raise Unreadable(f"has a value that was not written, {text}: only dataclasses and plain values are")
-    raise Unreadable(f"is damaged: it has an object with {', '.join(map(repr, said))}")
+            raise UnreadableConfig(f"has a value that was not written, {text}: only dataclasses and plain values are")
+    raise UnreadableConfig(f"is damaged: it has an object with {', '.join(map(repr, said))}")
 
 
 def _check_depth(depth: int) -> None:
     if depth > _DEEPEST:
-        raise Unreadable("has too many objects within each other")
+        raise UnreadableConfig("has too many objects within each other")
 
 
-def _read_gin(text: str) -> Part:
+def _read_gin(text: str) -> StoredObject:
     bound: dict[str, dict[str, Any]] = {}
     for statement in _statements(text):
         binding = _STATEMENT.fullmatch(statement)
         if binding is None:
-            raise Unreadable(f"says `{statement[:60]}`, which is no setting, and it is data: nothing in it is followed")
+            raise UnreadableConfig(
+                f"says `{statement[:60]}`, which is no setting, and it is data: nothing in it is followed"
+            )
         kind, name, value = binding.groups()
         bound.setdefault(kind, {})[name] = value
     return _resolved("Experiment", bound, ())
@@ -205,10 +211,10 @@ def _statements(text: str) -> list[str]:
     return [one.replace("\\\n", "\n") for one in statements if not re.fullmatch(r"import [\w.]+", one)]
 
 
-def _resolved(kind: str, bound: Mapping[str, Mapping[str, str]], within: tuple[str, ...]) -> Part:
+def _resolved(kind: str, bound: Mapping[str, Mapping[str, str]], within: tuple[str, ...]) -> StoredObject:
     _check_depth(len(within))
     if kind in within:
-        raise Unreadable(f"has a @{kind}() that is made of itself")
+        raise UnreadableConfig(f"has a @{kind}() that is made of itself")
     settings: dict[str, Any] = {}
     for name, text in bound.get(kind, {}).items():
         reference = _REFERENCE.fullmatch(text.strip())
@@ -216,11 +222,13 @@ def _resolved(kind: str, bound: Mapping[str, Mapping[str, str]], within: tuple[s
             settings[name] = _resolved(reference[1], bound, (*within, kind))
         else:
             settings[name] = _literal(f"{kind}.{name}", text.strip())
-    return Part(kind, "", settings)
+    return StoredObject(kind, "", settings)
 
 
 def _literal(setting: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError) as error:
-        raise Unreadable(f"says `{setting} = {text[:60]}`, which is no plain value: nothing in it is called") from error
+        raise UnreadableConfig(
+            f"says `{setting} = {text[:60]}`, which is no plain value: nothing in it is called"
+        ) from error

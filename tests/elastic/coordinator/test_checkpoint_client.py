@@ -8,8 +8,16 @@ import pytest
 from swift.elastic.coordinator import checkpoint_client
 from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
 from swift.elastic.membership.protocol import Member, Process, Stamp
-from swift.elastic.transport.checkpoint_messages import Failed, Kept, Load, Save, Saved, answer_line, read_command
-from swift.elastic.transport.worker_messages import Snapshot
+from swift.elastic.transport.checkpoint_messages import (
+    Failed,
+    Kept,
+    LoadCheckpoint,
+    SaveCheckpoint,
+    Saved,
+    answer_line,
+    read_command,
+)
+from swift.elastic.transport.worker_messages import SnapshotKept
 
 ONLY = Process((0, 0))
 START_S, DEADLINE_S = 10.0, 30.0
@@ -43,7 +51,7 @@ class Keeping:
         self.saving = Saving(self.children, ["keep"], log, checkpoints, [ONLY], START_S, DEADLINE_S, lambda: self.now)
 
     def add(self, step):
-        self.saving.add(Snapshot(Member(ONLY, 0), Stamp(1, step), 1.0))
+        self.saving.add(SnapshotKept(Member(ONLY, 0), Stamp(1, step), 1.0))
 
     def is_ended_after(self, seconds):
         self.now += seconds
@@ -72,7 +80,7 @@ def keeping(tmp_path):
 
 
 def save(step):
-    return Save(Stamp(1, step), (ONLY,))
+    return SaveCheckpoint(Stamp(1, step), (ONLY,))
 
 
 def test_a_keeper_that_is_late_is_killed_once_and_its_next_life_is_asked_again(keeping):
@@ -109,7 +117,7 @@ def test_each_question_has_a_deadline_of_its_own(keeping):
     keeping.saving.load(2, [ONLY])
     keeping.is_ended_after(DEADLINE_S)
     keeping.answers(5)
-    assert keeping.children.asked[-1] == Load(None, 2, (ONLY,))
+    assert keeping.children.asked[-1] == LoadCheckpoint(None, 2, (ONLY,))
     assert not keeping.is_ended_after(DEADLINE_S)
     assert keeping.is_ended_after(1)
 
@@ -122,7 +130,7 @@ def test_the_next_life_is_asked_for_the_newest_save_only(keeping):
     keeping.dies()
     assert keeping.children.asked == [save(5), save(15)]
     keeping.answers(15)
-    assert keeping.children.asked[-1] == Load(None, 2, (ONLY,))
+    assert keeping.children.asked[-1] == LoadCheckpoint(None, 2, (ONLY,))
 
 
 def test_a_save_before_a_load_is_asked_for_again(keeping):
@@ -204,7 +212,7 @@ def test_what_could_not_be_saved_is_tried_once_more_before_a_checkpoint_is_loade
     keeping.fails(5)
     keeping.saving.load(2, [ONLY])
     keeping.fails(5)
-    assert keeping.children.asked == [save(5), save(5), Load(None, 2, (ONLY,))]
+    assert keeping.children.asked == [save(5), save(5), LoadCheckpoint(None, 2, (ONLY,))]
     assert keeping.saving.unsaved is None
     assert not keeping.tries_again_after(100)
 
@@ -213,7 +221,7 @@ def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
     keeping.add(5)
     keeping.fails(5)
     keeping.saving.keep_elsewhere()
-    assert keeping.children.asked == [save(5), Save(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
+    assert keeping.children.asked == [save(5), SaveCheckpoint(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
     assert keeping.saving.is_busy
     keeping.saving.hear(answer_line(Kept(5, "there")))
     assert not keeping.saving.is_busy

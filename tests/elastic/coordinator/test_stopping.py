@@ -12,16 +12,16 @@ from swift.elastic.coordinator import supervisor as supervising
 from swift.elastic.coordinator.run_spec import Terms
 from swift.elastic.coordinator.supervisor import Supervisor
 from swift.elastic.membership.protocol import Beat, Enter, Formed, Left, Member, Ready, Stamp, Took, processes_of
-from swift.elastic.transport.checkpoint_messages import Save
+from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
 from swift.elastic.transport.processes import Death, Heard
 from swift.elastic.transport.worker_messages import (
     Done,
     Halt,
     Leave,
-    NoSnapshot,
     Order,
     Record,
-    Snapshot,
+    SnapshotKept,
+    SnapshotMissed,
     Stop,
     news_line,
     read_news,
@@ -68,9 +68,9 @@ class Acting:
             self.runs = False
             stamp = Stamp(self.number, self.done)
             if self.has_room:
-                self.say(Snapshot, stamp=stamp, loss=None)
+                self.say(SnapshotKept, stamp=stamp, loss=None)
             else:
-                self.say(NoSnapshot, stamp=stamp, why="[Errno 28] No space left on device")
+                self.say(SnapshotMissed, stamp=stamp, why="[Errno 28] No space left on device")
             self.say(Done, number=self.number)
 
 
@@ -243,14 +243,14 @@ def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch
 def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkeypatch):
     run = Run(monkeypatch)
     member = Member(PROCESSES[0], 0)
-    refused = news_line(NoSnapshot, stamp=Stamp(1, 4), why="full")
+    refused = news_line(SnapshotMissed, stamp=Stamp(1, 4), why="full")
     run.stops_after(5, meanwhile=lambda: run.supervisor._hear(read_news(refused, member, 0.0), member))
     assert run.kept.newest == run.told.written
 
 
 def test_where_saving_fails_half_of_the_time_is_for_keeping_the_state_elsewhere(monkeypatch):
     run, begun = Run(monkeypatch, turns=10**9, stopping=1.0), time.monotonic()
-    run.kept.unsaved = Save(Stamp(1, 9), ())
+    run.kept.unsaved = SaveCheckpoint(Stamp(1, 9), ())
     run.stops_after(5)
     assert 0.5 <= time.monotonic() - begun < 1.0
 
@@ -260,7 +260,7 @@ def test_a_directory_that_is_another_s_is_not_tidied_up(monkeypatch):
         raise RunError("is not this process's any more")
 
     run = Run(monkeypatch)
-    run.kept.unsaved, run.told.check = Save(Stamp(1, 9), ()), is_lost
+    run.kept.unsaved, run.told.check = SaveCheckpoint(Stamp(1, 9), ()), is_lost
     assert run.supervisor.keep_unsaved() is None
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.worker.worker import Part
+from swift.elastic.worker.worker import WorkerSpec
 
 
 class Exited(BaseException):
@@ -28,7 +28,7 @@ def test_a_member_does_not_exit_before_what_all_shared_is_removed(monkeypatch):
         raise Exited
 
     monkeypatch.setattr(os, "_exit", leave)
-    part = Part(None, None, False, SimpleNamespace(remove=remove))
+    part = WorkerSpec(None, None, False, SimpleNamespace(remove=remove))
 
     def end():
         with pytest.raises(Exited):

@@ -15,10 +15,10 @@ from swift.elastic.state.shared_memory_store import Keep
 from swift.elastic.transport.checkpoint_messages import (
     Anew,
     Failed,
-    Load,
+    LoadCheckpoint,
     Loaded,
-    Recut,
-    Save,
+    Reshard,
+    SaveCheckpoint,
     Saved,
     answer_line,
     command_line,
@@ -183,11 +183,11 @@ def test_answers_come_as_they_were_said(answer):
 @pytest.mark.parametrize(
     "command",
     [
-        Save(Stamp(2, 4), SOME),
-        Save(Stamp(2, 4), SOME, is_full=True),
-        Load(4, 2, SOME),
-        Load(None, 2, SOME[:1]),
-        Recut(Stamp(2, 4), Cut(SOME, (2, 3)), 4, SOME[:1]),
+        SaveCheckpoint(Stamp(2, 4), SOME),
+        SaveCheckpoint(Stamp(2, 4), SOME, is_full=True),
+        LoadCheckpoint(4, 2, SOME),
+        LoadCheckpoint(None, 2, SOME[:1]),
+        Reshard(Stamp(2, 4), Cut(SOME, (2, 3)), 4, SOME[:1]),
     ],
 )
 def test_commands_come_as_they_were_said(command):

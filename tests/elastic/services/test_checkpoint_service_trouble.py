@@ -22,9 +22,9 @@ from swift.elastic.state.shared_memory_store import Keep
 from swift.elastic.transport.checkpoint_messages import (
     Failed,
     Kept,
-    Load,
+    LoadCheckpoint,
     Loaded,
-    Save,
+    SaveCheckpoint,
     Saved,
     command_line,
     read_answer,
@@ -101,14 +101,14 @@ def block_directory(keeper, _):
 def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kept, spoil, why):
     keeper.load(epoch=3, processes=RANKS, step=2)
     spoil(elsewhere, kept)
-    (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
+    (answer,) = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
     assert answer[:2] == ("save", 4)
     assert re.search(why, answer.why)
     assert "\n" not in answer.why
     assert checkpoint_steps(elsewhere.checkpoints) == []
     if elsewhere.checkpoints.is_file():
         elsewhere.checkpoints.unlink()
-    bad, good = served(elsewhere, Save(Stamp(3, 4), RANKS[:1]), Save(Stamp(3, 2), RANKS))
+    bad, good = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS[:1]), SaveCheckpoint(Stamp(3, 2), RANKS))
     assert (type(bad), type(good)) == (Failed, Saved)
     assert checkpoint_steps(elsewhere.checkpoints) == [2]
 
@@ -124,17 +124,19 @@ def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(keeper, elsewhe
     block_directory(elsewhere, None)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    failed, kept = served(elsewhere, Save(Stamp(3, 4), RANKS), Save(Stamp(3, 4), RANKS, is_elsewhere=True))
+    failed, kept = served(
+        elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS, is_elsewhere=True)
+    )
     assert (type(failed), type(kept), kept.step) == (Failed, Kept, 4)
     (place,) = (tmp_path / "tmp").glob("kept-by-swift-*")
     assert kept.text.startswith(f"the state after iteration 4 is kept in {place} on ")
     elsewhere.checkpoints.unlink()
     assert len(take_back(elsewhere.checkpoints)) == 1
-    assert isinstance(served(elsewhere, Load(None, 7, RANKS))[0], Loaded)
+    assert isinstance(served(elsewhere, LoadCheckpoint(None, 7, RANKS))[0], Loaded)
 
 
 def test_holders_that_are_no_whole_worker_are_refused(keeper):
-    (answer,) = served(keeper, Save(Stamp(3, 4), (RANKS[0], RANKS[0])))
+    (answer,) = served(keeper, SaveCheckpoint(Stamp(3, 4), (RANKS[0], RANKS[0])))
     assert answer.why.startswith("AssertionError: holders are")
 
 
@@ -144,15 +146,15 @@ def test_an_error_of_any_kind_is_one_line_and_not_the_end(keeper, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", fail)
-        (answer,) = served(keeper, Save(Stamp(3, 4), RANKS))
+        (answer,) = served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))
     assert answer == Failed("save", 4, "ValueError: Error opening driver: no luck")
-    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert isinstance(served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
 
 
 def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(keeper):
     newest = checkpoint_path(keeper.checkpoints, 4)
     flip(newest / "arrays/state/step/0")
-    bad, good = served(keeper, Load(4, 7, RANKS), Load(None, 7, RANKS))
+    bad, good = served(keeper, LoadCheckpoint(4, 7, RANKS), LoadCheckpoint(None, 7, RANKS))
     why = "step-00000004 is damaged: its file arrays/state/step/0 is not as it was saved"
     assert bad == Failed("load", 4, f"checkpoint = '{keeper.checkpoints}': cannot be restored: {why}", 7)
     assert good.stamp == Stamp(7, 2)
@@ -165,9 +167,9 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
 def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
     other = replace(keeper.experiment, seed=1)
     other_data = replace(keeper, experiment=other, data=other.loader("train").state())
-    (answer,) = served(other_data, Load(4, 7, RANKS))
+    (answer,) = served(other_data, LoadCheckpoint(4, 7, RANKS))
     assert "the saved data state" in answer.why
-    (answer,) = served(elsewhere, Load(None, 7, RANKS))
+    (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))
     assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
     assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
 
@@ -176,7 +178,7 @@ def test_what_was_broken_off_does_not_stay(keeper):
     half = keeper.checkpoints / ".step-00000003.tmp"
     half.mkdir()
     (half / "half").write_text("much")
-    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert isinstance(served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
     assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
 
@@ -207,7 +209,7 @@ def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
 def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp_path):
     """Its input ends at once, long before the last checkpoint is saved."""
     shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
-    commands = Load(None, 5, RANKS), Save(Stamp(5, 2), RANKS), Save(Stamp(3, 4), RANKS)
+    commands = LoadCheckpoint(None, 5, RANKS), SaveCheckpoint(Stamp(5, 2), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS)
     done = as_process(keeper, tmp_path, *commands)
     assert done.returncode == 0, done.stderr
     loaded, *saved = map(read_answer, done.stdout.splitlines())
@@ -219,7 +221,7 @@ def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp
 
 def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
     double = replace(keeper, experiment=replace(keeper.experiment, compute_dtype="float64"))
-    done = as_process(double, tmp_path, Load(None, 5, RANKS))
+    done = as_process(double, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert done.returncode == 0, done.stderr
     assert "its Experiment.compute_dtype is 'float32', here 'float64'" in read_answer(done.stdout).why
 
@@ -231,7 +233,9 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     for process in RANKS:
         shutil.copy(part_of(keeper, process, Stamp(9, keeper.load(9, RANKS).step)), part_of(keeper, process, again))
     before = files(keeper)
-    done = as_process(keeper, tmp_path, Save(Stamp(3, 4), RANKS), Save(again, RANKS), most_bytes=10_000)
+    done = as_process(
+        keeper, tmp_path, SaveCheckpoint(Stamp(3, 4), RANKS), SaveCheckpoint(again, RANKS), most_bytes=10_000
+    )
     assert done.returncode == 0, done.stderr
     answers = list(map(read_answer, done.stdout.splitlines()))
     assert [answer[:2] for answer in answers] == [("save", 4), ("save", 2)]
@@ -241,12 +245,12 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     assert checkpoint_steps(keeper.checkpoints) == [2]
     assert as_process(keeper, tmp_path).returncode == 0
     assert files(keeper) == before
-    assert read_answer(as_process(keeper, tmp_path, Load(None, 5, RANKS)).stdout).stamp == Stamp(5, 2)
+    assert read_answer(as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS)).stdout).stamp == Stamp(5, 2)
 
 
 def test_a_save_again_takes_the_place_of_the_first(keeper):
     before = files(keeper)
-    assert isinstance(served(keeper, Save(Stamp(3, 4), RANKS))[0], Saved)
+    assert isinstance(served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
     assert files(keeper).keys() == before.keys()
     assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
@@ -256,7 +260,7 @@ def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_pa
     path, before = checkpoint_path(keeper.checkpoints, 4), files(keeper)
     path.rename(path.with_suffix(".earlier"))
     (path.parent / ".step-00000004.tmp").mkdir()
-    done = as_process(keeper, tmp_path, Load(None, 5, RANKS))
+    done = as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert read_answer(done.stdout).stamp == Stamp(5, 4), done.stderr
     assert files(keeper).keys() == before.keys()
 
@@ -268,12 +272,12 @@ def files(keeper):
 
 def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
     """It is counted so that what is lost is never told less."""
-    whole = served(elsewhere, Save(Stamp(3, 4), RANKS))[0]
+    whole = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))[0]
     metrics = elsewhere.checkpoints.parent / METRICS
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[:1] + lines[2:]))
     shutil.rmtree(elsewhere.checkpoints)
-    (answer,) = served(elsewhere, Save(Stamp(3, 4), RANKS))
+    (answer,) = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
     assert answer.facts == whole.facts | {"iterations_uncounted": 1}
     tally = read_manifest(checkpoint_path(elsewhere.checkpoints, 4), "checkpoint").ledger.tally
     assert tally.num_uncounted == 1
@@ -292,6 +296,6 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(elsewhere, m
         raise OSError("is not written")
 
     monkeypatch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", save)
-    served(elsewhere, Save(Stamp(3, 4), RANKS))
+    served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
     run_dir = elsewhere.checkpoints.parent
     assert {run_dir, run_dir / METRICS, run_dir / CLASS_COUNTS} <= {*before}

@@ -16,11 +16,11 @@ import pytest
 from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import load_experiment
 from swift.elastic.jax_group import Service
-from swift.elastic.services.compile_service import Job, _outcome, jobs_for
+from swift.elastic.services.compile_service import CompileJob, _outcome, jobs_for
 from swift.elastic.transport.compile_messages import (
     Alive,
+    CompileFailed,
     Prepared,
-    Trouble,
     Wish,
     read_said,
     read_wish,
@@ -120,10 +120,10 @@ def test_a_failure_is_prepared_for_before_a_return():
     one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0))
     now, here, back = jobs_for(one, Wish(frozenset({(1, 0)}))), ("single",), (1, 0)
     assert now == [
-        Job(frozenset({(1, 0)}), here),
-        Job(frozenset({(1, 0), (0, 1)}), here),
-        Job(frozenset({(1, 0), (1, 1)}), here),
-        Job(NONE, here, back),
+        CompileJob(frozenset({(1, 0)}), here),
+        CompileJob(frozenset({(1, 0), (0, 1)}), here),
+        CompileJob(frozenset({(1, 0), (1, 1)}), here),
+        CompileJob(NONE, here, back),
     ]
 
 
@@ -131,8 +131,8 @@ def test_what_few_iterations_need_comes_last():
     one = Experiment(topology=Topology(2, 1, 8), window=2, eval_every=10)
     near = [NONE, FIRST, frozenset({(1, 0)})]
     assert jobs_for(one, Wish(NONE)) == [
-        *[Job(failed, ("window", "evaluate")) for failed in near],
-        *[Job(failed, ("single",)) for failed in near],
+        *[CompileJob(failed, ("window", "evaluate")) for failed in near],
+        *[CompileJob(failed, ("single",)) for failed in near],
     ]
 
 
@@ -149,7 +149,11 @@ def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
 
 @pytest.mark.parametrize(
     "said",
-    [Prepared(FIRST, None, ("single", "evaluate"), 2, 1.5), Prepared(NONE, 3, ("single",), 0, 1.5), Trouble("no plan")],
+    [
+        Prepared(FIRST, None, ("single", "evaluate"), 2, 1.5),
+        Prepared(NONE, 3, ("single",), 0, 1.5),
+        CompileFailed("no plan"),
+    ],
 )
 def test_what_is_said_is_understood(said):
     assert read_said(said_line(said)) == said
@@ -163,9 +167,9 @@ def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():
         def make_ready(self, _):
             raise self._error
 
-    assert _outcome(Unable(ValueError("no plan")), Job(FIRST, ())) == Trouble("with 0:0 down: no plan")
+    assert _outcome(Unable(ValueError("no plan")), CompileJob(FIRST, ())) == CompileFailed("with 0:0 down: no plan")
     with pytest.raises(RunError, match="unknown"):
-        _outcome(Unable(RunError("unknown")), Job(FIRST, ()))
+        _outcome(Unable(RunError("unknown")), CompileJob(FIRST, ()))
 
 
 def test_programs_are_where_the_processes_look(config, tmp_path):

@@ -13,7 +13,7 @@ from swift.elastic.membership.protocol import Cut, Process, Stamp
 from swift.elastic.state.copies import Copies, copy_shapes
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.shared_memory_store import Keep
-from swift.elastic.transport.checkpoint_messages import Anew, Failed, Recut
+from swift.elastic.transport.checkpoint_messages import Anew, Failed, Reshard
 from swift.mesh.process_shards import fetch_parts, part_shapes
 from swift.train import TrainOptions
 from swift.train.checkpoints.saved_state import load_state, split_of
@@ -55,7 +55,7 @@ def handover(elastic, ranks):
 
 
 def recut(keeper, cut, processes, stamp=NOW, epoch=5):
-    return keeper.follow(Recut(stamp, Cut(tuple(cut), (3,)), epoch, tuple(processes)))
+    return keeper.follow(Reshard(stamp, Cut(tuple(cut), (3,)), epoch, tuple(processes)))
 
 
 def expected(keeper, num_ranks):
@@ -93,7 +93,7 @@ def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handove
     assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
     assert is_as_it_was(elastic, ranks[1])
     # Nobody has taken it up yet: what the process was to go on with is as good as what it has handed over.
-    elastic.follow(Recut(Stamp(5, 4), Cut(ranks[1:], (5,)), 6, ranks))
+    elastic.follow(Reshard(Stamp(5, 4), Cut(ranks[1:], (5,)), 6, ranks))
     for process, part in zip(ranks, whole, strict=True):
         again = found(elastic, process, elastic.program, Stamp(6, 4))
         assert bits(again.master) == bits(part.master)

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from swift.runlog import History, Moment, Presence, Run, moments_of, presences_of, scalars
+from swift.runlog import History, Incident, Presence, Run, moments_of, presences_of, scalars
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure
 from swift.tools.report.sections.palette import GRID, INK, MOMENT_COLORS, RUN_COLORS
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
@@ -55,7 +55,7 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
     return Section(title, [Picture(f"{prefix}-timeline", caption, figure, is_wide=True)], [table], note)
 
 
-def draw_timeline(run: Run, history: History, presences: Sequence[Presence], moments: Sequence[Moment]) -> Figure:
+def draw_timeline(run: Run, history: History, presences: Sequence[Presence], moments: Sequence[Incident]) -> Figure:
     """Draws the iterations done over the time of running, and below it a bar for each of those who are at work.
 
     Args:
@@ -84,7 +84,7 @@ def draw_timeline(run: Run, history: History, presences: Sequence[Presence], mom
     return figure
 
 
-def _draw_progress(axes: Axes, run: Run, history: History, moments: Sequence[Moment], unit: float) -> None:
+def _draw_progress(axes: Axes, run: Run, history: History, moments: Sequence[Incident], unit: float) -> None:
     steps_T, known_T = scalars(run, "step"), np.isfinite(history.step_s_T)
     seconds_T, steps_T = history.step_s_T[known_T], steps_T[known_T]
     points = thin(seconds_T)

@@ -21,7 +21,7 @@ class Event(NamedTuple):
     node: str
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """All that happens at one time.
 
     Attributes:
@@ -61,7 +61,7 @@ class Trace:
         return first.added if first is not None and first.time_s == 0 else ()
 
     @property
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[NodeChange]:
         """What happens after the beginning, time by time."""
         return (change for change in self._all_changes() if change.time_s > 0)
 
@@ -84,7 +84,7 @@ class Trace:
         """The length of the trace by its failures; infinite without any."""
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
-    def _all_changes(self) -> Iterator[Change]:
+    def _all_changes(self) -> Iterator[NodeChange]:
         live, position = set[str](), 0
         while position < len(self.events):
             time_s = self.events[position].time_s
@@ -102,4 +102,4 @@ class Trace:
                 position += 1
             added = tuple(node for node, was in was_live.items() if node in live and (not was or node in removed))
             if removed or added:
-                yield Change(time_s, tuple(removed), added)
+                yield NodeChange(time_s, tuple(removed), added)
