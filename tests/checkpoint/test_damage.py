@@ -297,11 +297,11 @@ BEGUN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from tests.checkpoint.conftest import *
-from swift.checkpoint import saving
+from swift.checkpoint.storage import writer
 
 directory, point = Path(sys.argv[1]), sys.argv[2]
 state = first_state(200)
-split = Split(state, SPECS, has_classes=True)
+split = StateSplit(state, SPECS, has_classes=True)
 config = CheckpointConfig(every=2, experts_per_layer="all")
 run = SmallRun(directory, config, split, state, Ledger.first(split.num_layers, split.num_classes, CLASSES))
 run.run(4)
@@ -357,9 +357,9 @@ def watch():
 if point == "between two files":
     threading.Thread(target=watch, daemon=True).start()
 elif point == "before the manifest":
-    saving.write_manifest = die
+    writer.write_manifest = die
 elif point == "before its name":
-    saving.commit_save = die
+    writer.commit_save = die
 else:
     rename, calls = Path.rename, []
     def rename_once(path, to):

@@ -36,7 +36,7 @@ from swift.errors import RunError
 from swift.elastic.transport.remote_node import serve
 from swift.elastic.transport.node_messages import Pulse, Said, Start, message_line, read_message
 from swift.elastic.state.run_files import own_memory
-from swift.elastic.membership.protocol import Deadlines
+from swift.deadlines import Deadlines
 try:
     serve(
         Path(sys.argv[1]), int(sys.argv[2]), Deadlines(start=float(sys.argv[3])), os.environ, Path("/dev/shm"), None,
