@@ -30,7 +30,7 @@ from swift.experts import Load
 from swift.experts.placement import Static, Symi
 from swift.experts.routing import balance_loss, count_choices, route
 from swift.mesh import emulate_devices
-from swift.pipeline import Program
+from swift.pipeline import StepSpec
 from swift.train import Experiment
 
 DEVICES = 8
@@ -55,7 +55,7 @@ class Gspmd:
         num_groups: groups of tokens among which the room of a class is shared out, GShard's G.
     """
 
-    def __init__(self, setup: Experiment, program: Program, batch: Batch, num_groups: int):
+    def __init__(self, setup: Experiment, program: StepSpec, batch: Batch, num_groups: int):
         self._experts, self._gpt, self._groups = setup.experts, program.gpt, num_groups
         self._optimizer, self._pattern = program.optimizer, setup.model.moe_layers
         self._mesh = Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,))

@@ -33,7 +33,7 @@ from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, emulate_devices
 from swift.models import model_size
 from swift.pipeline import (
     Engine,
-    Program,
+    StepSpec,
     barrier_step,
     batch_of_rows,
     lone_step,
@@ -146,7 +146,7 @@ class Lone:
         return metrics["loss"]
 
 
-def lone_program(setup: Experiment, batch: Batch) -> Program:
+def lone_program(setup: Experiment, batch: Batch) -> StepSpec:
     """The whole global batch on one rank, which has a slot for every class."""
     alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
     return replace(alone.program(), num_microbatches=len(batch.inputs))

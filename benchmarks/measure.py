@@ -16,7 +16,7 @@ import jax
 
 from swift.experts.placement import PlacementPolicy
 from swift.models import model_size
-from swift.pipeline import Program, TrainState, lone_step, put_batch
+from swift.pipeline import StepSpec, TrainState, lone_step, put_batch
 from swift.train import Experiment
 
 
@@ -106,7 +106,7 @@ class Trainee:
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
-        self.program: Program = experiment.program()
+        self.program: StepSpec = experiment.program()
         self.state: TrainState = self.program.init(jax.random.key(experiment.seed))
         self.step = lone_step(self.program)
         loader = experiment.loader("train")

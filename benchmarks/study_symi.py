@@ -19,7 +19,7 @@ from measure import Trainee, demo, median, paired_costs, publish
 from swift.checkpoint import CheckpointConfig
 from swift.experts.placement import Static, Symi
 from swift.mesh import EXPERT_AXIS, SHARED
-from swift.pipeline import Program, TrainState, lone_evaluation
+from swift.pipeline import StepSpec, TrainState, lone_evaluation
 from swift.runlog import measure, read_run
 from swift.train import Experiment, TrainOptions, train
 
@@ -64,7 +64,7 @@ def capacity() -> dict[str, Any]:
     return {"steps": STEPS, "by_capacity_factor": figures}
 
 
-def parts_of(program: Program) -> dict[str, Any]:
+def parts_of(program: StepSpec) -> dict[str, Any]:
     """The parts of an update as jitted functions of a state, as ``swift.pipeline.runtime.update`` puts them together.
 
     Slots stand for their gradients, which have their shapes, and master weights for theirs.

@@ -24,7 +24,7 @@ from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
 from swift.elastic.coordinator.compile_client import PREPARER, Preparing
 from swift.elastic.coordinator.fault_injection import Chaos, parse_chaos
 from swift.elastic.coordinator.memory_demand import Demand, StorageLocation, choose_place
-from swift.elastic.coordinator.run_spec import Terms
+from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
 from swift.elastic.elastic_programs import is_elastic
 from swift.elastic.events.background_calls import Behind
@@ -140,7 +140,7 @@ def _launch(
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
-        terms = Terms(
+        terms = RunSpec(
             processes,
             commands.member,
             logs,
@@ -194,7 +194,7 @@ def _supervise(
     experiment: Experiment,
     directory: RunDirectory,
     done: int,
-    terms: Terms,
+    terms: RunSpec,
     family: AbstractContextManager[Children],
     keeper: Sequence[str],
     preparer: Sequence[str] | None,

@@ -11,7 +11,7 @@ from swift.elastic.services.checkpoint_service import run as run_keeper
 from swift.elastic.services.compile_service import prepare
 from swift.elastic.state.run_files import Scratch
 from swift.elastic.worker.process_setup import settle_jax
-from swift.elastic.worker.worker import Crew, WorkerSpec
+from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 from swift.errors import SettingError
 from swift.train import Experiment
 
@@ -23,7 +23,7 @@ def member(options: argparse.Namespace) -> None:
     process = Process((options.pipeline, options.stage), options.rank)
     part = WorkerSpec(experiment, process, options.by_rank, scratch, options.keeps_all)
     try:
-        Crew(part, sys.stdin).run()
+        WorkerProcess(part, sys.stdin).run()
     except SettingError:
         raise
     except BaseException:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from swift.elastic.membership.protocol import Process
 from swift.mesh import storage_mesh
-from swift.pipeline import Program
+from swift.pipeline import StepSpec
 from swift.train import Experiment
 
 
@@ -28,9 +28,9 @@ class Programs:
 
     def __init__(self, experiment: Experiment):
         self._experiment = experiment
-        self._by_ranks: dict[int, Program] = {}
+        self._by_ranks: dict[int, StepSpec] = {}
 
-    def on(self, num_ranks: int) -> Program:
+    def on(self, num_ranks: int) -> StepSpec:
         """The program on so many ranks; to be put on a live mesh."""
         if num_ranks not in self._by_ranks:
             fewer = self._experiment.on_ranks(num_ranks)

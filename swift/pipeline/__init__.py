@@ -17,7 +17,7 @@ from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_sizes, 
 from swift.pipeline.runtime.metrics import by_iteration
 from swift.pipeline.runtime.single_worker import lone_evaluation, lone_gradients, lone_step, put_batch
 from swift.pipeline.runtime.stage import Sums
-from swift.pipeline.runtime.step_spec import Program, TrainState, materialize_all
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState, materialize_all
 from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
 from swift.pipeline.split_backward.split import SplitStage, split
@@ -30,10 +30,10 @@ __all__ = [
     "Plan",
     "PlanSettings",
     "Prepare",
-    "Program",
     "Reconfiguration",
     "SplitStage",
     "StateShape",
+    "StepSpec",
     "Steps",
     "Sums",
     "TrainState",

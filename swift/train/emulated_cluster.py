@@ -16,7 +16,7 @@ import jax
 from swift.checkpoint import Recovered, recover_ranks
 from swift.errors import RunError
 from swift.mesh import host_stages, live_mesh
-from swift.pipeline import Engine, Prepare, Program, Reconfiguration, TrainState, reshape_state
+from swift.pipeline import Engine, Prepare, Reconfiguration, StepSpec, TrainState, reshape_state
 from swift.topology import Worker
 from swift.train.checkpoints.checkpointer import Saver
 from swift.train.checkpoints.saved_state import put_state, split_of
@@ -213,7 +213,7 @@ class Cluster:
 
 
 def _collect(
-    state: TrainState, old: Program, gone: Collection[StageRank], done: int, saver: Saver, names: Ranks
+    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, saver: Saver, names: Ranks
 ) -> Recovered:
     """The state on the host, with what lost ranks had from elsewhere."""
     parts = (replace(state, slots={}), state.slots if gone else {})

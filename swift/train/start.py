@@ -13,7 +13,7 @@ from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore, settle
 from swift.deadlines import Deadlines
 from swift.errors import SettingError
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
-from swift.pipeline import Prepare, Program, TrainState
+from swift.pipeline import Prepare, StepSpec, TrainState
 from swift.runlog import (
     SUMMARY,
     Lease,
@@ -167,7 +167,7 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def begin(experiment: Experiment, program: Program, options: TrainOptions, start: RestorePlan | None) -> TrainState:
+def begin(experiment: Experiment, program: StepSpec, options: TrainOptions, start: RestorePlan | None) -> TrainState:
     """The state to go on from."""
     if start is None:
         return program.init(jax.random.key(experiment.seed))

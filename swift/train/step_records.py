@@ -7,11 +7,11 @@ import numpy as np
 
 from swift.data import Batch, Loader
 from swift.experts.placement import unsound
-from swift.pipeline import Program, Steps, Sums
+from swift.pipeline import Steps, StepSpec, Sums
 from swift.schedules import plan_document
 
 
-def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, program: Program) -> dict[str, Any]:
+def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, program: StepSpec) -> dict[str, Any]:
     """The record of one iteration; with ``misplaced`` where its placement was not sound, and the iteration not either.
 
     Args:

@@ -12,7 +12,7 @@ from swift.elastic import compile_only_group
 from swift.elastic.compile_only_group import Rehearsal
 from swift.elastic.jax_group import Link
 from swift.errors import RunError
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 
 AXES = ("worker", "expert")
 SPEC = PartitionSpec(*AXES)
@@ -59,7 +59,7 @@ def program(programs, grid, compiled):
 
     function = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=SPEC, out_specs=SPEC, check_vma=False))
     rows = jax.ShapeDtypeStruct((count, num_ranks, 3), jnp.float32, sharding=NamedSharding(mesh, SPEC))
-    return ProgramStore(programs).get("sum", lambda: compiled(function, rows), list(grid.flat))
+    return ExecutableCache(programs).get("sum", lambda: compiled(function, rows), list(grid.flat))
 
 
 def tell(sockets, name, value):

@@ -11,7 +11,7 @@ from swift.cli.configuration import config_text
 from swift.data import DataConfig, TextFiles
 from swift.elastic.membership.protocol import Process
 from swift.elastic.services.checkpoint_service import Keeper
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.mesh.process_shards import part_shapes
@@ -83,6 +83,8 @@ def kept():
     def load(keeper, process, stamp):
         num_devices = 1 if keeper.by_rank else keeper.experiment.topology.num_expert_ranks
         specs = replace(keeper.program.specs, slots={})
-        return Keep(keeper.keeps, process).load(stamp, part_shapes(specs, keeper.program.abstract(), num_devices))
+        return SharedMemoryStore(keeper.keeps, process).load(
+            stamp, part_shapes(specs, keeper.program.abstract(), num_devices)
+        )
 
     return load

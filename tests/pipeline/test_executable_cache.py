@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.pipeline.reconfigure import executable_cache
 from swift.pipeline.reconfigure.compiled_steps import Steps
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 
 SUM = PartitionSpec("worker")
 
@@ -61,7 +61,7 @@ def counted():
 
 def test_a_program_is_compiled_once_and_computes_the_same_when_it_is_loaded(counted, tmp_path):
     for _ in range(2):
-        store = ProgramStore(tmp_path / "programs")
+        store = ExecutableCache(tmp_path / "programs")
         counted.check(store.get(("sum", 2), counted, counted.devices))
         assert ("sum", 2) in store
     assert counted.times == 1
@@ -71,7 +71,7 @@ def test_a_program_is_compiled_once_and_computes_the_same_when_it_is_loaded(coun
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-5], lambda whole: whole[:999] + b"\0" + whole[1000:]])
 def test_a_damaged_program_is_compiled_anew(counted, tmp_path, damage):
-    store = ProgramStore(tmp_path)
+    store = ExecutableCache(tmp_path)
     store.get("sum", counted, counted.devices)
     (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
     file.write_bytes(damage(file.read_bytes()))
@@ -82,7 +82,7 @@ def test_a_damaged_program_is_compiled_anew(counted, tmp_path, damage):
 
 
 def test_of_many_that_ask_at_once_one_compiles(counted, tmp_path):
-    store = ProgramStore(tmp_path)
+    store = ExecutableCache(tmp_path)
     threads = [threading.Thread(target=store.get, args=("sum", counted, counted.devices)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -94,15 +94,15 @@ def test_of_many_that_ask_at_once_one_compiles(counted, tmp_path):
 def test_a_process_that_is_killed_while_it_compiles_holds_nobody_up(counted, tmp_path):
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from swift.pipeline.reconfigure.executable_cache import ProgramStore\n"
-        "ProgramStore(Path(sys.argv[1])).get('sum', lambda: [print('compiling', flush=True), time.sleep(1000)], [])"
+        "from swift.pipeline.reconfigure.executable_cache import ExecutableCache\n"
+        "ExecutableCache(Path(sys.argv[1])).get('sum', lambda: [print('compiling', flush=True), time.sleep(1000)], [])"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     ) as process:
         assert process.stdout.readline() == "compiling\n"
         os.kill(process.pid, signal.SIGKILL)
-    counted.check(ProgramStore(tmp_path).get("sum", counted, counted.devices))
+    counted.check(ExecutableCache(tmp_path).get("sum", counted, counted.devices))
     assert counted.times == 1
 
 
@@ -120,7 +120,7 @@ def frozen_writer(directory):
 
 
 def test_what_is_there_is_read_whoever_has_the_lock(counted, tmp_path):
-    store = ProgramStore(tmp_path, patience_s=1000)
+    store = ExecutableCache(tmp_path, patience_s=1000)
     store.get("sum", counted, counted.devices)
     with frozen_writer(tmp_path):
         counted.check(store.get("sum", counted, counted.devices))
@@ -128,7 +128,7 @@ def test_what_is_there_is_read_whoever_has_the_lock(counted, tmp_path):
 
 
 def test_who_has_waited_long_enough_for_a_frozen_process_compiles_itself(counted, tmp_path):
-    store = ProgramStore(tmp_path, patience_s=0.2)
+    store = ExecutableCache(tmp_path, patience_s=0.2)
     store.get("sum", counted, counted.devices)
     next(path for path in tmp_path.iterdir() if path.suffix != ".lock").unlink()
     with frozen_writer(tmp_path):
@@ -138,7 +138,7 @@ def test_who_has_waited_long_enough_for_a_frozen_process_compiles_itself(counted
 
 
 def test_who_waits_has_the_program_as_soon_as_it_is_there(counted, tmp_path):
-    store = ProgramStore(tmp_path / "programs", patience_s=1000)
+    store = ExecutableCache(tmp_path / "programs", patience_s=1000)
     store.get("sum", counted, counted.devices)
     (made,) = (path for path in (tmp_path / "programs").iterdir() if path.suffix != ".lock")
     shutil.move(made, tmp_path / "made")
@@ -156,7 +156,7 @@ def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypat
     one = rig(topology=(2, 1, 1), failed=frozenset(), window=1, pattern=(False,), dtype="float32", capacity=None)
     drawn, losses = one.draw(0), []
     for _ in range(2):
-        steps = Steps(one.program, one.configuration, 2, ProgramStore(tmp_path))
+        steps = Steps(one.program, one.configuration, 2, ExecutableCache(tmp_path))
         state, metrics = steps.run_single(one.start(drawn), steps.rows(drawn.batches))
         losses.append(jax.device_get(metrics["loss"]))
         # The second time nothing is lowered, nor compiled.
@@ -172,7 +172,7 @@ def test_a_store_that_cannot_be_written_or_read_costs_nobody_its_program(tmp_pat
     monkeypatch.setattr(executable_cache, "replace_file", full)
     monkeypatch.setattr(executable_cache, "_serialized", lambda made, **_: made)
     monkeypatch.setattr(executable_cache, "_loaded", lambda content, _: content)
-    store = ProgramStore(tmp_path / "programs")
+    store = ExecutableCache(tmp_path / "programs")
     assert store.get("sum", lambda: b"compiled", []) == b"compiled"
     assert "is not kept for others: [Errno 28] No space left on device" in capsys.readouterr().err
     assert "sum" not in store
@@ -188,5 +188,5 @@ def test_where_there_are_no_locks_whoever_needs_a_program_compiles_it(tmp_path, 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(executable_cache, "_serialized", lambda made, **_: made)
     monkeypatch.setattr(executable_cache, "_loaded", lambda content, _: content)
-    assert ProgramStore(tmp_path).get("sum", lambda: b"compiled", []) == b"compiled"
-    assert ProgramStore(tmp_path).get("sum", lambda: b"another", []) == b"compiled"
+    assert ExecutableCache(tmp_path).get("sum", lambda: b"compiled", []) == b"compiled"
+    assert ExecutableCache(tmp_path).get("sum", lambda: b"another", []) == b"compiled"

@@ -11,7 +11,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from swift.pipeline.reconfigure import trimming
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.trimming import trimmed
 
 CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "pattern": (True, False), "dtype": "float32"}
@@ -38,7 +38,7 @@ def payload(compiled):
 
 def test_a_program_that_was_kept_leaves_bit_for_bit_what_the_compiled_one_does(compiled, tmp_path):
     one, step, _ = compiled
-    kept = ProgramStore(tmp_path, trims=True).get("window", lambda: step, list(one.program.live.mesh.devices.flat))
+    kept = ExecutableCache(tmp_path, trims=True).get("window", lambda: step, list(one.program.live.mesh.devices.flat))
     assert kept.as_text().count(" fusion(") < step.as_text().count(" fusion(") / 2
     for seed in range(2):
         drawn = one.draw(seed)

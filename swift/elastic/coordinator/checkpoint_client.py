@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 from swift.elastic.transport.checkpoint_messages import (
     Answer,
     Command,
@@ -126,7 +126,7 @@ class Saving:
             self._try_again(self._unsaved)
         self._ask(LoadCheckpoint(None, epoch, tuple(processes)))
 
-    def recut(self, stamp: Stamp, cut: Cut, epoch: int, processes: Sequence[Process]) -> None:
+    def recut(self, stamp: Stamp, cut: ShardLayout, epoch: int, processes: Sequence[Process]) -> None:
         """Asks for the parts of a state that is cut for others."""
         self._ask(Reshard(stamp, cut, epoch, tuple(processes)))
 

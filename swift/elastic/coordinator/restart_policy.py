@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from swift.elastic.coordinator.run_spec import Terms
+from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.membership.protocol import Member, Process, State
 from swift.elastic.membership.state_machine import Membership
 from swift.elastic.transport.processes import Children
 
 
-class Roster:
+class RestartPolicy:
     """The processes of a run, and how often each has died.
 
     Args:
@@ -16,7 +16,7 @@ class Roster:
         children: among which they are.
     """
 
-    def __init__(self, terms: Terms, children: Children):
+    def __init__(self, terms: RunSpec, children: Children):
         self._terms, self._children = terms, children
         self._deaths: Counter[Process] = Counter()
         self._excused: set[Member] = set()

@@ -14,7 +14,7 @@ Recovery = Literal["live", "restart"]
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunSpec:
     """What was settled before the run began.
 
     Attributes:

@@ -17,8 +17,8 @@ from typing import Self
 
 from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
 from swift.elastic.coordinator.compile_client import PREPARER, Preparing
-from swift.elastic.coordinator.restart_policy import Roster
-from swift.elastic.coordinator.run_spec import Terms
+from swift.elastic.coordinator.restart_policy import RestartPolicy
+from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.events.message_texts import cut_text
 from swift.elastic.events.reporter import Reporter
 from swift.elastic.jax_group import Service
@@ -50,15 +50,15 @@ from swift.elastic.transport.worker_messages import Command as WireCommand
 from swift.elastic.transport.worker_messages import (
     DataUnreadable,
     Done,
+    FormGroup,
     Halt,
     Hang,
-    Leave,
     News,
-    Order,
     Planned,
     Record,
     SnapshotKept,
     SnapshotMissed,
+    StartGeneration,
     Stop,
     order_line,
     read_news,
@@ -87,7 +87,7 @@ class Supervisor:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: RunSpec,
         children: Children,
         saving: Saving,
         preparing: Preparing,
@@ -101,7 +101,7 @@ class Supervisor:
         self._done: set[Member] = set()
         self._restoring: Go | None = None
         self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
-        self._roster = Roster(terms, children)
+        self._roster = RestartPolicy(terms, children)
         self._unreadable: DataUnreadable | None = None
         self._base = 0  # the iteration after which the newest epoch goes on
         self._turned = self._deaf_until = time.monotonic()
@@ -311,7 +311,7 @@ class Supervisor:
             case Form(_, members, _):
                 self._services.append(Service(len(members), self._terms.services))
                 self._done, self._restoring, self._is_loading = set(), None, False
-                self._say(members, Order(command, self._services[-1].address))
+                self._say(members, FormGroup(command, self._services[-1].address))
             case Enter(_, members):
                 self._say(members, command)
             case Go():
@@ -349,7 +349,7 @@ class Supervisor:
             self._saving.recut(go.stamp, go.cut, go.number, processes)
         else:
             self._base = 0 if go.stamp is None else go.stamp.step
-            self._let_run(Leave(go, self._reporter.written))
+            self._let_run(StartGeneration(go, self._reporter.written))
 
     def _is_behind(self, go: Go, stamp: Stamp, saved: int | None) -> bool:
         """Whether a checkpoint is better than the members' state: newer, and one of the two is not all there."""
@@ -372,9 +372,9 @@ class Supervisor:
         self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), epoch=stamp.epoch, **answer.facts)
         self._base = stamp.step
         holders = go.holders if isinstance(answer, Anew) else ()
-        self._let_run(Leave(Go(go.number, stamp, holders), self._reporter.written, is_restored=True))
+        self._let_run(StartGeneration(Go(go.number, stamp, holders), self._reporter.written, is_restored=True))
 
-    def _let_run(self, leave: Leave) -> None:
+    def _let_run(self, leave: StartGeneration) -> None:
         epoch = self._membership.epoch
         assert epoch is not None
         self._restoring, self._is_loading = None, False

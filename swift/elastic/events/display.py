@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift.elastic.events.goodput import CAUSES
-from swift.elastic.membership.protocol import Seat, State
+from swift.elastic.membership.protocol import ProcessStatus, State
 from swift.elastic.membership.state_machine import Membership
 from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
 
@@ -130,7 +130,7 @@ def worker_table(membership: Membership) -> Table:
     return table
 
 
-def _state(seat: Seat, membership: Membership) -> tuple[str, str, str]:
+def _state(seat: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
     """A process's state as a word, its iteration, and its epoch."""
     word, epoch = "killed" if seat.doomed else str(seat.state), membership.epoch
     winds_down = epoch is not None and epoch.form.after is not None and seat.member in epoch.missing

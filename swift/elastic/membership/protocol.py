@@ -74,7 +74,7 @@ class Died(NamedTuple):
     is_own: bool = True
 
 
-class Left(NamedTuple):
+class Departed(NamedTuple):
     """A member has left the epoch before ``number``, and what it has of its state is kept."""
 
     member: Member
@@ -97,7 +97,7 @@ class Stamp(NamedTuple):
     step: int
 
 
-class Cut(NamedTuple):
+class ShardLayout(NamedTuple):
     """How a state is cut into the slices of ranks, where the ranks of a run may become fewer and more.
 
     Attributes:
@@ -176,13 +176,13 @@ class Tick(NamedTuple):
     time: float
 
 
-Message = Ready | Left | Formed | Beat | Took
+Message = Ready | Departed | Formed | Beat | Took
 """What processes say themselves; the rest the supervisor sees."""
 Event = Started | Died | Message | Tick
 
 
 class Form(NamedTuple):
-    """To all members: leave the epoch that you are in for this one, and answer ``Left``.
+    """To all members: leave the epoch that you are in for this one, and answer ``Departed``.
 
     Attributes:
         number: of the epoch, larger than any before.
@@ -218,7 +218,7 @@ class Go(NamedTuple):
     number: int
     stamp: Stamp | None
     holders: tuple[Member, ...] = ()
-    cut: Cut | None = None
+    cut: ShardLayout | None = None
     is_whole: bool = True
 
 
@@ -270,7 +270,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Seat:
+class ProcessStatus:
     """What is known of a process.
 
     Attributes:

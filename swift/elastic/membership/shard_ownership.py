@@ -7,7 +7,7 @@ elastic: the ranks that are there go on without those that are lost, on a state 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 
 Found = frozenset[tuple[Process, Stamp]]
 _WORTH = 2
@@ -24,11 +24,11 @@ class Slices:
         found: whose slices of which states are known to be elsewhere.
     """
 
-    cuts: Sequence[Cut]
+    cuts: Sequence[ShardLayout]
     held_by: Mapping[Process, frozenset[Stamp]]
     found: Found
 
-    def cut_of(self, stamp: Stamp) -> Cut | None:
+    def cut_of(self, stamp: Stamp) -> ShardLayout | None:
         """How a state is cut; None for one that is not of this run."""
         return next((cut for cut in reversed(self.cuts) if stamp.epoch in cut.epochs), None)
 
@@ -60,7 +60,9 @@ class Slices:
         return stamp in self.held_by.get(process, ()) or (process, stamp) in self.found
 
 
-def continued(cuts: Sequence[Cut], cut: Cut | None, number: int, members: Collection[Process]) -> tuple[Cut, ...]:
+def continued(
+    cuts: Sequence[ShardLayout], cut: ShardLayout | None, number: int, members: Collection[Process]
+) -> tuple[ShardLayout, ...]:
     """The cuts with that of an epoch that goes.
 
     Args:
@@ -69,12 +71,12 @@ def continued(cuts: Sequence[Cut], cut: Cut | None, number: int, members: Collec
         number: of the epoch.
         members: its processes.
 
-    >>> old = Cut((Process((0, 0)), Process((0, 0), 1)), (1,))
+    >>> old = ShardLayout((Process((0, 0)), Process((0, 0), 1)), (1,))
     >>> [one.epochs for one in continued([old], old, 2, old.processes)]
     [(1, 2)]
     >>> [one.epochs for one in continued([old], None, 2, [Process((0, 0))])]
     [(1,), (2,)]
     """
     if cut is None:
-        return (*cuts, Cut(tuple(members), (number,)))
+        return (*cuts, ShardLayout(tuple(members), (number,)))
     return tuple(one._replace(epochs=(*one.epochs, number)) if one == cut else one for one in cuts)

@@ -25,7 +25,7 @@ from swift.deadlines import Deadlines
 from swift.elastic.membership.protocol import (
     Beat,
     Command,
-    Cut,
+    Departed,
     Died,
     Enter,
     Epoch,
@@ -35,14 +35,14 @@ from swift.elastic.membership.protocol import (
     GiveUp,
     Go,
     Kill,
-    Left,
     Member,
     Message,
     Process,
+    ProcessStatus,
     Ready,
     RestartAll,
     Retire,
-    Seat,
+    ShardLayout,
     StageLost,
     Stamp,
     Started,
@@ -78,7 +78,7 @@ class Membership:
 
     processes: tuple[Process, ...]
     deadlines: Deadlines
-    seats: Mapping[Process, Seat]
+    seats: Mapping[Process, ProcessStatus]
     since: float
     epoch: Epoch | None = None
     number: int = 0
@@ -86,14 +86,14 @@ class Membership:
     lost: tuple[int, ...] = ()
     retried: int = 0
     is_elastic: bool = False
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[ShardLayout, ...] = ()
 
     @classmethod
     def of(
         cls, processes: Sequence[Process], deadlines: Deadlines, time: float, *, is_elastic: bool = False
     ) -> "Membership":
         """The membership of a run none of whose processes has been started yet."""
-        seats = {process: Seat(Member(process, -1)) for process in processes}
+        seats = {process: ProcessStatus(Member(process, -1)) for process in processes}
         return cls(tuple(processes), deadlines, seats, time, is_elastic=is_elastic)
 
     def on(self, event: Event) -> tuple["Membership", Commands]:
@@ -109,7 +109,7 @@ class Membership:
                 seat = self.seats[member.process]
                 assert seat.state is State.DEAD, f"{member.process} is started again while it lives"
                 assert member.incarnation > seat.member.incarnation, "an incarnation comes back"
-                return self._seated(Seat(member, State.STARTING, time, quick_deaths=seat.quick_deaths)), ()
+                return self._seated(ProcessStatus(member, State.STARTING, time, quick_deaths=seat.quick_deaths)), ()
             case Died():
                 return self._died(event)
             case _:
@@ -149,7 +149,7 @@ class Membership:
         present = [member.process for member in self.present()]
         return lost_stages(self.processes, present, is_elastic=self.is_elastic)
 
-    def _seated(self, *seats: Seat) -> "Membership":
+    def _seated(self, *seats: ProcessStatus) -> "Membership":
         return replace(self, seats={**self.seats, **{seat.member.process: seat for seat in seats}})
 
     def _died(self, death: Died) -> tuple["Membership", Commands]:
@@ -174,7 +174,7 @@ class Membership:
             case Ready(number=number):
                 is_news = seat.state is State.STARTING or self._is_under_way(number)
                 return self._seated(replace(seat, state=State.WAITING) if is_news else seat), ()
-            case Left():
+            case Departed():
                 return self._seated(seat)._left(message)
             case Formed():
                 return self._seated(seat)._formed(message), ()
@@ -190,7 +190,7 @@ class Membership:
             return False
         return number == epoch.form.number or (epoch.form.after is not None and number == self.went)
 
-    def _left(self, left: Left) -> tuple["Membership", Commands]:
+    def _left(self, left: Departed) -> tuple["Membership", Commands]:
         epoch = self.epoch
         if epoch is None or left.number != epoch.form.number or left.member not in epoch.staying:
             return self, ()
@@ -211,7 +211,7 @@ class Membership:
         all_held = {**epoch.held, member: held}
         return replace(self, epoch=replace(epoch, since=time, held=all_held, found=epoch.found | found))
 
-    def _progressed(self, seat: Seat, beat: Beat) -> "Membership":
+    def _progressed(self, seat: ProcessStatus, beat: Beat) -> "Membership":
         """An epoch under way leaves members to run in the one before only where it waits for an iteration."""
         epoch = self.epoch
         if epoch is None or beat.number != self.went or seat.lived != self.went:
@@ -310,7 +310,7 @@ class Membership:
         go = Go(number, stamp, holders, None if is_same else cut, not slices.missing(stamp))
         return replace(self, cuts=continued(self.cuts, cut if is_same else None, number, processes)), (go,)
 
-    def _seats_in(self, epoch: Epoch) -> tuple[Seat, ...]:
+    def _seats_in(self, epoch: Epoch) -> tuple[ProcessStatus, ...]:
         return tuple(self.seats[process] for process, _ in epoch.form.members)
 
     def _is_broken(self, epoch: Epoch) -> bool:
@@ -333,7 +333,7 @@ class Membership:
             *(replace(seat, doomed=True, killed=at, spared=spared) for seat, at in zip(seats, killed, strict=True))
         )
 
-    def _retired(self, undead: Collection[Seat]) -> tuple["Membership", Commands]:
+    def _retired(self, undead: Collection[ProcessStatus]) -> tuple["Membership", Commands]:
         seats = [replace(seat, state=State.RETIRED, doomed=False, spared=False) for seat in undead]
         why = f"was killed, and has not died in {self.deadlines.dying:g} s"
         return self._seated(*seats), tuple(Retire(seat.member, why) for seat in seats)

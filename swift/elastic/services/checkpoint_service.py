@@ -40,7 +40,7 @@ from swift.elastic.membership.protocol import Process, Stamp, processes_of
 from swift.elastic.services.reshard_state import Recutting
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.ledger_counts import Counts
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.state.state_shards import cut_parts, join_parts
 from swift.elastic.transport.checkpoint_messages import (
     Anew,
@@ -60,7 +60,7 @@ from swift.elastic.worker.process_setup import settle_jax, take_output
 from swift.errors import RunError, SettingError
 from swift.experts.placement import unsound_placement
 from swift.mesh.process_shards import part_shapes
-from swift.pipeline import Program, TrainState
+from swift.pipeline import StepSpec, TrainState
 from swift.runlog import sync_record, writes_checkpoints
 from swift.train import Experiment
 from swift.train.checkpoints.rescue import keep_elsewhere
@@ -77,7 +77,7 @@ class Keeper:
     Attributes:
         experiment: what is run.
         checkpoints: the directory of the run's checkpoints.
-        keeps: where processes keep their states, see ``Keep``.
+        keeps: where processes keep their states, see ``SharedMemoryStore``.
         by_rank: whether a process is an expert rank, and not a whole worker.
         data: the state of a loader of the run.
         handed: where processes hand over what they have, see ``Handover``; for elastic runs only.
@@ -91,7 +91,7 @@ class Keeper:
     handed: Path | None = None
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> StepSpec:
         """The run's, on the mesh that holds what a checkpoint has."""
         return self._programs.on(self.experiment.topology.num_expert_ranks)
 
@@ -162,7 +162,7 @@ class Keeper:
         program = self._program_of(holders)
         shapes, split = program.abstract(), split_of(program)
         like = part_shapes(self._specs, shapes, len(self._ranks(0)))
-        parts = [Keep(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
+        parts = [SharedMemoryStore(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step, program.experts.num_classes)
         ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
@@ -206,7 +206,7 @@ class Keeper:
         for nth, process in enumerate(processes):
             rank = nth if self._is_elastic else process.rank
             parts = cut_parts(self._specs, host, process.worker[1], self._ranks(rank))
-            Keep(self.keeps, process).save(Stamp(epoch, plan.step), parts)
+            SharedMemoryStore(self.keeps, process).save(Stamp(epoch, plan.step), parts)
         for aside in set_aside_newer(self.checkpoints, plan.step):
             print(f"{aside} does not count any more: the run goes on from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
@@ -228,7 +228,7 @@ class Keeper:
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
             self.recutting.rehearse(max(1, count))
 
-    def _stored(self, program: Program, step: int) -> tuple[TrainState, RestorePlan] | None:
+    def _stored(self, program: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
         """What the newest sound checkpoint up to an iteration has, as a program has it; None: there is none."""
         for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
             with suppress(SettingError):
@@ -240,7 +240,7 @@ class Keeper:
     def _is_elastic(self) -> bool:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
-    def _program_of(self, processes: Sequence[Process]) -> Program:
+    def _program_of(self, processes: Sequence[Process]) -> StepSpec:
         """The program of an epoch."""
         return self._programs.on(len(processes)) if self._is_elastic else self.program
 
@@ -290,7 +290,7 @@ def run(
     Args:
         experiment: what is run.
         run_dir: the run directory.
-        keeps: where processes keep their states, see ``Keep``.
+        keeps: where processes keep their states, see ``SharedMemoryStore``.
         handed: where they hand over what they have, see ``Handover``.
         by_rank: whether a process is an expert rank, and not a whole worker.
         data: the state of a loader of the run.

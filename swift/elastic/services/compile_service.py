@@ -27,9 +27,9 @@ from swift.elastic.transport.compile_messages import Alive, CompileFailed, Prepa
 from swift.elastic.worker.process_setup import settle_jax, take_output
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
-from swift.pipeline import Configuration, Configurator, Program, Steps, neighbours
+from swift.pipeline import Configuration, Configurator, Steps, StepSpec, neighbours
 from swift.pipeline.reconfigure.compiled_steps import Kind, program_key
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.join_programs import compiled_share, compiled_slots, share_key, slots_key
 from swift.topology import Topology, Worker
 from swift.train import Experiment
@@ -88,7 +88,7 @@ class Preparer:
     """
 
     def __init__(self, experiment: Experiment, programs: Path, sockets: Path):
-        self._experiment, self._store = experiment, ProgramStore(programs, trims=True)
+        self._experiment, self._store = experiment, ExecutableCache(programs, trims=True)
         self._sockets = sockets
         self._programs = Programs(experiment)
         program = self._programs.on(experiment.topology.num_expert_ranks)
@@ -137,7 +137,7 @@ class Preparer:
         has_buddy = config.snapshot_every and num_ranks > 1
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
 
-    def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: Program, job: CompileJob) -> None:
+    def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: StepSpec, job: CompileJob) -> None:
         """Just as a process of the run does when it forms an epoch."""
         topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)

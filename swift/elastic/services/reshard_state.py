@@ -18,10 +18,10 @@ from swift.elastic.state.state_shards import cut_parts, join_parts
 from swift.elastic.transport.checkpoint_messages import Reshard
 from swift.errors import RunError
 from swift.mesh.process_shards import part_shapes
-from swift.pipeline import Program, TrainState, reshape_state
+from swift.pipeline import StepSpec, TrainState, reshape_state
 from swift.train.checkpoints.saved_state import split_of
 
-Stored = Callable[[Program, int], tuple[TrainState, RestorePlan] | None]
+Stored = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
 """(program, iteration) -> the state of the newest sound checkpoint up to that iteration, and where it came from."""
 
 
@@ -82,7 +82,7 @@ class Recutting:
             program.policy(jnp.ones((layers, classes), jnp.int32), placement, policy)
 
     def _joined(
-        self, old: Program, processes: Sequence[Process], stamp: Stamp
+        self, old: StepSpec, processes: Sequence[Process], stamp: Stamp
     ) -> tuple[TrainState, dict[str, np.ndarray] | None, list[Process]]:
         """The state and the slots that there are, and who has lost theirs: nothing in it is what these had."""
         parts = [self._part(old, process, stamp) for process in processes]
@@ -99,7 +99,7 @@ class Recutting:
         state = join_parts(specs, old.abstract(with_slots=has_slots), parts)
         return replace(state, slots={}), state.slots or None, lost
 
-    def _part(self, old: Program, process: Process, stamp: Stamp) -> TrainState | None:
+    def _part(self, old: StepSpec, process: Process, stamp: Stamp) -> TrainState | None:
         """What a process has handed over of a state, or was to go on with; None: nothing that is sound."""
         for keep, specs, shapes in (
             (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
@@ -113,5 +113,5 @@ class Recutting:
         return None
 
 
-def _without_slots(program: Program) -> TrainState:
+def _without_slots(program: StepSpec) -> TrainState:
     return replace(program.specs, slots={})

@@ -13,7 +13,7 @@ import numpy as np
 
 from swift.checkpoint import Snapshot, StateSplit
 from swift.elastic.membership.protocol import Process, Stamp
-from swift.elastic.state.shared_memory_store import Keep, place_name, place_of
+from swift.elastic.state.shared_memory_store import SharedMemoryStore, place_name, place_of
 
 
 class Held(NamedTuple):
@@ -42,13 +42,13 @@ class Copies:
     def __init__(self, directory: Path):
         self._directory = directory
 
-    def keep(self, num_experts: int, holder: Process, owner: Process) -> Keep:
+    def keep(self, num_experts: int, holder: Process, owner: Process) -> SharedMemoryStore:
         """Where a holder has its copies of an owner's slices that have so many experts of every layer."""
         directory = self._directory / str(num_experts)
         directory.mkdir(exist_ok=True)
         directory /= place_name(holder)
         directory.mkdir(exist_ok=True)
-        return Keep(directory, owner)
+        return SharedMemoryStore(directory, owner)
 
     def held(self, holders: Collection[Process], owners: Collection[Process]) -> Iterator[Held]:
         """The complete copies that some have of the slices of some."""

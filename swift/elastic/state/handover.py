@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from swift.checkpoint import RankCopy, StateSplit
-from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 from swift.elastic.membership.shard_ownership import Found
 from swift.elastic.state.copies import Copies, as_snapshot, copy_shapes
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.errors import RunError
 
 _STATES, _COPIES = "states", "copies"
@@ -44,15 +44,15 @@ class Handover:
         """Of lost ranks' slices."""
         return Copies(self.handed / _COPIES)
 
-    def states(self, process: Process) -> Keep:
+    def states(self, process: Process) -> SharedMemoryStore:
         """The states of a process, with slots."""
-        return Keep(self.handed / _STATES, process)
+        return SharedMemoryStore(self.handed / _STATES, process)
 
-    def parts(self, process: Process) -> Keep:
+    def parts(self, process: Process) -> SharedMemoryStore:
         """What a process was to go on with, without slots."""
-        return Keep(self.snapshots, process)
+        return SharedMemoryStore(self.snapshots, process)
 
-    def hand_over(self, process: Process, states: Keep, copies: Copies, lost: Collection[Process]) -> None:
+    def hand_over(self, process: Process, states: SharedMemoryStore, copies: Copies, lost: Collection[Process]) -> None:
         """Hands over the states of a process, and the copies that it has of lost ones."""
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
@@ -77,7 +77,7 @@ class Handover:
         return frozenset(whole)
 
     def rank_copies(
-        self, split: StateSplit, cut: Cut, lost: Collection[Process], contained_at: Callable[[int], np.ndarray]
+        self, split: StateSplit, cut: ShardLayout, lost: Collection[Process], contained_at: Callable[[int], np.ndarray]
     ) -> Iterator[RankCopy]:
         """The copies of lost ranks that others have; those that are damaged are passed over.
 

@@ -14,7 +14,7 @@ import numpy as np
 from swift.checkpoint import Ledger, Tally, checkpoint_path, checkpoint_steps, read_manifest
 from swift.elastic.state.disk_spill import remove_kept, write_kept
 from swift.errors import SettingError
-from swift.pipeline import Program
+from swift.pipeline import StepSpec
 from swift.runlog import CLASS_COUNTS, METRICS, ClassCounts, lines_from_end, parse_object
 from swift.train import Experiment
 from swift.train.checkpoints.saved_state import first_ledger, ledger_for, split_of
@@ -45,17 +45,17 @@ class Counts:
         """That an expert may get in an iteration: a token goes to a class once at most."""
         return self.experiment.tokens_per_step
 
-    def at(self, program: Program, step: int, patience_s: float) -> Ledger:
+    def at(self, program: StepSpec, step: int, patience_s: float) -> Ledger:
         """The ledger after an iteration, for a checkpoint of a program's state; see ``counted``."""
         base, ledger = self._base(program, step)
         return counted(ledger, self._run_dir, base, step, self._most_updates, patience_s)
 
-    def so_far(self, program: Program, step: int) -> tuple[Ledger, int]:
+    def so_far(self, program: StepSpec, step: int) -> tuple[Ledger, int]:
         """The same, as far as it is known now; and the last iteration that it counts."""
         base, ledger = self._base(program, step)
         return counted_so_far(ledger, self._run_dir, base, step, self._most_updates)
 
-    def contained(self, program: Program, step: int) -> np.ndarray:
+    def contained(self, program: StepSpec, step: int) -> np.ndarray:
         """The token updates that experts contained after an iteration."""
         return self.so_far(program, step)[0].tally.contained_LE
 
@@ -71,7 +71,7 @@ class Counts:
         if found is not None and found[0] <= step:
             remove_kept(self.losses)
 
-    def _base(self, program: Program, step: int) -> tuple[int, Ledger]:
+    def _base(self, program: StepSpec, step: int) -> tuple[int, Ledger]:
         """What counting begins with. A checkpoint of the same iteration is about to be replaced."""
         noted = self._noted()
         first = first_ledger(self.experiment, split_of(program))

@@ -23,8 +23,8 @@ from swift.elastic.elastic_programs import holder_of
 from swift.elastic.membership.protocol import Process, Stamp
 from swift.elastic.state.copies import Copies, Held, copy_shapes, needed
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED
-from swift.pipeline import Program, TrainState
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline import StepSpec, TrainState
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.train.checkpoints.saved_state import split_of
 
 Neighbour = Callable[..., dict[str, dict[str, jax.Array]]]
@@ -45,8 +45,8 @@ class Buddy:
 
     def __init__(
         self,
-        program: Program,
-        store: ProgramStore,
+        program: StepSpec,
+        store: ExecutableCache,
         copies: Copies,
         process: Process,
         processes: Sequence[Process],
@@ -136,7 +136,7 @@ class Buddy:
         self._copies.forget(self._process, but=held)
 
 
-def neighbour_slices(program: Program) -> Wrapped:
+def neighbour_slices(program: StepSpec) -> Wrapped:
     """The jitted function that gives every rank the slices of the one before it in the ring.
 
     It takes RANKED arrays by name, ``dense`` and ``experts``, and the chosen classes ``[L, K]``, REPLICATED; it returns
@@ -156,7 +156,7 @@ def neighbour_slices(program: Program) -> Wrapped:
     return jax.jit(program.live.per_rank(per_rank, (RANKED, RANKED, REPLICATED), RANKED))
 
 
-def compiled_neighbour(program: Program, store: ProgramStore, num_experts: int) -> Neighbour:
+def compiled_neighbour(program: StepSpec, store: ExecutableCache, num_experts: int) -> Neighbour:
     """``neighbour_slices`` of so many experts of every layer; which they are is data.
 
     Args:

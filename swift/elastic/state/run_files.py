@@ -150,12 +150,12 @@ class Scratch:
 
     @property
     def programs(self) -> Path:
-        """The directory of compiled programs, see ``ProgramStore``."""
+        """The directory of compiled programs, see ``ExecutableCache``."""
         return self.path / "programs"
 
     @property
     def states(self) -> Path:
-        """The directory of whole states, between two epochs, see ``Keep``."""
+        """The directory of whole states, between two epochs, see ``SharedMemoryStore``."""
         return self.memory / _STATES
 
     @property

@@ -23,7 +23,7 @@ from swift.errors import RunError
 _PREFIX, _ALIGNMENT = "state-", 64
 
 
-class Keep:
+class SharedMemoryStore:
     """The states that one process has kept.
 
     Args:
@@ -113,7 +113,7 @@ class Keep:
                     found |= {record["step"]: record for record in json.loads(head["records"])}
         return found
 
-    def hand_over(self, other: "Keep") -> None:
+    def hand_over(self, other: "SharedMemoryStore") -> None:
         """Has another one have all states of this, too; on the same file system that costs nothing."""
         for stamp in self.stamps() - other.stamps():
             share_kept(self._path(stamp), other._path(stamp), other._temporary(stamp))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 
 
 class SaveCheckpoint(NamedTuple):
@@ -48,7 +48,7 @@ class Reshard(NamedTuple):
     """
 
     stamp: Stamp
-    cut: Cut
+    cut: ShardLayout
     epoch: int
     processes: tuple[Process, ...]
 
@@ -150,7 +150,7 @@ def read_command(line: str) -> Command:
         return LoadCheckpoint(said["load"], said["epoch"], _processes(said["processes"]))
     if "recut" in said:
         processes, epochs = said["cut"]
-        cut = Cut(_processes(processes), tuple(epochs))
+        cut = ShardLayout(_processes(processes), tuple(epochs))
         return Reshard(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
     holders = _processes(said["holders"])
     return SaveCheckpoint(Stamp(said["epoch"], said["save"]), holders, said["is_full"], said["elsewhere"])

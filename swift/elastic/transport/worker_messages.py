@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from swift.elastic.membership.protocol import (
     Beat,
+    Departed,
     Enter,
     Form,
     Formed,
     Go,
-    Left,
     Member,
     Message,
     Process,
@@ -24,7 +24,7 @@ from swift.elastic.membership.protocol import (
 from swift.errors import RunError
 
 
-class Order(NamedTuple):
+class FormGroup(NamedTuple):
     """``Form`` as a member hears it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Order(NamedTuple):
     address: str
 
 
-class Leave(NamedTuple):
+class StartGeneration(NamedTuple):
     """``Go`` as a member hears it.
 
     Attributes:
@@ -127,16 +127,16 @@ class DataUnreadable(NamedTuple):
     why: str
 
 
-Command = Order | Enter | Leave | Halt | Hang | Stop
+Command = FormGroup | Enter | StartGeneration | Halt | Hang | Stop
 News = Message | Record | Planned | SnapshotKept | SnapshotMissed | Done | DataUnreadable
 
 
 def order_line(order: Command) -> str:
     """A command as a line."""
     match order:
-        case Order(form, address):
+        case FormGroup(form, address):
             return _line("form", number=form.number, members=form.members, after=form.after, address=address)
-        case Leave(go, written, is_restored):
+        case StartGeneration(go, written, is_restored):
             said = {"number": go.number, "stamp": go.stamp, "holders": go.holders}
             return _line("go", **said, written=written, is_restored=is_restored)
         case _:
@@ -148,10 +148,10 @@ def read_order(line: str) -> Command:
     kind, said = _parse(line)
     match kind:
         case "form":
-            return Order(Form(said["number"], _members(said["members"]), said["after"]), said["address"])
+            return FormGroup(Form(said["number"], _members(said["members"]), said["after"]), said["address"])
         case "go":
             go = Go(said["number"], _stamp(said["stamp"]), _members(said["holders"]))
-            return Leave(go, said["written"], said["is_restored"])
+            return StartGeneration(go, said["written"], said["is_restored"])
         case "enter":
             return Enter(said["number"], _members(said["members"]))
         case "halt":
@@ -176,8 +176,8 @@ def read_news(line: str, member: Member, time: float) -> News:
     match kind:
         case "ready":
             return Ready(member, time, said["number"])
-        case "left":
-            return Left(member, said["number"], time)
+        case "departed":
+            return Departed(member, said["number"], time)
         case "formed":
             held = frozenset(Stamp(*pair) for pair in said["held"])
             found = frozenset((_process(place), Stamp(*pair)) for place, pair in said["found"])

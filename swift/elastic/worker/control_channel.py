@@ -8,13 +8,23 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
 from swift.elastic.membership.protocol import Beat, Enter
-from swift.elastic.transport.worker_messages import Command, Halt, Hang, Leave, News, Order, Stop, news_line, read_order
+from swift.elastic.transport.worker_messages import (
+    Command,
+    FormGroup,
+    Halt,
+    Hang,
+    News,
+    StartGeneration,
+    Stop,
+    news_line,
+    read_order,
+)
 from swift.elastic.worker.process_setup import take_output
 
 _BEAT_S, _ABORT_S = 0.5, 0.05
 
 
-class Orders:
+class CommandListener:
     """Listens to the supervisor in a thread of its own; ends the process when there is nobody to listen to.
 
     Args:
@@ -27,19 +37,19 @@ class Orders:
     def __init__(self, source: TextIO, leaving: Callable[[], Callable[[], None]], gone: Callable[[], NoReturn]):
         self._source, self._leaving, self._gone = source, leaving, gone
         self._changed = threading.Condition()
-        self._order: Order | None = None
-        self._said: Enter | Leave | None = None
+        self._order: FormGroup | None = None
+        self._said: Enter | StartGeneration | None = None
         self._taken = 0
         self.halt: Halt | None = None
         self.hangs = False
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     @property
-    def newest(self) -> Order | None:
+    def newest(self) -> FormGroup | None:
         """The epoch that was ordered last."""
         return self._order
 
-    def wait_for_order(self, after: int, timeout_s: float | None = None) -> Order | None:
+    def wait_for_order(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
         """The newest epoch, once it is newer than ``after``; None if there is none in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_old(after), timeout_s):
@@ -52,19 +62,21 @@ class Orders:
         """Waits for the leave to form an epoch; False if a newer one was ordered instead."""
         return isinstance(self._wait_for(Enter, number), Enter)
 
-    def wait_for_go(self, number: int) -> Leave | None:
+    def wait_for_go(self, number: int) -> StartGeneration | None:
         """The leave to run an epoch; None if a newer one was ordered instead."""
-        said = self._wait_for(Leave, number)
-        return said if isinstance(said, Leave) else None
+        said = self._wait_for(StartGeneration, number)
+        return said if isinstance(said, StartGeneration) else None
 
     def is_old(self, number: int) -> bool:
         """Whether an epoch is not the newest that was ordered."""
         return self._order is not None and self._order.form.number > number
 
-    def _wait_for(self, kind: type[Enter] | type[Leave], number: int) -> Enter | Leave | None:
+    def _wait_for(self, kind: type[Enter] | type[StartGeneration], number: int) -> Enter | StartGeneration | None:
         def has_come() -> bool:
             said = self._said
-            return isinstance(said, kind) and number == (said.go.number if isinstance(said, Leave) else said.number)
+            return isinstance(said, kind) and number == (
+                said.go.number if isinstance(said, StartGeneration) else said.number
+            )
 
         with self._changed:
             self._changed.wait_for(lambda: has_come() or self.is_old(number))
@@ -83,19 +95,19 @@ class Orders:
     def _hear(self, order: Command) -> None:
         if isinstance(order, Stop):
             os._exit(0)
-        if isinstance(order, Order) and order.form.after is None:
+        if isinstance(order, FormGroup) and order.form.after is None:
             # Asked for before the order is known: until then it is the epoch to be left.
             abort = self._leaving()
             threading.Thread(target=self._call_off, args=(order.form.number, abort), daemon=True).start()
         with self._changed:
             match order:
-                case Order():
+                case FormGroup():
                     self._order = order
                 case Halt():
                     self.halt = order
                 case Hang():
                     self.hangs = True
-                case Enter() | Leave():
+                case Enter() | StartGeneration():
                     self._said = order
             self._changed.notify_all()
 
@@ -105,7 +117,7 @@ class Orders:
             time.sleep(_ABORT_S)
 
 
-class Voice:
+class ControlChannel:
     """Speaks to the supervisor, and beats: the epoch, the iteration entered and the one finished are set from outside.
 
     It takes over standard output: whatever else is printed goes to standard error.

@@ -11,18 +11,18 @@ import jax
 from swift.data import Batch, Loader
 from swift.elastic.membership.protocol import Process, Stamp, Took
 from swift.elastic.state.neighbour_copies import Buddy
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.worker_messages import (
     Done,
+    FormGroup,
     Halt,
-    Leave,
-    Order,
     Planned,
     Record,
     SnapshotKept,
     SnapshotMissed,
+    StartGeneration,
 )
-from swift.elastic.worker.control_channel import Orders, Voice
+from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.mesh.process_shards import fetch_parts
 from swift.pipeline import Steps, Sums, TrainState
 from swift.train import Experiment
@@ -34,7 +34,7 @@ NUM_SNAPSHOTS = 3
 
 
 @dataclass
-class Shift:
+class IterationLoop:
     """A member's work in an epoch.
 
     Attributes:
@@ -55,19 +55,19 @@ class Shift:
 
     experiment: Experiment
     process: Process
-    order: Order
+    order: FormGroup
     steps: Steps
     fault_free: float
     train: Loader
     validation: Loader
     states: dict[Stamp, TrainState]
     records: dict[int, dict[str, Any]]
-    snapshots: Keep
+    snapshots: SharedMemoryStore
     buddy: Buddy | None
     after_window: Callable[[], None]
     watched: Callable[[float], AbstractContextManager[None]]
-    voice: Voice
-    orders: Orders
+    voice: ControlChannel
+    orders: CommandListener
     _is_recorder: bool = False
     _saved: int = 0
     _usual_s: float = 0.0
@@ -82,7 +82,7 @@ class Shift:
         halt = self.orders.halt
         return halt if halt is not None and halt.number == self.number else None
 
-    def run(self, leave: Leave) -> None:
+    def run(self, leave: StartGeneration) -> None:
         """Runs until an order comes, or to the end."""
         (stamp,) = self.states
         done, experiment = stamp.step, self.experiment

@@ -22,8 +22,8 @@ from swift.data import DataError, check_same_data
 from swift.elastic.elastic_programs import Programs, is_elastic
 from swift.elastic.jax_group import Link, is_called_off
 from swift.elastic.membership.protocol import (
+    Departed,
     Formed,
-    Left,
     Member,
     Process,
     Ready,
@@ -37,15 +37,15 @@ from swift.elastic.state.copies import Copies
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.neighbour_copies import Buddy
 from swift.elastic.state.run_files import Scratch
-from swift.elastic.state.shared_memory_store import Keep
-from swift.elastic.transport.worker_messages import DataUnreadable, Leave, Order
-from swift.elastic.worker.control_channel import Orders, Voice
-from swift.elastic.worker.loop import Shift
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.transport.worker_messages import DataUnreadable, FormGroup, StartGeneration
+from swift.elastic.worker.control_channel import CommandListener, ControlChannel
+from swift.elastic.worker.loop import IterationLoop
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, own_row
 from swift.mesh.process_shards import fetch_parts, part_shapes, place_parts
-from swift.pipeline import Configuration, Configurator, Program, Steps, TrainState
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline import Configuration, Configurator, Steps, StepSpec, TrainState
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots
 from swift.train import Experiment
 from swift.train.checkpoints.saved_state import split_of
@@ -84,13 +84,13 @@ class WorkerSpec:
             self.scratch.remove()
             os._exit(_GONE)
 
-    def states(self) -> Keep:
+    def states(self) -> SharedMemoryStore:
         """Where whole states are, between two epochs."""
-        return Keep(self.scratch.states, self.process)
+        return SharedMemoryStore(self.scratch.states, self.process)
 
-    def snapshots(self) -> Keep:
+    def snapshots(self) -> SharedMemoryStore:
         """Where states without slots are: to be saved, or as they were restored."""
-        return Keep(self.scratch.snapshots, self.process)
+        return SharedMemoryStore(self.scratch.snapshots, self.process)
 
     def copies(self) -> Copies:
         """Where copies of other ranks' slices are."""
@@ -102,7 +102,7 @@ class WorkerSpec:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
 
-class Crew:
+class WorkerProcess:
     """A process that is a member of one epoch after the other.
 
     Args:
@@ -115,7 +115,7 @@ class Crew:
         corpus = part.scratch.corpus
         self._data = part.experiment.loader("train", corpus), part.experiment.loader("validation", corpus)
         check_same_data(part.scratch.data(), self._data[0].state())
-        self._store, self._kept = ProgramStore(part.scratch.programs), part.states()
+        self._store, self._kept = ExecutableCache(part.scratch.programs), part.states()
         # No array of this backend is kept: an epoch has its own.
         self._programs = Programs(part.experiment)
         program = self._programs.on(part.experiment.topology.num_expert_ranks)
@@ -139,8 +139,8 @@ class Crew:
         # Of the iterations whose states may be held; who ran them may have died before it could tell them.
         self._records: dict[int, dict[str, Any]] = self._kept.records()
         self._limit_s: float | None = None  # for what the main thread is in, where it cannot be reached
-        self._voice = Voice(part.gone)
-        self._orders = Orders(commands, self._leaving, part.gone)
+        self._voice = ControlChannel(part.gone)
+        self._orders = CommandListener(commands, self._leaving, part.gone)
 
     def run(self) -> None:
         """Forms and runs epochs until the supervisor ends the process."""
@@ -164,7 +164,7 @@ class Crew:
                 print(f"epoch {number} ends: {error}", file=sys.stderr)
                 grace = _GRACE_S
 
-    def _follow(self, order: Order) -> None:
+    def _follow(self, order: FormGroup) -> None:
         """Forms an epoch and runs it, if it is not called off before."""
         number = order.form.number
         self._voice.epoch = self._voice.entered = self._voice.finished = 0
@@ -174,7 +174,7 @@ class Crew:
             present = {member.process.worker for member in order.form.members}
             configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
             program = self._program_for(len(order.form.members))
-        self._voice.say(Left, number=number)
+        self._voice.say(Departed, number=number)
         if not self._orders.may_enter(number):
             return
         steps = self._form(order, configuration, program)
@@ -186,10 +186,10 @@ class Crew:
                 self._take_up(steps, leave)
             self._shift(order, steps).run(leave)
 
-    def _shift(self, order: Order, steps: Steps) -> Shift:
+    def _shift(self, order: FormGroup, steps: Steps) -> IterationLoop:
         part = self._part
         plans = self._configurator.configure(frozenset()).plans
-        return Shift(
+        return IterationLoop(
             part.experiment,
             part.process,
             order,
@@ -250,14 +250,14 @@ class Crew:
             return frozenset()
         return self._handover.found(self._part.process, held, self._num_classes)
 
-    def _program_for(self, num_members: int) -> Program:
+    def _program_for(self, num_members: int) -> StepSpec:
         """On the ranks of an epoch; what it takes to find it out leaves nothing on devices."""
         num_ranks = num_members if self._part.is_elastic else self._experiment.topology.num_expert_ranks
         program = self._programs.on(num_ranks)
         clear_backends()
         return program
 
-    def _form(self, order: Order, configuration: Configuration, program: Program) -> Steps:
+    def _form(self, order: FormGroup, configuration: Configuration, program: StepSpec) -> Steps:
         """Into the epoch, up to where it can run."""
         number, places, topology = order.form.number, configuration.places, program.live.topology
         with self._timed(number, "link"):
@@ -277,13 +277,13 @@ class Crew:
         self._buddy = self._buddy_in(steps.program, [process for process, _ in order.form.members])
         return steps
 
-    def _buddy_in(self, program: Program, processes: list[Process]) -> Buddy | None:
+    def _buddy_in(self, program: StepSpec, processes: list[Process]) -> Buddy | None:
         config = self._experiment.checkpoint
         if not (self._part.is_elastic and config.snapshot_every and len(processes) > 1):
             return None
         return Buddy(program, self._store, self._part.copies(), self._part.process, processes, config)
 
-    def _take_up(self, steps: Steps, leave: Leave) -> None:
+    def _take_up(self, steps: Steps, leave: StartGeneration) -> None:
         """Has the state to go on from on the devices, and no other."""
         program, go = steps.program, leave.go
         live, stamp = program.live, go.stamp or Stamp(go.number, 0)
@@ -327,7 +327,7 @@ class Crew:
             self._limit_s = None
 
     def _leaving(self) -> Callable[[], None]:
-        """See ``Orders``: what ends the collectives of the present epoch."""
+        """See ``CommandListener``: what ends the collectives of the present epoch."""
         link, begun = self._link, time.monotonic()
 
         def abort() -> None:

@@ -13,13 +13,13 @@ from jax.stages import Compiled, Lowered, Wrapped
 
 from swift.data import Batch
 from swift.mesh import RANKED, REPLICATED, SHARED, own_row
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
 from swift.pipeline.runtime.batch_layout import sequences_per_rank
 from swift.pipeline.runtime.metrics import by_iteration
 from swift.pipeline.runtime.single_worker import lone_evaluation, lone_step, put_batch
 from swift.pipeline.runtime.stage import DeviceBatch, Sums
-from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
 from swift.schedules import TickTable
@@ -55,10 +55,10 @@ class Steps:
 
     def __init__(
         self,
-        program: Program,
+        program: StepSpec,
         configuration: Configuration,
         num_sequences: int,
-        store: ProgramStore | None = None,
+        store: ExecutableCache | None = None,
         *,
         keep_state: bool = False,
     ):

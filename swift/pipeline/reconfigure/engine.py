@@ -16,7 +16,7 @@ from swift.mesh import move_rows, moved_bytes, source_rows
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings, neighbours
 from swift.pipeline.runtime.stage import DeviceBatch, Sums
-from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.schedules import FAULT_FREE, allocated_bytes
 from swift.topology import Worker
 
@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(
         self,
-        program: Program,
+        program: StepSpec,
         settings: PlanSettings,
         num_sequences: int,
         prepare: Prepare = "none",
@@ -98,7 +98,7 @@ class Engine:
         self._background.shutdown(wait=wait, cancel_futures=True)
 
     @property
-    def program(self) -> Program:
+    def program(self) -> StepSpec:
         """The program on the present live mesh."""
         return self.steps.program
 

@@ -31,7 +31,7 @@ from swift.pipeline.reconfigure.trimming import trimmed
 _PATIENCE_S, _PAUSE_S = 30.0, 0.05
 
 
-class ProgramStore:
+class ExecutableCache:
     """A directory of compiled programs, for one run: nothing in a name tells one version of the code from another.
 
     It is read by unpickling, so nobody else may write there.

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import jax
 
 from swift.mesh.process_shards import giving_rows, share_rows
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration
-from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 
 
-def compiled_init(program: Program, store: ProgramStore, seed: int) -> Callable[[], TrainState]:
+def compiled_init(program: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
     """What makes the state before the first iteration."""
     live = program.live
     init = jax.jit(lambda: program.init(jax.random.key(seed)))
@@ -18,7 +18,7 @@ def compiled_init(program: Program, store: ProgramStore, seed: int) -> Callable[
     return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
 
 
-def compiled_slots(program: Program, store: ProgramStore) -> Callable[[TrainState], TrainState]:
+def compiled_slots(program: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
     """What gives slots to a state without, such as that of a checkpoint."""
     live = program.live
     fill = jax.jit(program.fill_slots)
@@ -32,7 +32,7 @@ def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
 
 
 def compiled_share(
-    program: Program, store: ProgramStore, has_R: Sequence[bool]
+    program: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
 ) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
     """What gives the state to those who have nothing, see ``share_rows``.
 

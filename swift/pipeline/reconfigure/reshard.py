@@ -16,7 +16,7 @@ import numpy as np
 from swift.experts.exchange import padded_size
 from swift.experts.state_layouts import Decoupled
 from swift.mesh import storage_mesh
-from swift.pipeline.runtime.step_spec import ENDS, Program, TrainState
+from swift.pipeline.runtime.step_spec import ENDS, StepSpec, TrainState
 from swift.topology import Topology
 
 
@@ -35,7 +35,7 @@ class StateShape:
     slots_per_rank: int
 
     @classmethod
-    def of(cls, program: Program) -> "StateShape":
+    def of(cls, program: StepSpec) -> "StateShape":
         """Of a program's state."""
         return cls(program.num_stages, program.live.num_ranks, program.experts.slots_per_rank)
 
@@ -44,7 +44,7 @@ class StateShape:
         return asdict(self)
 
 
-def reshaped(program: Program, shape: StateShape) -> Program:
+def reshaped(program: StepSpec, shape: StateShape) -> StepSpec:
     """The program of the same model for a state of another shape, on one device: it says what is where, and runs not.
 
     Optimizer state that is tied to places (the layout ``coupled``) has one shape only.
@@ -64,7 +64,7 @@ def reshaped(program: Program, shape: StateShape) -> Program:
     )
 
 
-def reshape_state(state: TrainState, old: Program, new: Program) -> TrainState:
+def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     """The state of ``old``, on the host, as ``new`` has it.
 
     Master weights and moments keep their numbers. Every class gets replicas by those that it had, which the popularity
@@ -87,7 +87,7 @@ def reshape_state(state: TrainState, old: Program, new: Program) -> TrainState:
     return TrainState(_in_all_stages(state.step, new), master, moments, {}, placement, policy)
 
 
-def _recut(name: str, slices: np.ndarray, old: Program, new: Program) -> np.ndarray:
+def _recut(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
     """The slices ``[P, row, N, E, w]`` of a group on other ranks and stages."""
     num_stages, num_rows, _, num_classes, _ = slices.shape
     whole = slices.swapaxes(2, 3).reshape(num_stages, num_rows, num_classes, -1)[..., : old.gpt.groups[name].size]
@@ -102,12 +102,12 @@ def _recut(name: str, slices: np.ndarray, old: Program, new: Program) -> np.ndar
     return np.ascontiguousarray(padded.reshape(*whole.shape[:3], ranks, -1).swapaxes(2, 3))
 
 
-def _in_all_stages(counter: np.ndarray, new: Program) -> np.ndarray:
+def _in_all_stages(counter: np.ndarray, new: StepSpec) -> np.ndarray:
     """A counter ``[P]``, which all stages agree on."""
     return np.broadcast_to(counter[:1], (new.num_stages, *counter.shape[1:])).copy()
 
 
-def _place(placement_PLNS: np.ndarray, new: Program) -> tuple[np.ndarray, Any]:
+def _place(placement_PLNS: np.ndarray, new: StepSpec) -> tuple[np.ndarray, Any]:
     """The placement ``[P, L, N, S]`` and the policy's state ``[P, ...]`` in the new shape, on the host."""
     num_classes, config = new.experts.num_classes, new.experts
     is_class = placement_PLNS.reshape(-1, math.prod(placement_PLNS.shape[2:]), 1) == np.arange(num_classes)

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
 from swift.pipeline.runtime.stage import Extras, layers_of, stage_function
-from swift.pipeline.runtime.step_spec import Program
+from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.split_backward.flops import dot_flops
 from swift.pipeline.split_backward.split import Shapes, SplitStage, split
 from swift.schedules import Costs, SlotBytes
 
 
 def split_stage(
-    program: Program, num_sequences: int
+    program: StepSpec, num_sequences: int
 ) -> tuple[SplitStage, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
     """The split of a stage's layers outside of any mesh, and the shapes that it is for.
 
@@ -40,7 +40,7 @@ def split_stage(
     return split(stage_function(program), weights, extras, x, axis_env=axes), (weights, extras, x)
 
 
-def stage_costs(program: Program, num_sequences: int) -> Costs:
+def stage_costs(program: StepSpec, num_sequences: int) -> Costs:
     """The costs of a stage's layers: times in units of F, by FLOPs of matmuls; memory in units of F's stash.
 
     Embedding and head are not counted: all stages are planned alike.
@@ -63,7 +63,7 @@ def stage_costs(program: Program, num_sequences: int) -> Costs:
     return Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
 
 
-def stage_sizes(program: Program, num_sequences: int) -> SlotBytes:
+def stage_sizes(program: StepSpec, num_sequences: int) -> SlotBytes:
     """Bytes of one slot of each kind on a rank; for the arguments see ``stage_costs``."""
     parts, (_, _, x) = split_stage(program, num_sequences)
     shapes = (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,), (x,))

@@ -26,7 +26,7 @@ from swift.models import Weights
 from swift.pipeline import scopes
 from swift.pipeline.runtime.stage import Sums, layers_of, no_sums
 from swift.pipeline.runtime.stage_ops import StageOps, Stash, put
-from swift.pipeline.runtime.step_spec import Program
+from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
 from swift.pipeline.split_backward.split import SplitStage
 from swift.schedules import Kind, TickTable
@@ -60,7 +60,7 @@ class Carry(NamedTuple):
 
 
 def empty_carry(
-    program: Program, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
+    program: StepSpec, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
 ) -> Carry:
     """Empty buffers, and sums of nothing.
 

@@ -14,7 +14,7 @@ from jax import lax
 from swift.experts import Load
 from swift.experts.placement import load_imbalance, replica_counts
 from swift.mesh import WORKER_AXIS, own_row
-from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 
 
 class UpdateRecord(NamedTuple):
@@ -27,7 +27,7 @@ class UpdateRecord(NamedTuple):
     imbalance_L: jax.Array
 
     @classmethod
-    def of(cls, program: Program, state: TrainState, square_norm: jax.Array, load: Load) -> "UpdateRecord":
+    def of(cls, program: StepSpec, state: TrainState, square_norm: jax.Array, load: Load) -> "UpdateRecord":
         """The record of the iteration that starts from ``state``."""
         replicas_LE = replica_counts(state.placement, program.experts.num_classes)
         imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
@@ -60,7 +60,7 @@ def metrics_of(
     }
 
 
-def over_stages(program: Program, record: UpdateRecord) -> UpdateRecord:
+def over_stages(program: StepSpec, record: UpdateRecord) -> UpdateRecord:
     """Per rank: the same of the layers of all stages, in the order of the model; leaves have leading dims K and L."""
     live = program.live
     if live.num_rows == 1:

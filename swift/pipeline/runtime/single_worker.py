@@ -20,7 +20,7 @@ from swift.pipeline.runtime.batch_layout import share_sequences
 from swift.pipeline.runtime.metrics import UpdateRecord, metrics_of
 from swift.pipeline.runtime.stage import DeviceBatch, Sums, forward, no_sums
 from swift.pipeline.runtime.stage_ops import add
-from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.pipeline.runtime.update import Ends, apply_gradients, clip_scale, reduce_gradients, square_norm
 
 _BOTH = Ends(is_first=True, is_last=True)
@@ -31,7 +31,7 @@ def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
     return live.put(Batch(*(share_sequences(leaf[None], live.num_ranks) for leaf in batch)), RANKED)
 
 
-def lone_gradients(program: Program, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
+def lone_gradients(program: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
     """Gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
     The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
@@ -64,7 +64,7 @@ def lone_gradients(program: Program, state: TrainState, batch: DeviceBatch) -> t
     return reduce_gradients(program, state, gradients, divisor, _BOTH), sums.over_ranks()
 
 
-def lone_step(program: Program, *, keep_state: bool = False) -> Wrapped:
+def lone_step(program: StepSpec, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
     The old state's buffers are given up, unless ``keep_state``. For the metrics see ``metrics_of``.
@@ -90,7 +90,7 @@ def lone_step(program: Program, *, keep_state: bool = False) -> Wrapped:
     )
 
 
-def lone_evaluation(program: Program) -> Wrapped:
+def lone_evaluation(program: StepSpec) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:

@@ -13,7 +13,7 @@ from jax import lax
 from swift.experts import Load, expert_parallel_moe
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
-from swift.pipeline.runtime.step_spec import ENDS, Program
+from swift.pipeline.runtime.step_spec import ENDS, StepSpec
 
 DeviceBatch: TypeAlias = Any
 """A ``Batch`` of ``jax.Array``."""
@@ -42,7 +42,7 @@ class Sums(NamedTuple):
         return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
 
 
-def no_sums(program: Program) -> Sums:
+def no_sums(program: StepSpec) -> Sums:
     """Sums over nothing."""
     load = jnp.zeros((program.num_moe_layers, program.experts.num_classes), jnp.int32)
     zero = jnp.zeros((), program.accumulate_dtype)
@@ -55,7 +55,7 @@ def layers_of(weights: Weights) -> Weights:
 
 
 def stage_function(
-    program: Program,
+    program: StepSpec,
 ) -> Callable[[Weights, Extras, jax.Array], tuple[tuple[jax.Array, jax.Array], Load]]:
     """The layers of a stage: (their weights, extras, x_BTD) -> ((y_BTD, auxiliary loss), load[L, E])."""
     gpt, experts = program.gpt, program.gpt.groups.get("expert")
@@ -74,7 +74,7 @@ def stage_function(
     return jax.checkpoint(stage) if program.remat else stage
 
 
-def forward(program: Program, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
+def forward(program: StepSpec, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
     """Runs one micro-batch ``[B, T]`` of this rank through the whole model, where one stage is all of it."""
     gpt = program.gpt
     x = gpt.embed(weights, batch.inputs)

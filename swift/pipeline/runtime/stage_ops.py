@@ -14,7 +14,7 @@ from jax import lax
 
 from swift.models import Weights
 from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
-from swift.pipeline.runtime.step_spec import Program
+from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import Ends
 from swift.pipeline.split_backward.split import SplitStage
@@ -36,7 +36,7 @@ class StageOps:
         aux_weight_K: in each iteration, what the auxiliary loss counts beside the sum of the tokens' losses.
     """
 
-    program: Program
+    program: StepSpec
     split: SplitStage
     weights: Weights
     placement_LNS: jax.Array

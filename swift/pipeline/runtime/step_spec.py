@@ -39,7 +39,7 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class Program:
+class StepSpec:
     """What an iteration is made of, apart from arrays.
 
     Attributes:
@@ -130,7 +130,7 @@ class Program:
         """The live mesh of one worker for each stage: where a checkpoint's state is, whoever else is live."""
         return self.live.with_places(tuple(self.live.places[row] for row in self.live.first_rows))
 
-    def at(self, live: LiveMesh) -> "Program":
+    def at(self, live: LiveMesh) -> "StepSpec":
         """The same program on another live mesh of the same topology."""
         return replace(self, live=live)
 
@@ -229,7 +229,7 @@ class Program:
 
 
 def materialize_all(
-    program: Program, master: Mapping[str, jax.Array], placement_LNS: jax.Array
+    program: StepSpec, master: Mapping[str, jax.Array], placement_LNS: jax.Array
 ) -> dict[str, jax.Array]:
     """Per rank: the slots of every group."""
     placements = program.placements(placement_LNS)

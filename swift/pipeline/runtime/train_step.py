@@ -24,7 +24,7 @@ from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import UpdateRecord, metrics_of, over_stages
 from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of, stage_function
 from swift.pipeline.runtime.stage_ops import StageOps
-from swift.pipeline.runtime.step_spec import Program, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import Ends, apply_gradients, clip_scale, reduce_gradients, square_norm
 from swift.pipeline.split_backward.split import SplitStage, split
@@ -33,7 +33,7 @@ from swift.schedules import TickTable
 _IN = (REPLICATED, SHARED, RANKED)
 
 
-def window_step(program: Program, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
+def window_step(program: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
     """The jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
 
     The old state stays as it is. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the same
@@ -82,7 +82,7 @@ def window_step(program: Program, table: TickTable, num_iterations: int, *, keep
     return _jitted(program, per_rank, out_specs)
 
 
-def barrier_step(program: Program, table: TickTable, *, keep_state: bool = False) -> Wrapped:
+def barrier_step(program: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
 
     The old state's buffers are given up, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. It is also what runs
@@ -106,7 +106,7 @@ def barrier_step(program: Program, table: TickTable, *, keep_state: bool = False
     return _jitted(program, per_rank, (program.specs, SHARED), donate_argnums=() if keep_state else 0)
 
 
-def evaluation_step(program: Program, table: TickTable) -> Wrapped:
+def evaluation_step(program: StepSpec, table: TickTable) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does.
 
     Args:
@@ -122,7 +122,7 @@ def evaluation_step(program: Program, table: TickTable) -> Wrapped:
     return _jitted(program, per_rank, SHARED)
 
 
-def _jitted(program: Program, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
+def _jitted(program: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
     in_specs = (program.specs, *_IN)
     run = program.live.per_rank(per_rank, in_specs, out_specs)
     # Named, so that the state of the first call, of a restore and of a previous call all meet the same program.
@@ -133,7 +133,7 @@ def _jitted(program: Program, per_rank: Callable[..., Any], out_specs: Any, **op
 class _Rank(NamedTuple):
     """What a rank knows before the first tick of a step function; lives as long as its trace."""
 
-    program: Program
+    program: StepSpec
     split: SplitStage
     interpreter: Interpreter
     start: Carry
@@ -144,7 +144,7 @@ class _Rank(NamedTuple):
     @classmethod
     def enter(
         cls,
-        program: Program,
+        program: StepSpec,
         table: TickTable,
         num_iterations: int,
         state: TrainState,
@@ -210,7 +210,7 @@ class _Rank(NamedTuple):
         return metrics_of(loss_K, aux_K / self.program.num_microbatches, self.tokens_K, norm_K, record)
 
 
-def _everywhere(program: Program, value: jax.Array) -> jax.Array:
+def _everywhere(program: StepSpec, value: jax.Array) -> jax.Array:
     """The sum over all ranks of all workers."""
     axes = (EXPERT_AXIS,) if program.live.num_rows == 1 else (WORKER_AXIS, EXPERT_AXIS)
     return lax.psum(value, axes)

@@ -18,7 +18,7 @@ from jax import lax
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
 from swift.pipeline import scopes
-from swift.pipeline.runtime.step_spec import ENDS, Program, TrainState
+from swift.pipeline.runtime.step_spec import ENDS, StepSpec, TrainState
 
 
 class Ends(NamedTuple):
@@ -28,7 +28,7 @@ class Ends(NamedTuple):
     is_last: jax.Array | bool
 
 
-def used(program: Program, name: str, ends: Ends, compute: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+def used(program: StepSpec, name: str, ends: Ends, compute: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """``compute()``, but ``otherwise()`` for embedding and head in a row that does not use them."""
     if name not in ENDS or program.num_stages == 1:
         return compute()
@@ -37,7 +37,7 @@ def used(program: Program, name: str, ends: Ends, compute: Callable[[], Any], ot
 
 @jax.named_scope(scopes.UPDATE)
 def reduce_gradients(
-    program: Program, state: TrainState, gradients: Weights, divisor: jax.Array, ends: Ends
+    program: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: Ends
 ) -> dict[str, jax.Array]:
     """This rank's sums of slot gradients -> the mean gradients of its master weights, the same on all peers.
 
@@ -70,14 +70,14 @@ def reduce_gradients(
 
 
 @jax.named_scope(scopes.UPDATE)
-def square_norm(program: Program, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
+def square_norm(program: StepSpec, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
     """The squared norm of the stage's gradients, every class counted once."""
     placements = program.placements(placement_LNS)
     parts = [program.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(parts), EXPERT_AXIS)
 
 
-def clip_scale(program: Program, norm: jax.Array) -> jax.Array | None:
+def clip_scale(program: StepSpec, norm: jax.Array) -> jax.Array | None:
     """What gradients have to be multiplied by for the whole model's norm to be at most the clip; None: no clip."""
     if program.clip_norm is None:
         return None
@@ -86,7 +86,7 @@ def clip_scale(program: Program, norm: jax.Array) -> jax.Array | None:
 
 @jax.named_scope(scopes.UPDATE)
 def apply_gradients(
-    program: Program,
+    program: StepSpec,
     state: TrainState,
     gradients: dict[str, jax.Array],
     popularity_LE: jax.Array,
@@ -123,7 +123,7 @@ def apply_gradients(
     return TrainState(state.step + 1, master, moments, slots, placement, policy)
 
 
-def _migrate(program: Program, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
+def _migrate(program: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
     """Moves the experts' part of master weights and moments to a new placement, where their layout ties them to it."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]

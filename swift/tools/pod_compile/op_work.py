@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
-from swift.pipeline import Program, scopes, split_stage, stash_bytes
+from swift.pipeline import StepSpec, scopes, split_stage, stash_bytes
 from swift.pipeline.runtime.stage import forward
 from swift.pipeline.split_backward.flops import dot_bytes, dot_flops
 from swift.tools.pod_compile.pods import Chip
@@ -45,7 +45,7 @@ class Work:
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
 
 
-def works(program: Program, num_sequences: int) -> Mapping[str, Work]:
+def works(program: StepSpec, num_sequences: int) -> Mapping[str, Work]:
     """The work of each part of a step, each time that it runs, by the names of ``swift.pipeline.scopes``.
 
     Args:
@@ -56,7 +56,7 @@ def works(program: Program, num_sequences: int) -> Mapping[str, Work]:
     return {**ops, scopes.UPDATE: _update(program)}
 
 
-def _ops(program: Program, num_sequences: int) -> dict[str, Work]:
+def _ops(program: StepSpec, num_sequences: int) -> dict[str, Work]:
     parts, (weights, extras, x) = split_stage(program, num_sequences)
     ranks, d_out = program.live.num_ranks, (x, jax.ShapeDtypeStruct((), program.accumulate_dtype))
     b, h, w = map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes))
@@ -86,7 +86,7 @@ def _ops(program: Program, num_sequences: int) -> dict[str, Work]:
     }
 
 
-def _lone(program: Program, num_sequences: int) -> dict[str, Work]:
+def _lone(program: StepSpec, num_sequences: int) -> dict[str, Work]:
     weights = _rank_weights(program)
     placement = jax.ShapeDtypeStruct(program.row_shapes.placement.shape, jnp.int32)
 
@@ -99,7 +99,7 @@ def _lone(program: Program, num_sequences: int) -> dict[str, Work]:
     return {scopes.MICROBATCH: Work.of(jax.grad(objective), arguments, program.live.num_ranks, added)}
 
 
-def _update(program: Program) -> Work:
+def _update(program: StepSpec) -> Work:
     """Sums over replicas; master weights and moments read and written, slots written and their gradients read."""
     ranks, state = program.live.num_ranks, program.row_shapes
     num_flops = 0
@@ -111,7 +111,7 @@ def _update(program: Program) -> Work:
     return Work(num_flops, 2 * held + slots + _added(program, _rank_weights(program)) // 2)
 
 
-def _rank_weights(program: Program) -> Weights:
+def _rank_weights(program: StepSpec) -> Weights:
     """Shapes of a rank's weights."""
 
     def unpack(slots: Mapping[str, jax.Array]) -> Weights:
@@ -120,12 +120,12 @@ def _rank_weights(program: Program) -> Weights:
     return jax.eval_shape(unpack, dict(program.row_shapes.slots))
 
 
-def _microbatch(program: Program, num_sequences: int) -> Any:
+def _microbatch(program: StepSpec, num_sequences: int) -> Any:
     shape = (num_sequences, program.gpt.config.sequence_length)
     return Batch(*(jnp.zeros(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
 
 
-def _added(program: Program, weights: Any) -> int:
+def _added(program: StepSpec, weights: Any) -> int:
     """Bytes of sums of gradients that are read and written once."""
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
     return 2 * size * jnp.dtype(program.accumulate_dtype).itemsize

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swift.mesh import Collective
-from swift.pipeline import Program, scopes
+from swift.pipeline import StepSpec, scopes
 from swift.schedules import Kind, TickTable
 
 _OPS = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
@@ -31,7 +31,7 @@ class Runs:
         num_iterations: of a call, K.
     """
 
-    program: Program
+    program: StepSpec
     table: TickTable | None
     num_iterations: int
 

@@ -32,7 +32,7 @@ from swift.checkpoint import (
 )
 from swift.checkpoint.storage.verification import is_finite, is_of_model
 from swift.errors import RunError, SettingError
-from swift.pipeline import Program, TrainState
+from swift.pipeline import StepSpec, TrainState
 from swift.runlog import RunDirectory, sync_record
 from swift.train.checkpoints.rescue import keep_elsewhere
 from swift.train.checkpoints.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
@@ -56,7 +56,7 @@ class Saver:
         start: where the run goes on from; None at its beginning.
     """
 
-    def __init__(self, experiment: Experiment, program: Program, directory: RunDirectory, start: RestorePlan | None):
+    def __init__(self, experiment: Experiment, program: StepSpec, directory: RunDirectory, start: RestorePlan | None):
         self._experiment, self._directory, self._split = experiment, directory, split_of(program)
         self._ledger = first_ledger(experiment, self._split)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -101,7 +101,7 @@ class Saver:
         """Notes an iteration, by its record in ``metrics.jsonl``."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
-    def save(self, program: Program, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
+    def save(self, program: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
         """Begins a checkpoint; one that is under way has to be ended first, see ``follow``.
 
         Args:
@@ -229,7 +229,7 @@ class Saver:
             **save_facts(manifest),
         )
 
-    def snapshot(self, program: Program, state: TrainState, done: int) -> None:
+    def snapshot(self, program: StepSpec, state: TrainState, done: int) -> None:
         """Begins a snapshot where one is due, or where there is none; see ``save``."""
         every = self._experiment.checkpoint.snapshot_every
         if every and program.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
@@ -242,7 +242,7 @@ class Saver:
         """The snapshots that there are of some ranks."""
         return self._buddies.copies(ranks)
 
-    def load(self, program: Program) -> tuple[TrainState, RestorePlan] | None:
+    def load(self, program: StepSpec) -> tuple[TrainState, RestorePlan] | None:
         """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
 
         Raises:
@@ -257,7 +257,7 @@ class Saver:
         except SettingError as error:
             raise RunError(str(error)) from error
 
-    def go_on_with(self, program: Program, ledger: Ledger) -> None:
+    def go_on_with(self, program: StepSpec, ledger: Ledger) -> None:
         """Goes on with a state of other ranks: of it there is nothing yet, in memory or on the disk.
 
         Args:

@@ -8,25 +8,25 @@ from typing import Any
 from swift.checkpoint import Ledger, Manifest, RestorePlan, StateSplit, load_plan
 from swift.experts.state_layouts import Decoupled
 from swift.mesh import move_rows, source_rows
-from swift.pipeline import Program, StateShape, TrainState, reshape_state, reshaped
+from swift.pipeline import StateShape, StepSpec, TrainState, reshape_state, reshaped
 from swift.train.settings.experiment import Experiment
 
 _SHAPE = "state_shape"
 
 
-def split_of(program: Program) -> StateSplit:
+def split_of(program: StepSpec) -> StateSplit:
     """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
     abstract = program.at(program.stages_mesh()).abstract()
     has_classes = isinstance(program.layouts.get("expert"), Decoupled)
     return StateSplit(abstract, replace(program.specs, slots={}), has_classes)
 
 
-def extra_of(program: Program, position: Mapping[str, Any]) -> dict[str, Any]:
+def extra_of(program: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept beside a state: the loader's position, and the state's shape."""
     return {"loader": dict(position), _SHAPE: StateShape.of(program).to_json()}
 
 
-def load_state(directory: Path, plan: RestorePlan, program: Program) -> TrainState:
+def load_state(directory: Path, plan: RestorePlan, program: StepSpec) -> TrainState:
     """Reads what a plan says, whatever ranks, slots and stages the run had that saved it.
 
     Args:
@@ -44,7 +44,7 @@ def load_state(directory: Path, plan: RestorePlan, program: Program) -> TrainSta
     return reshape_state(load_plan(directory, plan, split_of(saved)), saved, program)
 
 
-def put_state(program: Program, state: TrainState) -> TrainState:
+def put_state(program: StepSpec, state: TrainState) -> TrainState:
     """A state that is on the host, one row for every stage, on the devices of all live workers; with slots."""
     saved, specs = program.at(program.stages_mesh()).live, replace(program.specs, slots={})
     sources = source_rows(saved, program.live)
@@ -64,11 +64,11 @@ def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
     return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
 
 
-def ledger_for(program: Program, manifest: Manifest, ledger: Ledger) -> Ledger:
+def ledger_for(program: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
     """A ledger of a checkpoint, for the checkpoints of a run that may be of another shape, see ``Ledger.anew``."""
     is_same = _shape_of(manifest, program) == StateShape.of(program)
     return ledger if is_same else ledger.anew(ledger.k)
 
 
-def _shape_of(manifest: Manifest, program: Program) -> StateShape:
+def _shape_of(manifest: Manifest, program: StepSpec) -> StateShape:
     return StateShape(**manifest.extra[_SHAPE]) if _SHAPE in manifest.extra else StateShape.of(program)

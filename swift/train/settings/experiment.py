@@ -17,7 +17,7 @@ from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.experts.state_layouts import Decoupled, Instances, Layout, ReplicaShards
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, Program, sequences_per_rank, stage_costs, stage_sizes
+from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs, stage_sizes
 from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
 from swift.topology import Topology, Worker
 from swift.train.settings.failure_list import FailureList, parse_failures
@@ -219,13 +219,13 @@ class Experiment:
             failures=(),
         )
 
-    def program(self, live: LiveMesh | None = None) -> Program:
+    def program(self, live: LiveMesh | None = None) -> StepSpec:
         """The program of an iteration, on a mesh of its own unless one is given."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or live_mesh(self.topology, self.ranks)
         gpt = GPT(self.model, self.data.vocab_size, self.experts.num_classes)
-        return Program(
+        return StepSpec(
             gpt=gpt,
             experts=self.experts,
             policy=self.placement,
@@ -249,7 +249,7 @@ class Experiment:
         settings = self.plan_settings(program)
         return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
 
-    def plan_settings(self, program: Program) -> PlanSettings:
+    def plan_settings(self, program: StepSpec) -> PlanSettings:
         """What all plans of this experiment share.
 
         Raises:

@@ -9,19 +9,19 @@ import pytest
 
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator import supervisor as supervising
-from swift.elastic.coordinator.run_spec import Terms
+from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership.protocol import Beat, Enter, Formed, Left, Member, Ready, Stamp, Took, processes_of
+from swift.elastic.membership.protocol import Beat, Departed, Enter, Formed, Member, Ready, Stamp, Took, processes_of
 from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
 from swift.elastic.transport.processes import Death, Heard
 from swift.elastic.transport.worker_messages import (
     Done,
+    FormGroup,
     Halt,
-    Leave,
-    Order,
     Record,
     SnapshotKept,
     SnapshotMissed,
+    StartGeneration,
     Stop,
     news_line,
     read_news,
@@ -46,13 +46,13 @@ class Acting:
 
     def obey(self, order):
         match order:
-            case Order(form):
+            case FormGroup(form):
                 self.runs, self.number, self.members = False, form.number, form.members
-                self.say(Left, number=form.number)
+                self.say(Departed, number=form.number)
             case Enter(number):
                 self.say(Took, number=number, part="link", seconds=0.0)
                 self.say(Formed, number=number, held=self.held, found=[])
-            case Leave(go):
+            case StartGeneration(go):
                 self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
             case Halt():
                 self.halt = order
@@ -183,7 +183,7 @@ class Run:
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
         none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)
-        terms = Terms(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
+        terms = RunSpec(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
         self.supervisor = Supervisor(terms, self.stage, self.kept, none, self.told)
 
     def stops_after(self, step, meanwhile=lambda: None):

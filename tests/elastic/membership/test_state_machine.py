@@ -7,7 +7,7 @@ import pytest
 from swift.deadlines import Deadlines
 from swift.elastic.membership.protocol import (
     Beat,
-    Cut,
+    Departed,
     Died,
     Enter,
     Form,
@@ -15,11 +15,11 @@ from swift.elastic.membership.protocol import (
     GiveUp,
     Go,
     Kill,
-    Left,
     Member,
     Ready,
     RestartAll,
     Retire,
+    ShardLayout,
     StageLost,
     Stamp,
     Started,
@@ -71,7 +71,7 @@ class Script:
 
     def left(self, *processes):
         """The commands that came of it."""
-        return [command for process in processes for command in self.tell(Left, process, self.membership.number, 0)]
+        return [command for process in processes for command in self.tell(Departed, process, self.membership.number, 0)]
 
     def beat(self, entered_by):
         """Everybody has ended the iteration before that which it is in."""
@@ -501,7 +501,7 @@ def test_the_ranks_that_are_there_go_on_at_once(elastic):
     assert elastic.tick() == [Form(2, elastic.now(r0, r1, r3))]
     elastic.formed({r0: {4, 5}, r1: {4, 5}, r3: {3, 4}})
     find(elastic, (r2, 1, 4), (r2, 1, 3))
-    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), Cut(RANKS, (1,)))]
+    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), ShardLayout(RANKS, (1,)))]
 
 
 def test_a_state_with_all_slices_is_preferred_to_a_newer_one(elastic):
@@ -519,7 +519,7 @@ def test_where_slices_are_lost_all_go_on_from_the_newest_state_that_most_have(el
     elastic.die(RANKS[2])
     elastic.tick()
     elastic.formed({r0: {4, 5}, r1: {3, 4}, r3: {4, 5}})
-    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), Cut(RANKS, (1,)), is_whole=False)]
+    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), ShardLayout(RANKS, (1,)), is_whole=False)]
 
 
 def shrunk(script):
@@ -540,7 +540,7 @@ def test_who_comes_back_makes_the_ranks_more_again(elastic):
     assert elastic.tick() == [Form(3, elastic.now(*RANKS), after=9)]
     elastic.formed({process: {8, 9} for process in others}, of=2)
     elastic.formed({RANKS[1]: {4}}, of=1)  # it has found an old state
-    assert elastic.tick() == [Go(3, Stamp(2, 9), elastic.now(*others), Cut(others, (2,)))]
+    assert elastic.tick() == [Go(3, Stamp(2, 9), elastic.now(*others), ShardLayout(others, (2,)))]
 
 
 def test_the_same_ranks_go_on_with_what_they_have_and_the_cut_stays_that_of_older_copies(elastic):
@@ -553,7 +553,7 @@ def test_the_same_ranks_go_on_with_what_they_have_and_the_cut_stays_that_of_olde
     elastic.tick()
     elastic.formed({process: {8} for process in others[1:]}, of=3)
     (go,) = elastic.tick()
-    assert (go.cut, go.is_whole) == (Cut(others, (2, 3)), False)
+    assert (go.cut, go.is_whole) == (ShardLayout(others, (2, 3)), False)
 
 
 def test_who_has_lost_everything_though_nobody_is_less_has_its_slices_cut_anew(elastic):
@@ -565,7 +565,7 @@ def test_who_has_lost_everything_though_nobody_is_less_has_its_slices_cut_anew(e
     elastic.formed({RANKS[2]: ()})
     find(elastic, (RANKS[2], 1, 4))
     (go,) = elastic.tick()
-    assert (go.stamp, go.cut) == (Stamp(1, 4), Cut(RANKS, (1,)))
+    assert (go.stamp, go.cut) == (Stamp(1, 4), ShardLayout(RANKS, (1,)))
 
 
 def test_what_is_lost_before_the_first_iteration_is_made_again(elastic):
@@ -609,4 +609,4 @@ def test_where_only_some_have_taken_up_a_state_that_was_cut_anew_that_before_is_
     elastic.formed({r0: {4}}, of=2)
     elastic.formed({r3: {4}}, of=1)
     find(elastic, (r0, 1, 4), (r1, 1, 4), (r2, 1, 4), (r3, 2, 4))
-    assert elastic.tick() == [Go(3, Stamp(1, 4), elastic.now(r3), Cut(RANKS, (1,)))]
+    assert elastic.tick() == [Go(3, Stamp(1, 4), elastic.now(r3), ShardLayout(RANKS, (1,)))]

@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from swift.deadlines import Deadlines
 from swift.elastic.membership.protocol import (
     Beat,
+    Departed,
     Died,
     Enter,
     Form,
     Formed,
     Go,
     Kill,
-    Left,
     Member,
     Ready,
     RestartAll,
@@ -217,7 +217,7 @@ class World:
         if self.is_elastic:
             self.handed.setdefault(one.member.process, set()).update(one.states)
         self.have_left[form.number].add(one.member)
-        one.outbox.append(Left(one.member, form.number, 0))
+        one.outbox.append(Departed(one.member, form.number, 0))
 
     def stumble(self, one):
         if one.can_act and one.runs:

@@ -34,9 +34,9 @@ import time
 from pathlib import Path
 
 if "member" in sys.orig_argv:
-    from swift.elastic.worker.loop import Shift
+    from swift.elastic.worker.loop import IterationLoop
 
-    window = Shift._window
+    window = IterationLoop._window
 
     def hanging(shift, *arguments):
         while Path({mark!r}).exists():
@@ -45,7 +45,7 @@ if "member" in sys.orig_argv:
             time.sleep(0.05)
         return window(shift, *arguments)
 
-    Shift._window = hanging
+    IterationLoop._window = hanging
 """
 """Iterations that end in time only when they are called off, like a collective one of whose messages was lost."""
 
@@ -57,9 +57,9 @@ import time
 from pathlib import Path
 
 if "member" in sys.orig_argv and sys.orig_argv[-3] == "0":
-    from swift.elastic.worker.loop import Shift
+    from swift.elastic.worker.loop import IterationLoop
 
-    finish, mark = Shift._finish, Path({mark!r} + sys.orig_argv[-2])
+    finish, mark = IterationLoop._finish, Path({mark!r} + sys.orig_argv[-2])
 
     def dying(shift, records):
         if [record["step"] for record in records] == [7] and not mark.exists():
@@ -68,7 +68,7 @@ if "member" in sys.orig_argv and sys.orig_argv[-3] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         finish(shift, records)
 
-    Shift._finish = dying
+    IterationLoop._finish = dying
 """
 """Those who record die after an iteration that their peers have kept, and before they tell it."""
 

@@ -16,7 +16,7 @@ from swift.elastic.jax_group import Link
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
 from swift.mesh.process_shards import part_shapes, place_parts
 from swift.pipeline import Configurator, Steps
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.join_programs import compiled_share
 
 ITERATIONS_DONE = 7
@@ -27,7 +27,7 @@ def main(config, programs, num_local, address, index, count):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", int(num_local))
     jax.config.update("jax_enable_compilation_cache", False)
-    topology, store = experiment.topology, ProgramStore(Path(programs))
+    topology, store = experiment.topology, ExecutableCache(Path(programs))
     configurator = Configurator(experiment.plan_settings(experiment.program(storage_mesh(topology))))
     jax.extend.backend.clear_backends()
     link = Link(address, int(index), int(count))

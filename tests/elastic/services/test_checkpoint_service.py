@@ -9,9 +9,9 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
 from swift.cli.configuration import config_text
-from swift.elastic.membership.protocol import Cut, Process, Stamp, processes_of
+from swift.elastic.membership.protocol import Process, ShardLayout, Stamp, processes_of
 from swift.elastic.services.checkpoint_service import Keeper
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     Anew,
     Failed,
@@ -86,7 +86,7 @@ def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept
     for name in keeper.program.gpt.groups:
         np.testing.assert_array_equal(classes(keeper, before, name), classes(three, after, name))
     for process, parts in zip(processes, after, strict=True):
-        Keep(three.keeps, process).save(Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)]))
+        SharedMemoryStore(three.keeps, process).save(Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)]))
     write_metrics(three, 6)
     assert three.save(Stamp(5, 6), processes).is_full
 
@@ -187,7 +187,7 @@ def test_answers_come_as_they_were_said(answer):
         SaveCheckpoint(Stamp(2, 4), SOME, is_full=True),
         LoadCheckpoint(4, 2, SOME),
         LoadCheckpoint(None, 2, SOME[:1]),
-        Reshard(Stamp(2, 4), Cut(SOME, (2, 3)), 4, SOME[:1]),
+        Reshard(Stamp(2, 4), ShardLayout(SOME, (2, 3)), 4, SOME[:1]),
     ],
 )
 def test_commands_come_as_they_were_said(command):

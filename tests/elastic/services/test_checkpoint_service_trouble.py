@@ -18,7 +18,7 @@ from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, r
 from swift.cli.configuration import config_text
 from swift.elastic.membership.protocol import Process, Stamp
 from swift.elastic.services.checkpoint_service import _check_state
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     Failed,
     Kept,
@@ -72,14 +72,14 @@ def lose_part(keeper, _):
 
 def mislabel_parts(keeper, kept):
     for process in RANKS:
-        Keep(keeper.keeps, process).save(Stamp(3, 4), kept(keeper, process, Stamp(3, 2)))
+        SharedMemoryStore(keeper.keeps, process).save(Stamp(3, 4), kept(keeper, process, Stamp(3, 2)))
 
 
 def spoil_weights(keeper, kept):
     state = kept(keeper, RANKS[1], Stamp(3, 4))
     spoilt = jax.tree.map(np.copy, state.master)
     jax.tree.leaves(spoilt)[-1].flat[-1] = np.nan
-    Keep(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
+    SharedMemoryStore(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
 
 
 def block_directory(keeper, _):
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
     assert bad == Failed("load", 4, f"checkpoint = '{keeper.checkpoints}': cannot be restored: {why}", 7)
     assert good.stamp == Stamp(7, 2)
     assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {why}"]
-    assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4), Stamp(7, 2)} for process in RANKS)
+    assert all(SharedMemoryStore(keeper.keeps, process).stamps() == {Stamp(3, 4), Stamp(7, 2)} for process in RANKS)
     assert checkpoint_steps(keeper.checkpoints) == [2]
     assert (newest.parent / "step-00000004.aside").is_dir()
 
@@ -171,7 +171,7 @@ def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
     assert "the saved data state" in answer.why
     (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))
     assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
-    assert all(Keep(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
+    assert all(SharedMemoryStore(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
 
 
 def test_what_was_broken_off_does_not_stay(keeper):

@@ -31,7 +31,7 @@ from swift.errors import RunError
 from swift.mesh import storage_mesh
 from swift.pipeline import Configurator
 from swift.pipeline.reconfigure.compiled_steps import program_key
-from swift.pipeline.reconfigure.executable_cache import ProgramStore
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -182,8 +182,8 @@ def test_programs_are_where_the_processes_look(config, tmp_path):
     assert len(files(programs)) == 1
     one = load_experiment(config)
     configurator = Configurator(one.plan_settings(one.program(storage_mesh(one.topology))))
-    assert key_of(configurator.configure(FIRST), "single") in ProgramStore(programs)
-    assert key_of(configurator.configure(NONE), "single") not in ProgramStore(programs)
+    assert key_of(configurator.configure(FIRST), "single") in ExecutableCache(programs)
+    assert key_of(configurator.configure(NONE), "single") not in ExecutableCache(programs)
 
 
 def key_of(configuration, kind):

@@ -9,10 +9,10 @@ import pytest
 from swift.checkpoint import checkpoint_path, plan_restore, read_manifest
 from swift.checkpoint.partial.expert_units import by_name
 from swift.elastic.elastic_programs import Programs
-from swift.elastic.membership.protocol import Cut, Process, Stamp
+from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 from swift.elastic.state.copies import Copies, copy_shapes
 from swift.elastic.state.handover import Handover
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import Anew, Failed, Reshard
 from swift.mesh.process_shards import fetch_parts, part_shapes
 from swift.train import TrainOptions
@@ -45,7 +45,7 @@ def elastic(keeper, ranks, tmp_path):
     """The keeper of a run whose ranks hand over what they have; nobody has handed over anything."""
     (tmp_path / "handed").mkdir()
     for process in ranks:
-        Keep(keeper.keeps, process).forget()
+        SharedMemoryStore(keeper.keeps, process).forget()
     return replace(keeper, handed=tmp_path / "handed")
 
 
@@ -55,7 +55,7 @@ def handover(elastic, ranks):
 
 
 def recut(keeper, cut, processes, stamp=NOW, epoch=5):
-    return keeper.follow(Reshard(stamp, Cut(tuple(cut), (3,)), epoch, tuple(processes)))
+    return keeper.follow(Reshard(stamp, ShardLayout(tuple(cut), (3,)), epoch, tuple(processes)))
 
 
 def expected(keeper, num_ranks):
@@ -67,7 +67,7 @@ def expected(keeper, num_ranks):
 
 def found(keeper, process, program, stamp):
     like = part_shapes(replace(program.specs, slots={}), program.abstract(), 1)
-    return Keep(keeper.keeps, process).load(stamp, like)
+    return SharedMemoryStore(keeper.keeps, process).load(stamp, like)
 
 
 def copy_of(keeper, part, rank):
@@ -93,7 +93,7 @@ def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handove
     assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
     assert is_as_it_was(elastic, ranks[1])
     # Nobody has taken it up yet: what the process was to go on with is as good as what it has handed over.
-    elastic.follow(Reshard(Stamp(5, 4), Cut(ranks[1:], (5,)), 6, ranks))
+    elastic.follow(Reshard(Stamp(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
     for process, part in zip(ranks, whole, strict=True):
         again = found(elastic, process, elastic.program, Stamp(6, 4))
         assert bits(again.master) == bits(part.master)
@@ -180,7 +180,7 @@ def test_a_checkpoint_is_read_on_as_many_ranks_as_there_are(elastic, ranks):
 def test_copies_are_found_with_the_states_that_their_holder_has(elastic, handover, ranks, whole, tmp_path):
     (tmp_path / "memory").mkdir()
     mine = Copies(tmp_path / "memory")
-    states = Keep(tmp_path / "memory", ranks[0])
+    states = SharedMemoryStore(tmp_path / "memory", ranks[0])
     for stamp in (BEFORE, NOW):
         mine.keep(4, *ranks).save(stamp, copy_of(elastic, whole[1], 1))
     states.save(NOW, whole[0])

@@ -14,8 +14,8 @@ import pytest
 from swift.elastic.membership.protocol import Process, Stamp
 from swift.elastic.state import disk_spill
 from swift.elastic.state.run_files import own_memory
-from swift.elastic.state.shared_memory_store import Keep
-from swift.elastic.worker.worker import Crew
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.worker.worker import WorkerProcess
 
 WHO, OTHER = Process((0, 0)), Process((0, 0), 1)
 STATE = {"weights": np.arange(300_000, dtype=np.float32)}
@@ -47,12 +47,12 @@ def same(keep, stamp):
 
 
 def test_states_that_do_not_fit_are_found_shared_and_forgotten_as_others(small, capsys):
-    keep, taker = Keep(small / "states", WHO), Keep(small / "copies", WHO)
+    keep, taker = SharedMemoryStore(small / "states", WHO), SharedMemoryStore(small / "copies", WHO)
     for stamp in (OLD, NEW, NEWEST):
         keep.save(stamp, STATE)
     assert "is full: the state after iteration 3 is on a disk" in capsys.readouterr().err
     assert len(spilled(small)) == 1
-    assert Keep(small / "states", WHO).stamps() == {OLD, NEW, NEWEST}  # of the next life
+    assert SharedMemoryStore(small / "states", WHO).stamps() == {OLD, NEW, NEWEST}  # of the next life
     assert all(same(keep, stamp) for stamp in (OLD, NEW, NEWEST))
     keep.hand_over(taker)
     keep.forget()
@@ -69,7 +69,7 @@ def test_states_that_do_not_fit_are_found_shared_and_forgotten_as_others(small, 
 
 
 def test_a_state_that_fits_nowhere_leaves_nothing_and_the_others_stay(small, monkeypatch):
-    keep = Keep(small / "states", WHO)
+    keep = SharedMemoryStore(small / "states", WHO)
     keep.save(OLD, STATE)
     keep.save(NEW, STATE)
     with full(monkeypatch), pytest.raises(OSError, match="No space"):
@@ -111,7 +111,7 @@ class Full:
 )
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
     """What it has kept before stays: the others may have nothing newer."""
-    crew = Crew.__new__(Crew)
+    crew = WorkerProcess.__new__(WorkerProcess)
     crew._saving, crew._own, crew._records, crew._kept = threading.Lock(), set(), {}, Full(*room)
     crew._states = {NEW: {}, NEWEST: {}}
     crew._keep_states()

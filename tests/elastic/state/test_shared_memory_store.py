@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.elastic.membership.protocol import Process, Stamp
-from swift.elastic.state.shared_memory_store import Keep
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.errors import RunError
 
 WHO = Process((1, 0))
@@ -23,11 +23,11 @@ def shapes(tree):
 
 
 def test_a_state_comes_back_bit_for_bit_and_stays_when_it_is_forgotten(tmp_path):
-    Keep(tmp_path, WHO).save(Stamp(2, 7), STATE)
-    keep = Keep(tmp_path, WHO)  # of the next life
+    SharedMemoryStore(tmp_path, WHO).save(Stamp(2, 7), STATE)
+    keep = SharedMemoryStore(tmp_path, WHO)  # of the next life
     keep.save(Stamp(2, 8), STATE)
     assert keep.stamps() == {Stamp(2, 7), Stamp(2, 8)}
-    assert Keep(tmp_path, Process((1, 0), rank=1)).stamps() == frozenset()
+    assert SharedMemoryStore(tmp_path, Process((1, 0), rank=1)).stamps() == frozenset()
     back = keep.load(Stamp(2, 7), shapes(STATE))
     keep.forget(but=frozenset({Stamp(2, 8)}))
     assert keep.stamps() == {Stamp(2, 8)}
@@ -40,7 +40,7 @@ def test_a_state_comes_back_bit_for_bit_and_stays_when_it_is_forgotten(tmp_path)
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "head"])
 def test_what_is_damaged_is_not_taken(tmp_path, damage):
-    keep = Keep(tmp_path, WHO)
+    keep = SharedMemoryStore(tmp_path, WHO)
     keep.save(Stamp(1, 4), STATE)
     (file,) = tmp_path.glob("*/state-1-4")
     whole = bytearray(file.read_bytes())
@@ -51,20 +51,22 @@ def test_what_is_damaged_is_not_taken(tmp_path, damage):
 
 
 def test_a_state_of_another_model_is_not_taken(tmp_path):
-    keep = Keep(tmp_path, WHO)
+    keep = SharedMemoryStore(tmp_path, WHO)
     keep.save(Stamp(1, 4), STATE)
     with pytest.raises(RunError, match="another model"):
         keep.load(Stamp(1, 4), shapes(STATE | {"none": np.zeros((4, 0))}))
 
 
 def test_records_are_kept_with_a_state_and_outlive_the_process(tmp_path):
-    Keep(tmp_path, WHO).save(Stamp(2, 7), STATE, [{"step": 6, "loss": 1.5}, {"step": 7, "loss": float("nan")}])
-    Keep(tmp_path, WHO).save(Stamp(3, 8), STATE, [{"step": 7, "loss": 0.5}, {"step": 8, "loss": 0.25}])
-    Keep(tmp_path, WHO).save(Stamp(3, 9), STATE)
-    keep = Keep(tmp_path, WHO)  # of the next life
+    SharedMemoryStore(tmp_path, WHO).save(
+        Stamp(2, 7), STATE, [{"step": 6, "loss": 1.5}, {"step": 7, "loss": float("nan")}]
+    )
+    SharedMemoryStore(tmp_path, WHO).save(Stamp(3, 8), STATE, [{"step": 7, "loss": 0.5}, {"step": 8, "loss": 0.25}])
+    SharedMemoryStore(tmp_path, WHO).save(Stamp(3, 9), STATE)
+    keep = SharedMemoryStore(tmp_path, WHO)  # of the next life
     losses = {6: 1.5, 7: 0.5, 8: 0.25}
     assert keep.records() == {step: {"step": step, "loss": loss} for step, loss in losses.items()}
-    other = Keep(tmp_path, Process((0, 0)))
+    other = SharedMemoryStore(tmp_path, Process((0, 0)))
     keep.hand_over(other)
     assert other.records() == keep.records()
     keep.load(Stamp(3, 8), shapes(STATE))
@@ -72,7 +74,7 @@ def test_records_are_kept_with_a_state_and_outlive_the_process(tmp_path):
 
 @pytest.mark.parametrize("damage", [(b"0.25", b"0.75"), (b"records", b"recorda"), (b"{", b"[")])
 def test_records_that_are_damaged_are_not_told(tmp_path, damage):
-    keep = Keep(tmp_path, WHO)
+    keep = SharedMemoryStore(tmp_path, WHO)
     keep.save(Stamp(3, 8), STATE, [{"step": 8, "loss": 0.25}])
     (file,) = tmp_path.glob("*/state-3-8")
     file.write_bytes(file.read_bytes().replace(*damage, 1))
@@ -80,7 +82,7 @@ def test_records_that_are_damaged_are_not_told(tmp_path, damage):
 
 
 def test_records_that_cannot_be_read_are_not_told(tmp_path):
-    keep = Keep(tmp_path, WHO)
+    keep = SharedMemoryStore(tmp_path, WHO)
     keep.save(Stamp(3, 8), STATE, [{"step": 8, "loss": 0.25}])
     (file,) = tmp_path.glob("*/state-3-8")
     file.unlink()
