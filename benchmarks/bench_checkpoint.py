@@ -29,7 +29,7 @@ from swift.models import ModelConfig
 from swift.runlog import RunDirectory
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.checkpoints.checkpointer import Saver, split_of
+from swift.train.checkpoints.checkpointer import Checkpointer, split_of
 
 CLASSES = 16
 GPT_350M_16E = Experiment(
@@ -51,7 +51,7 @@ class Ours:
     def __init__(self, trainee: Trainee, directory: Path, k: Any):
         self._trainee = trainee
         experiment = replace(trainee.experiment, checkpoint=CheckpointConfig(every=1, experts_per_layer=k))
-        self._saver = Saver(experiment, trainee.program, RunDirectory.create(directory, ""), None)
+        self._saver = Checkpointer(experiment, trainee.program, RunDirectory.create(directory, ""), None)
         self.begin()  # which is full
         self.end()
 

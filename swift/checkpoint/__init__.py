@@ -1,7 +1,7 @@
 """Checkpoints: what is saved of a run, which experts of it, and how it is checked when it is read back."""
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.memory.peer_snapshots import BuddyCopies
+from swift.checkpoint.memory.peer_snapshots import PeerSnapshots
 from swift.checkpoint.memory.rank_recovery import RankCopy, Recovered, recover_ranks
 from swift.checkpoint.memory.snapshots import begin_snapshot
 from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
@@ -16,11 +16,11 @@ from swift.checkpoint.storage.writer import RETRY_PAUSES_S, save_checkpoint
 
 __all__ = [
     "RETRY_PAUSES_S",
-    "BuddyCopies",
     "CheckpointConfig",
     "Copy",
     "Ledger",
     "Manifest",
+    "PeerSnapshots",
     "RankCopy",
     "Recovered",
     "RestorePlan",

@@ -20,20 +20,20 @@ from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.cli.options.deadlines import OF_PROCESSES, deadlines_of
 from swift.data import find_index
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
-from swift.elastic.coordinator.compile_client import PREPARER, Preparing
-from swift.elastic.coordinator.fault_injection import Chaos, parse_chaos
-from swift.elastic.coordinator.memory_demand import Demand, StorageLocation, choose_place
+from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
+from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
+from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
+from swift.elastic.coordinator.memory_demand import MemoryDemand, StorageLocation, choose_place
 from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
 from swift.elastic.elastic_programs import is_elastic
-from swift.elastic.events.background_calls import Behind
+from swift.elastic.events.background_calls import BackgroundCalls
 from swift.elastic.events.display import Display, goodput_table
 from swift.elastic.events.journal import Journal
 from swift.elastic.events.reporter import Reporter
 from swift.elastic.jax_group import check_support
 from swift.elastic.membership.protocol import Member, Process, processes_of
-from swift.elastic.state.run_files import Scratch
+from swift.elastic.state.run_files import RunFiles
 from swift.elastic.transport.processes import MEMORY, Children
 from swift.elastic.transport.remote_node import coming, serve
 from swift.elastic.worker.process_setup import settle_jax
@@ -118,7 +118,7 @@ def _launch(
     processes: Sequence[Process],
     deadlines: Deadlines,
     nodes: Nodes,
-    chaos: Chaos,
+    chaos: FaultInjection,
     place: StorageLocation,
 ) -> dict[str, Any]:
     """Runs as the first node, and returns the summary."""
@@ -136,7 +136,7 @@ def _launch(
         Interrupt(deadlines.stopping + _ENDING_S).hold() as interrupt,
         Entrance.of(nodes) as entrance,
         open_run(experiment, run, done, lease) as directory,
-        Scratch.of(run.config_text, data, place.path, corpus, shared) as scratch,
+        RunFiles.of(run.config_text, data, place.path, corpus, shared) as scratch,
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
@@ -162,7 +162,7 @@ def _launch(
 class _Commands:
     """How the processes of a run are started, and where."""
 
-    scratch: Scratch
+    scratch: RunFiles
     processes: Sequence[Process]
     nodes: Nodes
     by_rank: bool
@@ -212,15 +212,15 @@ def _supervise(
     )
     with (
         Display(directory.path.name, experiment.num_steps, begun) as display,
-        Behind() as behind,
+        BackgroundCalls() as behind,
         family as children,
     ):
         terms.logs.mkdir(exist_ok=True)
         reporter = Reporter(Journal(begun), display, directory, behind, done)
         log, limits = terms.log(KEEPER), terms.deadlines
-        preparing = Preparing(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
+        preparing = CompileClient(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
         checkpoints = directory.checkpoints_path
-        saving = Saving(children, keeper, log, checkpoints, terms.processes, limits.start, limits.saving)
+        saving = CheckpointClient(children, keeper, log, checkpoints, terms.processes, limits.start, limits.saving)
         if experiment.checkpoint.every:
             reporter.saved(saving.newest)
         try:
@@ -253,12 +253,12 @@ def _place(
 ) -> StorageLocation:
     """Where the processes of this node keep their states; raises SettingError where there is no room."""
     settle_jax(experiment, num_devices=1)
-    demand = Demand.of(experiment, processes, by_rank=by_rank, is_alone=nodes.count == 1)
+    demand = MemoryDemand.of(experiment, processes, by_rank=by_rank, is_alone=nodes.count == 1)
     clear_backends()  # the supervisor has no use for devices
     return choose_place(demand, run_dir)
 
 
-def _run(supervisor: Supervisor, saving: Saving, interrupt: Interrupt) -> None:
+def _run(supervisor: Supervisor, saving: CheckpointClient, interrupt: Interrupt) -> None:
     """Runs to the end; raises RunError where the newest state is not saved then, once it is kept where it can be."""
     try:
         supervisor.run(lambda: interrupt.requested)

@@ -14,10 +14,10 @@ from typing import Self
 from swift.cli.options.kinds import Written
 from swift.deadlines import Deadlines
 from swift.elastic.jax_group import LOOPBACK
-from swift.elastic.state.run_files import Scratch
+from swift.elastic.state.run_files import RunFiles
 from swift.elastic.transport.fleet import Fleet
 from swift.elastic.transport.processes import Children, Heard, OwnChildren
-from swift.elastic.transport.rendezvous import Meeting, check_network
+from swift.elastic.transport.rendezvous import Rendezvous, check_network
 from swift.errors import SettingError, check_count
 
 _BACKLOG = 1024
@@ -115,7 +115,7 @@ class Entrance:
 
     @contextmanager
     def children(
-        self, run_dir: Path, scratch: Scratch, node_of: Callable[[Hashable], int], deadlines: Deadlines
+        self, run_dir: Path, scratch: RunFiles, node_of: Callable[[Hashable], int], deadlines: Deadlines
     ) -> Iterator[Children]:
         """The children of the run, on all its nodes, which have to come first.
 
@@ -129,13 +129,13 @@ class Entrance:
             with OwnChildren(os.environ, scratch.memory) as children:
                 yield children
             return
-        meeting = Meeting.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
+        meeting = Rendezvous.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
         heard = SimpleQueue[Heard]()
         own = OwnChildren(os.environ, scratch.memory, heard)
         listener, key, count = self._listener, meeting.key, self._nodes.count
 
         def is_first() -> bool:
-            return Meeting.find(run_dir) in (meeting, None)
+            return Rendezvous.find(run_dir) in (meeting, None)
 
         with (
             meeting.announced(run_dir),

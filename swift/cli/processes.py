@@ -9,7 +9,7 @@ from swift.cli.configuration import load_experiment
 from swift.elastic.membership.protocol import Process
 from swift.elastic.services.checkpoint_service import run as run_keeper
 from swift.elastic.services.compile_service import prepare
-from swift.elastic.state.run_files import Scratch
+from swift.elastic.state.run_files import RunFiles
 from swift.elastic.worker.process_setup import settle_jax
 from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 from swift.errors import SettingError
@@ -44,8 +44,8 @@ def preparer(options: argparse.Namespace) -> None:
     prepare(experiment, scratch.programs, scratch.sockets, _num_devices(experiment, options.by_rank))
 
 
-def _told(options: argparse.Namespace) -> tuple[Experiment, Scratch]:
-    scratch = Scratch(options.scratch, options.memory)
+def _told(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:
+    scratch = RunFiles(options.scratch, options.memory)
     return load_experiment(scratch.config), scratch
 
 

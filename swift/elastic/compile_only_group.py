@@ -15,14 +15,14 @@ from typing import Self
 import jax
 from jax.extend.backend import clear_backends
 
-from swift.elastic.jax_group import Link, Service
+from swift.elastic.jax_group import CoordinationService, Link
 from swift.errors import RunError
 
 _TIMEOUT = "jax_cpu_get_global_topology_timeout_minutes"
 _WORDS = "cpu:local_topology/"
 
 
-class Rehearsal(Link):
+class CompileOnlyGroup(Link):
     """A group that can be compiled for; a context manager. One follows the other, in a process without another link.
 
     Nothing can be run over its devices: the collectives would wait for ever. Arrays can be put on this process's own.
@@ -36,7 +36,7 @@ class Rehearsal(Link):
     """
 
     def __init__(self, num_processes: int, sockets: Path):
-        self._service = Service(1, sockets)
+        self._service = CoordinationService(1, sockets)
         try:
             super().__init__(self._service.address, 0, num_processes)
             self.join()

@@ -19,7 +19,7 @@ def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
     return by_rank and is_lone and experiment.optimizer.layout == "decoupled"
 
 
-class Programs:
+class ElasticPrograms:
     """The programs of a run on any number of expert ranks, each on the mesh that holds what a checkpoint has.
 
     Args:

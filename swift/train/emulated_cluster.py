@@ -18,7 +18,7 @@ from swift.errors import RunError
 from swift.mesh import host_stages, live_mesh
 from swift.pipeline import Engine, Prepare, Reconfiguration, StepSpec, TrainState, reshape_state
 from swift.topology import Worker
-from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.saved_state import put_state, split_of
 from swift.train.settings.experiment import Experiment
 from swift.train.settings.failure_list import FailureList, FailureSource, StageRank
@@ -65,7 +65,7 @@ class StateLost(RunError):
         self.event, self.facts, self.remedy = event, facts, remedy
 
 
-class Cluster:
+class EmulatedCluster:
     """The live workers and expert ranks of a run, with the engine that runs them; a context manager.
 
     Args:
@@ -127,7 +127,7 @@ class Cluster:
         down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
         return None if down == (self.engine.configuration.failed, self._lost) else down
 
-    def follow(self, state: TrainState, down: Down, first: int, saver: Saver) -> Followed:
+    def follow(self, state: TrainState, down: Down, first: int, saver: Checkpointer) -> Followed:
         """Goes on with others.
 
         Args:
@@ -164,7 +164,7 @@ class Cluster:
         self._lost = lost
         return Followed(state, dict(who), [f"{_who(who)}; {len(self.ranks)} expert ranks live, as before"])
 
-    def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Saver) -> Followed:
+    def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Checkpointer) -> Followed:
         """Goes on with other expert ranks, by way of the host."""
         times = [time.perf_counter()]
         before, old, ranks, k = self.ranks, self.engine.program, self._left(lost), saver.ledger.k
@@ -213,7 +213,7 @@ class Cluster:
 
 
 def _collect(
-    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, saver: Saver, names: Ranks
+    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, saver: Checkpointer, names: Ranks
 ) -> Recovered:
     """The state on the host, with what lost ranks had from elsewhere."""
     parts = (replace(state, slots={}), state.slots if gone else {})

@@ -18,9 +18,9 @@ from swift.experts.placement import unsound_placement
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
 from swift.runlog import Lease, RunDirectory
-from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.saved_state import ledger_after
-from swift.train.emulated_cluster import Cluster, StateLost
+from swift.train.emulated_cluster import EmulatedCluster, StateLost
 from swift.train.interrupt import Interrupt
 from swift.train.progress import ProgressDisplay
 from swift.train.settings.experiment import Experiment
@@ -85,7 +85,7 @@ def _train(
     corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, _tell)
     loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
     with (
-        Cluster(experiment, options.prepare, failures, done + 1, first) as cluster,
+        EmulatedCluster(experiment, options.prepare, failures, done + 1, first) as cluster,
         Interrupt(options.stopping_s) as interrupt,
     ):
         cluster.check(listed)
@@ -94,7 +94,7 @@ def _train(
         changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
         with (
             open_run(experiment, options, done, lease) as directory,
-            Saver(experiment, program, directory, start) as saver,
+            Checkpointer(experiment, program, directory, start) as saver,
             ProgressDisplay(options.run_dir.name, last_step, done + 1) as progress,
         ):
             run = _Run(experiment, options, cluster, directory, saver, progress, interrupt)
@@ -115,9 +115,9 @@ class _Run:
 
     experiment: Experiment
     options: TrainOptions
-    cluster: Cluster
+    cluster: EmulatedCluster
     directory: RunDirectory
-    saver: Saver
+    saver: Checkpointer
     progress: ProgressDisplay
     interrupt: Interrupt
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint import BuddyCopies, CheckpointConfig, StateSplit
+from swift.checkpoint import CheckpointConfig, PeerSnapshots, StateSplit
 from swift.checkpoint.memory import peer_snapshots
 from swift.mesh import RANKED, SHARED
 
@@ -53,7 +53,7 @@ def made(device):  # noqa: ARG001 - which has to go on until they are closed
 
     def make(**config):
         config = CheckpointConfig(snapshot_every=1, **config)
-        found.append(BuddyCopies(StateSplit(state_of(0), SPECS, has_classes=True), config))
+        found.append(PeerSnapshots(StateSplit(state_of(0), SPECS, has_classes=True), config))
         return found[-1]
 
     yield make

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.elastic import compile_only_group
-from swift.elastic.compile_only_group import Rehearsal
+from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.jax_group import Link
 from swift.errors import RunError
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
@@ -21,7 +21,7 @@ SPEC = PartitionSpec(*AXES)
 def rehearse(sockets, programs, counts):
     """Compiles for groups one after another; a number that comes again gets a program of its own."""
     for number, count in enumerate(counts):
-        with Rehearsal(count, sockets) as group:
+        with CompileOnlyGroup(count, sockets) as group:
             grid = group.grid(jax.local_device_count())
             program(Path(programs) / str(number), grid, lambda function, rows: function.lower(rows).compile())
 
@@ -67,11 +67,11 @@ def tell(sockets, name, value):
     usual = getattr(compile_only_group, name)
     setattr(compile_only_group, name, value)
     try:
-        Rehearsal(3, sockets)
+        CompileOnlyGroup(3, sockets)
     except RunError as error:
         print(error, flush=True)
     setattr(compile_only_group, name, usual)
-    with Rehearsal(3, sockets) as group:
+    with CompileOnlyGroup(3, sockets) as group:
         print(group.grid(1).shape, flush=True)
 
 

@@ -10,7 +10,7 @@ from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import config_text
 from swift.data import DataConfig, TextFiles
 from swift.elastic.membership.protocol import Process
-from swift.elastic.services.checkpoint_service import Keeper
+from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
@@ -60,7 +60,7 @@ def keeper(two_ranks, trained, tmp_path):
     """Of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
     (tmp_path / "keeps").mkdir()
-    keeper = Keeper(
+    keeper = CheckpointService(
         two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", True, two_ranks.loader("train").state()
     )
     assert keeper.load(epoch=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.elastic.jax_group import Service
+from swift.elastic.jax_group import CoordinationService
 
 WAIT_S = 120
 
@@ -28,7 +28,7 @@ def said(process):
 
 def run_group(sockets, programs, count, num_local):
     """What every device of a real group has after the program."""
-    service = Service(count, sockets)
+    service = CoordinationService(count, sockets)
     try:
         members = [start("join", num_local, programs, service.address, index, count) for index in range(count)]
         return [ast.literal_eval(said(member)[-1]) for member in members]

@@ -14,7 +14,7 @@ from queue import Queue
 import jax
 import pytest
 
-from swift.elastic.jax_group import LOOPBACK, Service, check_support
+from swift.elastic.jax_group import LOOPBACK, CoordinationService, check_support
 from swift.errors import RunError
 
 WAIT_S = 120
@@ -49,7 +49,7 @@ class Group:
 
     def form(self, names, **more):
         self.epoch += 1
-        self.services.append(Service(len(names), self.where))
+        self.services.append(CoordinationService(len(names), self.where))
         for index, name in enumerate(names):
             order = {"epoch": self.epoch, "address": self.services[-1].address, "index": index, "count": len(names)}
             self.processes[name].stdin.write(json.dumps(order | more.get(name, {})) + "\n")
@@ -130,7 +130,7 @@ def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):
 
 
 def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
-    made, real = [], Service._made
+    made, real = [], CoordinationService._made
 
     def taken(service, num_processes):
         made.append(service.address)
@@ -138,16 +138,16 @@ def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
             raise RuntimeError("in use")
         return real(service, num_processes)
 
-    monkeypatch.setattr(Service, "_made", taken)
-    Service(1, LOOPBACK).close()
+    monkeypatch.setattr(CoordinationService, "_made", taken)
+    CoordinationService(1, LOOPBACK).close()
     assert len(set(made)) == 3
 
     def never(*_):
         raise RuntimeError("in use")
 
-    monkeypatch.setattr(Service, "_made", never)
+    monkeypatch.setattr(CoordinationService, "_made", never)
     with pytest.raises(RunError, match=r"no coordination service could be started.*in use"):
-        Service(1, LOOPBACK)
+        CoordinationService(1, LOOPBACK)
 
 
 @pytest.fixture
@@ -180,4 +180,4 @@ def test_processes_listen_where_the_service_is_whatever_the_name_of_the_machine(
 
 def test_a_directory_with_too_long_a_name_is_told(tmp_path):
     with pytest.raises(RunError, match="no socket can have such a long path"):
-        Service(1, tmp_path / ("long" * 30))
+        CoordinationService(1, tmp_path / ("long" * 30))

@@ -23,7 +23,7 @@ from swift.experts.placement import Static
 from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
 from swift.models import ModelConfig, plain_sums
 from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
-from swift.pipeline.runtime.step_spec import ENDS
+from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -214,12 +214,12 @@ class Rig:
         """Those of a row ``[rank, row, ...]``, of the groups that its stage uses."""
         program, last = self.program, self.num_stages - 1
         for name, per_rank in found.items():
-            if (name, stage) in (("embedding", 0), ("head", last)) or name not in ENDS:
+            if (name, stage) in (("embedding", 0), ("head", last)) or name not in EMBEDDING_AND_HEAD:
                 wanted = expected.gradients[name].reshape(
                     -1, program.num_rows[name], *expected.gradients[name].shape[1:]
                 )
                 classes = program.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
-                assert_close(program, name, classes, wanted[0 if name in ENDS else stage], 1e-10)
+                assert_close(program, name, classes, wanted[0 if name in EMBEDDING_AND_HEAD else stage], 1e-10)
 
     def check_params(self, state, expected: dict[str, np.ndarray], tolerance: float) -> None:
         """The master weights of a state are those of the plain model."""

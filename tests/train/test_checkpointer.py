@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from swift.errors import RunError
-from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.checkpointer import Checkpointer
 
 
 @pytest.fixture
 def saver(tmp_path):
-    made = Saver.__new__(Saver)
+    made = Checkpointer.__new__(Checkpointer)
     made._directory = SimpleNamespace(check=lambda: None, path=tmp_path, checkpoints_path=tmp_path / "checkpoints")
     made._is_hurried, made._failures = Event(), SimpleQueue()
     return made

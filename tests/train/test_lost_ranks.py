@@ -26,7 +26,7 @@ from swift.models import ModelConfig
 from swift.runlog import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, emulated_cluster, train
-from swift.train.checkpoints.checkpointer import Saver
+from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.saved_state import split_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -76,7 +76,7 @@ def losing(experiment, failures, snapshot_every=0, **checkpoint):
 
 def run_and_keep_states(experiment, run_dir):
     """The run's record, and its states by iteration, arrays by name."""
-    states, snapshot = {}, Saver.snapshot
+    states, snapshot = {}, Checkpointer.snapshot
 
     def keep(saver, program, state, done):
         specs = replace(program.specs, slots={})
@@ -85,7 +85,7 @@ def run_and_keep_states(experiment, run_dir):
         snapshot(saver, program, state, done)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Saver, "snapshot", keep)
+        patch.setattr(Checkpointer, "snapshot", keep)
         return run(experiment, run_dir), states
 
 

@@ -79,7 +79,7 @@ class _Store:
         return found
 
 
-class BuddyCopies:
+class PeerSnapshots:
     """The snapshots of all ranks of a process, taken behind the iterations, one at a time.
 
     Rank r + 1 has those of rank r, and the first rank those of the last. A snapshot counts when all of it is there, and

@@ -27,7 +27,7 @@ KEEPER = "keeper"
 _MAX_LIVES = 3
 
 
-class Saving:
+class CheckpointClient:
     """Asks the keeper, a process of its own, one thing after the other; who dies is started again and asked again.
 
     A save that has failed is asked for again after pauses, see ``RETRY_PAUSES_S``, unless a newer one comes first.

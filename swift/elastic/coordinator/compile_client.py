@@ -5,7 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swift.elastic.transport.compile_messages import Alive, CompileFailed, Prepared, Wish, read_said, wish_line
+from swift.elastic.transport.compile_messages import (
+    Alive,
+    CompileFailed,
+    CompileRequest,
+    Prepared,
+    read_said,
+    wish_line,
+)
 from swift.elastic.transport.processes import Children
 
 PREPARER = "preparer"
@@ -13,7 +20,7 @@ PREPARER = "preparer"
 _MAX_LIVES = 3
 
 
-class Preparing:
+class CompileClient:
     """Has programs prepared by a process of its own, without which the run goes on, and compiles for itself.
 
     Args:
@@ -36,12 +43,12 @@ class Preparing:
     ):
         self._children, self._command, self._log = children, command, log
         self._start_s, self._silence_s, self._clock = start_s, silence_s, clock
-        self._wish: Wish | None = None
+        self._wish: CompileRequest | None = None
         self._is_told = False
         self._due: float | None = None  # when it has to be heard next; None: it is not there, or is being ended
         self._num_lives = 0  # in a row that have made nothing ready
 
-    def ask(self, wish: Wish) -> None:
+    def ask(self, wish: CompileRequest) -> None:
         """Notes what is to be made ready from now on, see ``follow``."""
         self._wish, self._is_told = wish, False
 

@@ -22,7 +22,7 @@ class InjectedFault(NamedTuple):
     process: Process
 
 
-class Chaos:
+class FaultInjection:
     """A list of troubles; each happens once."""
 
     def __init__(self, troubles: Sequence[InjectedFault] = ()):
@@ -43,7 +43,9 @@ class Chaos:
         return not returns or finished < returns[0]
 
 
-def parse_chaos(texts: Sequence[str], topology: Topology, processes: Collection[Process], num_steps: int) -> Chaos:
+def parse_chaos(
+    texts: Sequence[str], topology: Topology, processes: Collection[Process], num_steps: int
+) -> FaultInjection:
     """The troubles of the command line.
 
     Args:
@@ -70,7 +72,7 @@ def parse_chaos(texts: Sequence[str], topology: Topology, processes: Collection[
             raise SettingError(SETTING, text, "names no process: here a process is a whole worker, with all its ranks")
         if kind == _RESTART and not any(harm.process == process and harm.step < step for harm in harms):
             raise SettingError(SETTING, text, "starts a process again that is not harmed at an earlier step")
-    return Chaos([trouble for _, trouble in told])
+    return FaultInjection([trouble for _, trouble in told])
 
 
 def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> InjectedFault:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from swift.elastic.elastic_programs import Programs, is_elastic
+from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
 from swift.elastic.membership.protocol import Process
 from swift.elastic.state.copies import copy_shapes
 from swift.elastic.state.run_files import remove_left_behind
@@ -26,7 +26,7 @@ _NUM_STATES = 3
 
 
 @dataclass(frozen=True)
-class Demand:
+class MemoryDemand:
     """Bytes that the processes of a node keep at most, as long as no two workers of a stage take turns at saving.
 
     Attributes:
@@ -60,20 +60,20 @@ class Demand:
         counts = {num_ranks}
         if is_elastic(experiment, by_rank=by_rank) and num_ranks > 1:
             counts.add(num_ranks - 1)  # then each rank that is left has more
-        programs = Programs(experiment)
+        programs = ElasticPrograms(experiment)
         found = [cls._on(programs, count, experiment, processes, by_rank, is_alone) for count in counts]
         return max(found, key=lambda one: one.total)
 
     @classmethod
     def _on(
         cls,
-        programs: Programs,
+        programs: ElasticPrograms,
         num_ranks: int,
         experiment: Experiment,
         processes: Sequence[Process],
         by_rank: bool,
         is_alone: bool,
-    ) -> "Demand":
+    ) -> "MemoryDemand":
         """With so many expert ranks of each worker; of an elastic run each is a process."""
         program, num_here = programs.on(num_ranks), len(processes)
         num_devices = 1 if by_rank else num_ranks
@@ -110,7 +110,7 @@ class StorageLocation(NamedTuple):
 
 
 def choose_place(
-    demand: Demand,
+    demand: MemoryDemand,
     run_dir: Path,
     shared_memory: Path = SHARED_MEMORY,
     free: Callable[[Path], int] | None = None,

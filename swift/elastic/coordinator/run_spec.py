@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator.fault_injection import Chaos
+from swift.elastic.coordinator.fault_injection import FaultInjection
 from swift.elastic.jax_group import LOOPBACK
 from swift.elastic.membership.protocol import Process
 
@@ -36,7 +36,7 @@ class RunSpec:
     deadlines: Deadlines = field(default_factory=Deadlines)
     recovery: Recovery = "live"
     max_restarts: int = 10
-    chaos: Chaos = field(default_factory=Chaos)
+    chaos: FaultInjection = field(default_factory=FaultInjection)
     resumed: bool = False
     services: Path | str = LOOPBACK
     is_elastic: bool = False

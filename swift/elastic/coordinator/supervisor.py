@@ -15,13 +15,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
-from swift.elastic.coordinator.compile_client import PREPARER, Preparing
+from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
+from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
 from swift.elastic.coordinator.restart_policy import RestartPolicy
 from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.events.message_texts import cut_text
 from swift.elastic.events.reporter import Reporter
-from swift.elastic.jax_group import Service
+from swift.elastic.jax_group import CoordinationService
 from swift.elastic.membership.protocol import (
     Command,
     Died,
@@ -43,7 +43,7 @@ from swift.elastic.membership.protocol import (
 )
 from swift.elastic.membership.state_machine import Membership
 from swift.elastic.transport.checkpoint_messages import Anew, Failed, Kept, Loaded, Saved
-from swift.elastic.transport.compile_messages import CompileFailed, Wish
+from swift.elastic.transport.compile_messages import CompileFailed, CompileRequest
 from swift.elastic.transport.fleet import NODES
 from swift.elastic.transport.processes import Children, Death
 from swift.elastic.transport.worker_messages import Command as WireCommand
@@ -89,15 +89,15 @@ class Supervisor:
         self,
         terms: RunSpec,
         children: Children,
-        saving: Saving,
-        preparing: Preparing,
+        saving: CheckpointClient,
+        preparing: CompileClient,
         reporter: Reporter,
     ):
         self._terms, self._children, self._saving, self._reporter = terms, children, saving, reporter
         self._preparing = preparing
         now = time.monotonic()
         self._membership = Membership.of(terms.processes, terms.deadlines, now, is_elastic=terms.is_elastic)
-        self._services: list[Service] = []
+        self._services: list[CoordinationService] = []
         self._done: set[Member] = set()
         self._restoring: Go | None = None
         self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
@@ -309,7 +309,7 @@ class Supervisor:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Form(_, members, _):
-                self._services.append(Service(len(members), self._terms.services))
+                self._services.append(CoordinationService(len(members), self._terms.services))
                 self._done, self._restoring, self._is_loading = set(), None, False
                 self._say(members, FormGroup(command, self._services[-1].address))
             case Enter(_, members):
@@ -386,7 +386,7 @@ class Supervisor:
         self._saving.start()
         there = {process.worker for process in processes}
         failed = frozenset(process.worker for process in self._terms.processes if process.worker not in there)
-        self._preparing.ask(Wish(failed, len(processes) if self._terms.is_elastic else None))
+        self._preparing.ask(CompileRequest(failed, len(processes) if self._terms.is_elastic else None))
 
     def _look_ahead(self) -> None:
         """Has what may be needed next prepared, once the members have what they need now: their cores come first."""

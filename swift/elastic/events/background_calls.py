@@ -9,7 +9,7 @@ from typing import Any, Self
 _ROOM = 10_000
 
 
-class Behind:
+class BackgroundCalls:
     """Carries out calls in a thread, one after the other, in the order in which they were asked for; a context manager.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from swift.elastic.events.goodput import CAUSES, Goodput
 from swift.elastic.events.message_texts import back_text, change_text, count, go_on_text, go_text, lost_text
-from swift.elastic.events.recovery_timing import Doom, Transition, doom_of, recovery_figures
+from swift.elastic.events.recovery_timing import Failure, Transition, failure_of, recovery_figures
 from swift.elastic.membership.protocol import (
     Beat,
     Command,
@@ -59,7 +59,7 @@ class Journal:
     def __init__(self, time: float):
         self._goodput = Goodput(time)
         self._killed_at: dict[Process, float] = {}  # on purpose
-        self._doomed: dict[Member, Doom] = {}
+        self._doomed: dict[Member, Failure] = {}
         self._running: tuple[Member, ...] = ()  # of the epoch that went last
         self._base: int | None = None  # the iteration that it has gone on after; None: nobody has told yet
         self._step = 0
@@ -122,7 +122,7 @@ class Journal:
                 was_in = before.seats[member.process].state in (State.FORMING, State.LIVE)
                 if not was_in or after.seats[member.process].state is not State.WAITING or not before.went:
                     return []
-                self._fail(member, Doom(time, time), time)
+                self._fail(member, Failure(time, time), time)
                 text = f"process {member.process} lives, but cannot go on in epoch {number}"
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
             case Beat():
@@ -138,7 +138,7 @@ class Journal:
             return []
         self._num_deaths += 1
         killed_at = self._killed_at.pop(process, time)
-        doom = self._doomed.pop(member, Doom(min(killed_at, time), time))
+        doom = self._doomed.pop(member, Failure(min(killed_at, time), time))
         text = f"process {process} died ({why})"
         if before.went and before.epoch is not None and member in before.epoch.form.members:
             self._fail(member, doom, time)
@@ -150,7 +150,7 @@ class Journal:
         detection_s = round(max(doom.known - doom.since, 0.0), 4)
         return [self._note("death", None if doom.is_one_of_all else text, **fields, detection_s=detection_s)]
 
-    def _fail(self, member: Member, doom: Doom, time: float) -> None:
+    def _fail(self, member: Member, doom: Failure, time: float) -> None:
         """Where others were to join, it is a recovery now: they are members of the epoch that follows."""
         self._goodput.fail(doom.since, doom.known, time)
         change = self._change if self._change is not None and self._change.failed else Transition(doom.since)
@@ -203,7 +203,7 @@ class Journal:
                 # A line that was left in the pipe of a dead process speaks after its death: nobody is ended.
                 if not _is_doomed(member, after):
                     return []
-                self._doomed[member] = doom_of(member, time, before)
+                self._doomed[member] = failure_of(member, time, before)
                 text = f"process {member.process} is killed: {why}"
                 return [self._note("kill", text, process=str(member.process), why=why)]
             case Retire(member, why):
@@ -213,7 +213,7 @@ class Journal:
             case RestartAll(why):
                 since = time if before.epoch is None else before.epoch.since
                 doomed = [seat.member for seat in before.seats.values() if seat.is_there]
-                self._doomed.update(dict.fromkeys(doomed, Doom(since, time, is_one_of_all=True)))
+                self._doomed.update(dict.fromkeys(doomed, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are started again: {why}", why=why)]
             case StageLost(stages):
                 return [self._note("stage_lost", lost_text(stages), stages=list(stages))]

@@ -12,7 +12,7 @@ BEFORE_GO = ("leave", "link", "program")
 """Those of ``PARTS`` that a member does before it has formed the epoch."""
 
 
-class Doom(NamedTuple):
+class Failure(NamedTuple):
     """Why a process is no member any more.
 
     Attributes:
@@ -26,11 +26,11 @@ class Doom(NamedTuple):
     is_one_of_all: bool = False
 
 
-def doom_of(member: Member, time: float, membership: Membership) -> Doom:
+def failure_of(member: Member, time: float, membership: Membership) -> Failure:
     """The doom of a member that ``membership`` wants to be killed: it was not heard, or all waited for it."""
     seat, epoch = membership.seats[member.process], membership.epoch
     is_silent = seat.state is State.STARTING or time - seat.seen > membership.deadlines.heartbeat
-    return Doom(seat.seen if is_silent or epoch is None else epoch.since, time)
+    return Failure(seat.seen if is_silent or epoch is None else epoch.since, time)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Transition:
     went: float | None = None
     newest: int = 0
 
-    def after_failure(self, process: Process, doom: Doom) -> "Transition":
+    def after_failure(self, process: Process, doom: Failure) -> "Transition":
         """With one more failure; where two are undetected at the same time, that time counts once."""
         failed, known = doom.since, doom.known
         undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))

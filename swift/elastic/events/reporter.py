@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from swift.elastic.events.background_calls import Behind
+from swift.elastic.events.background_calls import BackgroundCalls
 from swift.elastic.events.display import Display
 from swift.elastic.events.journal import Journal, Note
 from swift.elastic.membership.protocol import Command, Event, Process
@@ -23,7 +23,9 @@ class Reporter:
         written: the last iteration of which it has the metrics, or is about to write them.
     """
 
-    def __init__(self, journal: Journal, display: Display, directory: RunDirectory, behind: Behind, written: int):
+    def __init__(
+        self, journal: Journal, display: Display, directory: RunDirectory, behind: BackgroundCalls, written: int
+    ):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
         self._behind = behind
         self._planned = 0  # the epoch whose plan was told last

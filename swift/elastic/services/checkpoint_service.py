@@ -35,11 +35,11 @@ from swift.checkpoint import (
     settle,
 )
 from swift.data import check_same_data
-from swift.elastic.elastic_programs import Programs, is_elastic
+from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
 from swift.elastic.membership.protocol import Process, Stamp, processes_of
-from swift.elastic.services.reshard_state import Recutting
+from swift.elastic.services.reshard_state import Resharding
 from swift.elastic.state.handover import Handover
-from swift.elastic.state.ledger_counts import Counts
+from swift.elastic.state.ledger_counts import LedgerCounts
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.state.state_shards import cut_parts, join_parts
 from swift.elastic.transport.checkpoint_messages import (
@@ -71,7 +71,7 @@ _PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CheckpointService:
     """Writes and reads the checkpoints of a run, which are those of ``swift train``.
 
     Attributes:
@@ -96,12 +96,12 @@ class Keeper:
         return self._programs.on(self.experiment.topology.num_expert_ranks)
 
     @cached_property
-    def _programs(self) -> Programs:
-        return Programs(self.experiment)
+    def _programs(self) -> ElasticPrograms:
+        return ElasticPrograms(self.experiment)
 
     @cached_property
-    def _counts(self) -> Counts:
-        return Counts(self.experiment, self.checkpoints, self.keeps / "losses.json")
+    def _counts(self) -> LedgerCounts:
+        return LedgerCounts(self.experiment, self.checkpoints, self.keeps / "losses.json")
 
     @cached_property
     def split(self) -> StateSplit:
@@ -214,12 +214,12 @@ class Keeper:
         return plan
 
     @cached_property
-    def recutting(self) -> Recutting:
+    def recutting(self) -> Resharding:
         """What cuts a state anew."""
         assert self.handed is not None, "only the ranks of an elastic run become others"
         everybody = processes_of(self.experiment.topology, by_rank=self.by_rank)
         handover = Handover(self.handed, self.keeps, everybody)
-        return Recutting(self._programs, handover, self._counts, self._stored)
+        return Resharding(self._programs, handover, self._counts, self._stored)
 
     def rehearse(self) -> None:
         """Does once what will be needed, but for files: better now than when somebody waits."""
@@ -298,7 +298,7 @@ def run(
     """
     answers = take_output()
     settle_jax(experiment, num_devices=1)
-    keeper = Keeper(experiment, run_dir / "checkpoints", keeps, by_rank, data, handed)
+    keeper = CheckpointService(experiment, run_dir / "checkpoints", keeps, by_rank, data, handed)
     try:
         with writes_checkpoints(run_dir):
             settle(keeper.checkpoints)

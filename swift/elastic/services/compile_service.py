@@ -20,10 +20,18 @@ import jax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
-from swift.elastic.compile_only_group import Rehearsal
-from swift.elastic.elastic_programs import Programs
+from swift.elastic.compile_only_group import CompileOnlyGroup
+from swift.elastic.elastic_programs import ElasticPrograms
 from swift.elastic.state.neighbour_copies import compiled_neighbour, neighbour_key
-from swift.elastic.transport.compile_messages import Alive, CompileFailed, Prepared, Said, Wish, read_wish, said_line
+from swift.elastic.transport.compile_messages import (
+    Alive,
+    CompileFailed,
+    CompileRequest,
+    Prepared,
+    Said,
+    read_wish,
+    said_line,
+)
 from swift.elastic.worker.process_setup import settle_jax, take_output
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
@@ -55,7 +63,7 @@ class CompileJob(NamedTuple):
     num_ranks: int | None = None
 
 
-def jobs_for(experiment: Experiment, wish: Wish) -> list[CompileJob]:
+def jobs_for(experiment: Experiment, wish: CompileRequest) -> list[CompileJob]:
     """What to make ready while some workers or ranks are down, the most urgent first.
 
     That is what the run needs now, then after one more failure, then after a return; last what only some iterations
@@ -78,7 +86,7 @@ def _by_urgency(topology: Topology, failed: Failed) -> list[Failed]:
     return sorted(neighbours(topology, failed), key=len, reverse=True)
 
 
-class Preparer:
+class CompileService:
     """Makes configurations ready: compiles their programs into the run's store.
 
     Args:
@@ -90,7 +98,7 @@ class Preparer:
     def __init__(self, experiment: Experiment, programs: Path, sockets: Path):
         self._experiment, self._store = experiment, ExecutableCache(programs, trims=True)
         self._sockets = sockets
-        self._programs = Programs(experiment)
+        self._programs = ElasticPrograms(experiment)
         program = self._programs.on(experiment.topology.num_expert_ranks)
         self._configurator = Configurator(experiment.plan_settings(program))
         self._devices_per_process = jax.local_device_count()
@@ -113,7 +121,7 @@ class Preparer:
         missing = [key for key in self._keys(job, configuration, program.live.num_ranks) if key not in self._store]
         if missing:
             num_devices = len(configuration.places) * program.live.num_ranks
-            with Rehearsal(num_devices // self._devices_per_process, self._sockets) as rehearsal:
+            with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as rehearsal:
                 # In a function of its own: what it makes has to be gone when the devices go.
                 self._compile(rehearsal, configuration, program, job)
             _return_memory()
@@ -132,12 +140,14 @@ class Preparer:
         return keys
 
     def _experts_of_copies(self, num_ranks: int) -> list[int]:
-        """Experts of a layer that copies of a rank's slices have, see ``Buddy``."""
+        """Experts of a layer that copies of a rank's slices have, see ``NeighbourCopies``."""
         config, num_classes = self._experiment.checkpoint, split_of(self._programs.on(num_ranks)).num_classes
         has_buddy = config.snapshot_every and num_ranks > 1
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
 
-    def _compile(self, rehearsal: Rehearsal, configuration: Configuration, program: StepSpec, job: CompileJob) -> None:
+    def _compile(
+        self, rehearsal: CompileOnlyGroup, configuration: Configuration, program: StepSpec, job: CompileJob
+    ) -> None:
         """Just as a process of the run does when it forms an epoch."""
         topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
@@ -166,11 +176,11 @@ def prepare(experiment: Experiment, programs: Path, sockets: Path, num_local_dev
     """
     settle_jax(experiment, num_local_devices)
     voice = _Voice()
-    wishes = SimpleQueue[Wish]()
+    wishes = SimpleQueue[CompileRequest]()
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
     listener.start()
     try:
-        preparer = Preparer(experiment, programs, sockets)
+        preparer = CompileService(experiment, programs, sockets)
         while True:
             wish = wishes.get()
             for job in jobs_for(experiment, wish):
@@ -193,7 +203,7 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _listen(source: TextIO, wishes: SimpleQueue[Wish]) -> None:
+def _listen(source: TextIO, wishes: SimpleQueue[CompileRequest]) -> None:
     try:
         for line in source:
             wishes.put(read_wish(line))
@@ -201,7 +211,7 @@ def _listen(source: TextIO, wishes: SimpleQueue[Wish]) -> None:
         os._exit(0)
 
 
-def _outcome(preparer: Preparer, job: CompileJob) -> Prepared | CompileFailed:
+def _outcome(preparer: CompileService, job: CompileJob) -> Prepared | CompileFailed:
     begun = time.perf_counter()
     try:
         compiled = preparer.make_ready(job)

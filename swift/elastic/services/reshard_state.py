@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.checkpoint import RestorePlan, recover_ranks
-from swift.elastic.elastic_programs import Programs
+from swift.elastic.elastic_programs import ElasticPrograms
 from swift.elastic.membership.protocol import Process, Stamp
 from swift.elastic.state.handover import Handover
-from swift.elastic.state.ledger_counts import Counts
+from swift.elastic.state.ledger_counts import LedgerCounts
 from swift.elastic.state.state_shards import cut_parts, join_parts
 from swift.elastic.transport.checkpoint_messages import Reshard
 from swift.errors import RunError
@@ -26,7 +26,7 @@ Stored = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
 
 
 @dataclass(frozen=True)
-class Recutting:
+class Resharding:
     """Cuts the states of an elastic run anew.
 
     Attributes:
@@ -36,9 +36,9 @@ class Recutting:
         stored: reads checkpoints.
     """
 
-    programs: Programs
+    programs: ElasticPrograms
     handover: Handover
-    counts: Counts
+    counts: LedgerCounts
     stored: Stored
 
     def follow(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:

@@ -23,7 +23,7 @@ _PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
-class Counts:
+class LedgerCounts:
     """The ledgers of a run: what its checkpoints and its losses have left behind, and the iterations since.
 
     Attributes:

@@ -31,7 +31,7 @@ Neighbour = Callable[..., dict[str, dict[str, jax.Array]]]
 """(dense, experts, chosen classes) -> ``dense`` and ``experts`` of the rank before."""
 
 
-class Buddy:
+class NeighbourCopies:
     """The copies that one process makes of another's slices in an epoch; the first has all experts.
 
     Args:

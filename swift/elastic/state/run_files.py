@@ -87,7 +87,7 @@ def _remove_memory(memory: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Scratch:
+class RunFiles:
     """Two directories.
 
     Attributes:

@@ -33,7 +33,7 @@ class Admission:
 
     Args:
         listener: on which nodes call.
-        key: that they have to prove to have, see ``Meeting``.
+        key: that they have to prove to have, see ``Rendezvous``.
         refusal: why a node that has the key is not let in all the same; None: it is. Is told the node's number, and
             whether it is ready to come in.
         let_in: is given the number of a node, and its connection.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from swift.topology import Worker
 
 
-class Wish(NamedTuple):
+class CompileRequest(NamedTuple):
     """Be ready for what may come next. It replaces what was not begun yet.
 
     Attributes:
@@ -46,19 +46,19 @@ class CompileFailed(NamedTuple):
     why: str
 
 
-def wish_line(wish: Wish) -> str:
+def wish_line(wish: CompileRequest) -> str:
     """A wish as a line.
 
-    >>> wish_line(Wish(frozenset({(1, 0), (0, 1)})))
+    >>> wish_line(CompileRequest(frozenset({(1, 0), (0, 1)})))
     '{"prepare": {"failed": [[0, 1], [1, 0]], "num_ranks": null}}\\n'
     """
     return json.dumps({"prepare": {"failed": sorted(wish.failed), "num_ranks": wish.num_ranks}}) + "\n"
 
 
-def read_wish(line: str) -> Wish:
+def read_wish(line: str) -> CompileRequest:
     """The wish of a line."""
     said = json.loads(line)["prepare"]
-    return Wish(_workers(said["failed"]), said["num_ranks"])
+    return CompileRequest(_workers(said["failed"]), said["num_ranks"])
 
 
 Said = Prepared | CompileFailed | Alive

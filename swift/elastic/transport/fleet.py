@@ -63,7 +63,7 @@ class Fleet:
         node_of: where a child has its place; 0 is this node.
         num_nodes: of the run, with this one.
         listener: on which the others call.
-        key: that they have to know, see ``Meeting``.
+        key: that they have to know, see ``Rendezvous``.
         is_first: whether no other first node has taken the run over.
         silence_s: after which a node is lost.
     """

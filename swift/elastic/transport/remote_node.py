@@ -29,7 +29,7 @@ from swift.elastic.transport.node_messages import (
     read_message,
 )
 from swift.elastic.transport.processes import Heard, OwnChildren
-from swift.elastic.transport.rendezvous import Meeting, Wire, check_network
+from swift.elastic.transport.rendezvous import Rendezvous, Wire, check_network
 from swift.errors import RunError, SettingError
 from swift.runlog import SUMMARY
 from swift.runlog.run_lock import last_beat
@@ -93,13 +93,13 @@ def serve(
 
 def _meet(
     run_dir: Path, number: int, patience_s: float, told: Callable[[], bool], is_trusted: bool
-) -> tuple[Meeting, Wire] | None:
+) -> tuple[Rendezvous, Wire] | None:
     """The first node; None where the run is finished without this one."""
     deadline, why, beat = time.monotonic() + patience_s, "has it the same --run-dir?", None
     while time.monotonic() < deadline:
         if told():
             raise KeyboardInterrupt
-        meeting = Meeting.find(run_dir)
+        meeting = Rendezvous.find(run_dir)
         if meeting is None and (now := _beat(run_dir) or beat) != beat:  # it is there, and not ready yet
             beat, deadline = now, time.monotonic() + patience_s
         if meeting is None and (run_dir / SUMMARY).exists():
@@ -142,7 +142,7 @@ def coming(run_dir: Path, number: int, is_trusted: bool = False) -> Iterator[Non
 
     def call() -> None:
         while not is_over.wait(_COMING_S):
-            meeting = Meeting.find(run_dir)
+            meeting = Rendezvous.find(run_dir)
             if meeting is None:
                 continue
             with suppress(OSError, SettingError):

@@ -30,13 +30,13 @@ _HANDSHAKE_S, _SEND_S = 5.0, 2
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """What the other nodes have to know of the first.
 
     Attributes:
         host, port: where it listens.
         key: only who can read the run directory knows it.
-        scratch: what the processes share, see ``Scratch``.
+        scratch: what the processes share, see ``RunFiles``.
         silence_s: after how long without a word from it a node is on its own.
         program: what it runs, see ``this_program``.
     """
@@ -61,7 +61,7 @@ class Meeting:
         try:
             yield
         finally:
-            if Meeting.find(run_dir) == self:
+            if Rendezvous.find(run_dir) == self:
                 (run_dir / _FILE).unlink()
 
     @classmethod

@@ -10,7 +10,7 @@ import jax
 
 from swift.data import Batch, Loader
 from swift.elastic.membership.protocol import Process, Stamp, Took
-from swift.elastic.state.neighbour_copies import Buddy
+from swift.elastic.state.neighbour_copies import NeighbourCopies
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.worker_messages import (
     Done,
@@ -63,7 +63,7 @@ class IterationLoop:
     states: dict[Stamp, TrainState]
     records: dict[int, dict[str, Any]]
     snapshots: SharedMemoryStore
-    buddy: Buddy | None
+    buddy: NeighbourCopies | None
     after_window: Callable[[], None]
     watched: Callable[[float], AbstractContextManager[None]]
     voice: ControlChannel

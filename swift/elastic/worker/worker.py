@@ -19,7 +19,7 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.data import DataError, check_same_data
-from swift.elastic.elastic_programs import Programs, is_elastic
+from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
 from swift.elastic.jax_group import Link, is_called_off
 from swift.elastic.membership.protocol import (
     Departed,
@@ -35,8 +35,8 @@ from swift.elastic.membership.protocol import (
 from swift.elastic.membership.shard_ownership import Found
 from swift.elastic.state.copies import Copies
 from swift.elastic.state.handover import Handover
-from swift.elastic.state.neighbour_copies import Buddy
-from swift.elastic.state.run_files import Scratch
+from swift.elastic.state.neighbour_copies import NeighbourCopies
+from swift.elastic.state.run_files import RunFiles
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.worker_messages import DataUnreadable, FormGroup, StartGeneration
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
@@ -74,7 +74,7 @@ class WorkerSpec:
     experiment: Experiment
     process: Process
     by_rank: bool
-    scratch: Scratch
+    scratch: RunFiles
     keeps_all: bool = False
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -117,7 +117,7 @@ class WorkerProcess:
         check_same_data(part.scratch.data(), self._data[0].state())
         self._store, self._kept = ExecutableCache(part.scratch.programs), part.states()
         # No array of this backend is kept: an epoch has its own.
-        self._programs = Programs(part.experiment)
+        self._programs = ElasticPrograms(part.experiment)
         program = self._programs.on(part.experiment.topology.num_expert_ranks)
         self._configurator = Configurator(self._experiment.plan_settings(program))
         self._handover: Handover | None = None
@@ -132,7 +132,7 @@ class WorkerProcess:
         self._num_devices = 1 if part.by_rank else self._experiment.topology.num_expert_ranks
         self._link: Link | None = None
         self._members: tuple[Member, ...] = ()  # of the last epoch
-        self._buddy: Buddy | None = None
+        self._buddy: NeighbourCopies | None = None
         self._states: dict[Stamp, TrainState] = {}  # on the devices
         self._saving = threading.Lock()
         self._own: set[Stamp] = set()  # kept by this life of the process
@@ -277,11 +277,11 @@ class WorkerProcess:
         self._buddy = self._buddy_in(steps.program, [process for process, _ in order.form.members])
         return steps
 
-    def _buddy_in(self, program: StepSpec, processes: list[Process]) -> Buddy | None:
+    def _buddy_in(self, program: StepSpec, processes: list[Process]) -> NeighbourCopies | None:
         config = self._experiment.checkpoint
         if not (self._part.is_elastic and config.snapshot_every and len(processes) > 1):
             return None
-        return Buddy(program, self._store, self._part.copies(), self._part.process, processes, config)
+        return NeighbourCopies(program, self._store, self._part.copies(), self._part.process, processes, config)
 
     def _take_up(self, steps: Steps, leave: StartGeneration) -> None:
         """Has the state to go on from on the devices, and no other."""

@@ -16,7 +16,7 @@ import numpy as np
 from swift.experts.exchange import padded_size
 from swift.experts.state_layouts import Decoupled
 from swift.mesh import storage_mesh
-from swift.pipeline.runtime.step_spec import ENDS, StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, TrainState
 from swift.topology import Topology
 
 
@@ -91,7 +91,7 @@ def _recut(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.nd
     """The slices ``[P, row, N, E, w]`` of a group on other ranks and stages."""
     num_stages, num_rows, _, num_classes, _ = slices.shape
     whole = slices.swapaxes(2, 3).reshape(num_stages, num_rows, num_classes, -1)[..., : old.gpt.groups[name].size]
-    if name in ENDS:  # of which all stages have a copy, and one uses its own
+    if name in EMBEDDING_AND_HEAD:  # of which all stages have a copy, and one uses its own
         end = whole[{"embedding": 0, "head": -1}[name]]
         whole = np.broadcast_to(end, (new.num_stages, *end.shape))
     else:

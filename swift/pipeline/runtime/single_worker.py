@@ -21,9 +21,9 @@ from swift.pipeline.runtime.metrics import UpdateRecord, metrics_of
 from swift.pipeline.runtime.stage import DeviceBatch, Sums, forward, no_sums
 from swift.pipeline.runtime.stage_ops import add
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState
-from swift.pipeline.runtime.update import Ends, apply_gradients, clip_scale, reduce_gradients, square_norm
+from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
 
-_BOTH = Ends(is_first=True, is_last=True)
+_BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:

@@ -13,7 +13,7 @@ from jax import lax
 from swift.experts import Load, expert_parallel_moe
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
-from swift.pipeline.runtime.step_spec import ENDS, StepSpec
+from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec
 
 DeviceBatch: TypeAlias = Any
 """A ``Batch`` of ``jax.Array``."""
@@ -51,7 +51,7 @@ def no_sums(program: StepSpec) -> Sums:
 
 def layers_of(weights: Weights) -> Weights:
     """The weights of a stage's layers, without the ends."""
-    return {name: rows for name, rows in weights.items() if name not in ENDS}
+    return {name: rows for name, rows in weights.items() if name not in EMBEDDING_AND_HEAD}
 
 
 def stage_function(

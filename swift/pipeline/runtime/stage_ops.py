@@ -16,7 +16,7 @@ from swift.models import Weights
 from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
-from swift.pipeline.runtime.update import Ends
+from swift.pipeline.runtime.update import EmbeddingAndHead
 from swift.pipeline.split_backward.split import SplitStage
 
 Stash = tuple[jax.Array, ...]
@@ -40,7 +40,7 @@ class StageOps:
     split: SplitStage
     weights: Weights
     placement_LNS: jax.Array
-    ends: Ends
+    ends: EmbeddingAndHead
     batch: DeviceBatch
     aux_weight_K: jax.Array
 

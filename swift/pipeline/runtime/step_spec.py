@@ -21,7 +21,7 @@ from swift.experts.state_layouts import Layout
 from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, how_unequal
 from swift.models import GPT
 
-ENDS = ("embedding", "head")
+EMBEDDING_AND_HEAD = ("embedding", "head")
 """The groups that only the first and the last stage use."""
 
 
@@ -119,7 +119,10 @@ class StepSpec:
     @cached_property
     def num_rows(self) -> dict[str, int]:
         """For each group, the rows of a stage."""
-        return {name: g.num_rows // (1 if name in ENDS else self.num_stages) for name, g in self.gpt.groups.items()}
+        return {
+            name: g.num_rows // (1 if name in EMBEDDING_AND_HEAD else self.num_stages)
+            for name, g in self.gpt.groups.items()
+        }
 
     @cached_property
     def peer_sum(self) -> PeerSum:
@@ -137,7 +140,7 @@ class StepSpec:
     @cached_property
     def ends_bytes(self) -> int:
         """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
-        ends = {jax.tree_util.DictKey(name) for name in ENDS}
+        ends = {jax.tree_util.DictKey(name) for name in EMBEDDING_AND_HEAD}
         state = self.row_shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
         shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
@@ -210,7 +213,7 @@ class StepSpec:
 
     def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
         def by_stage(name: str, classes: jax.Array) -> jax.Array:
-            if name in ENDS:
+            if name in EMBEDDING_AND_HEAD:
                 return jnp.broadcast_to(classes[None], (self.num_stages, *classes.shape))
             return classes.reshape(self.num_stages, self.num_rows[name], *classes.shape[1:])
 

@@ -26,7 +26,7 @@ from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of, s
 from swift.pipeline.runtime.stage_ops import StageOps
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.pipeline.runtime.tick_arrays import Columns, Common
-from swift.pipeline.runtime.update import Ends, apply_gradients, clip_scale, reduce_gradients, square_norm
+from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
 from swift.pipeline.split_backward.split import SplitStage, split
 from swift.schedules import TickTable
 
@@ -138,7 +138,7 @@ class _Rank(NamedTuple):
     interpreter: Interpreter
     start: Carry
     batch: DeviceBatch
-    ends: Ends
+    ends: EmbeddingAndHead
     tokens_K: jax.Array  # int32, of the iterations' global batches
 
     @classmethod
@@ -159,7 +159,7 @@ class _Rank(NamedTuple):
         parts = split(stage_function(program), layers_of(weights), extras, message)
         permutations = table.activations.permutations, table.gradients.permutations
         stage = jnp.asarray(program.live.stage_R)[program.live.row_index()]
-        ends = Ends(stage == 0, stage == program.num_stages - 1)
+        ends = EmbeddingAndHead(stage == 0, stage == program.num_stages - 1)
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32) * ends.is_first
         is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.data_iteration_n[None]
         return cls(

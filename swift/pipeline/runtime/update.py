@@ -18,26 +18,28 @@ from jax import lax
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
 from swift.pipeline import scopes
-from swift.pipeline.runtime.step_spec import ENDS, StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, TrainState
 
 
-class Ends(NamedTuple):
+class EmbeddingAndHead(NamedTuple):
     """Whether a row serves the first and the last stage, bool[]; the same on all its ranks."""
 
     is_first: jax.Array | bool
     is_last: jax.Array | bool
 
 
-def used(program: StepSpec, name: str, ends: Ends, compute: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+def used(
+    program: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Any:
     """``compute()``, but ``otherwise()`` for embedding and head in a row that does not use them."""
-    if name not in ENDS or program.num_stages == 1:
+    if name not in EMBEDDING_AND_HEAD or program.num_stages == 1:
         return compute()
     return lax.cond(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
 
 @jax.named_scope(scopes.UPDATE)
 def reduce_gradients(
-    program: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: Ends
+    program: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: EmbeddingAndHead
 ) -> dict[str, jax.Array]:
     """This rank's sums of slot gradients -> the mean gradients of its master weights, the same on all peers.
 
@@ -90,7 +92,7 @@ def apply_gradients(
     state: TrainState,
     gradients: dict[str, jax.Array],
     popularity_LE: jax.Array,
-    ends: Ends,
+    ends: EmbeddingAndHead,
     scale: jax.Array | None = None,
 ) -> TrainState:
     """Update, place, materialize: the state of the next iteration.

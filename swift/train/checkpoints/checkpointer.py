@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from swift.checkpoint import (
     RETRY_PAUSES_S,
-    BuddyCopies,
     Ledger,
     Manifest,
+    PeerSnapshots,
     RankCopy,
     RestorePlan,
     Snapshot,
@@ -43,7 +43,7 @@ class _Spoilt(Exception):
     """A state that must not take the place of a good checkpoint."""
 
 
-class Saver:
+class Checkpointer:
     """Saves one checkpoint and one snapshot at a time, while training goes on. A context manager.
 
     A checkpoint that cannot be written is tried again after pauses, see ``RETRY_PAUSES_S``, without the devices: what
@@ -70,7 +70,7 @@ class Saver:
         self._is_hurried = Event()
         self._failures: SimpleQueue[str] = SimpleQueue()
         self.newest = None if start is None else start.step
-        self._buddies = BuddyCopies(self._split, experiment.checkpoint)
+        self._buddies = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
             self._go_on(start, after)
@@ -269,7 +269,7 @@ class Saver:
         k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
         self._split, self._room, self._ledger = split_of(program), None, ledger.anew(k)
         self._buddies.close()
-        self._buddies = BuddyCopies(self._split, config)
+        self._buddies = PeerSnapshots(self._split, config)
 
     def _go_on(self, start: RestorePlan, after: Ledger) -> None:
         """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""

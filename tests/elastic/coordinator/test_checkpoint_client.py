@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.coordinator import checkpoint_client
-from swift.elastic.coordinator.checkpoint_client import KEEPER, Saving
+from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
 from swift.elastic.membership.protocol import Member, Process, Stamp
 from swift.elastic.transport.checkpoint_messages import (
     Failed,
@@ -43,12 +43,14 @@ class Listed:
 
 
 class Keeping:
-    """A ``Saving``, its keeper and its clock."""
+    """A ``CheckpointClient``, its keeper and its clock."""
 
     def __init__(self, directory):
         self.now, self.children = 0.0, Listed()
         log, checkpoints = directory / "log", directory / "checkpoints"
-        self.saving = Saving(self.children, ["keep"], log, checkpoints, [ONLY], START_S, DEADLINE_S, lambda: self.now)
+        self.saving = CheckpointClient(
+            self.children, ["keep"], log, checkpoints, [ONLY], START_S, DEADLINE_S, lambda: self.now
+        )
 
     def add(self, step):
         self.saving.add(SnapshotKept(Member(ONLY, 0), Stamp(1, step), 1.0))

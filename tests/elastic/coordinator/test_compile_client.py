@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from swift.elastic.coordinator.compile_client import PREPARER, Preparing
-from swift.elastic.transport.compile_messages import Alive, Prepared, Wish, read_wish, said_line
+from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
+from swift.elastic.transport.compile_messages import Alive, CompileRequest, Prepared, read_wish, said_line
 
 START_S, SILENCE_S = 100.0, 3.0
-WISH, NEXT = Wish(frozenset()), Wish(frozenset({(0, 1)}))
+WISH, NEXT = CompileRequest(frozenset()), CompileRequest(frozenset({(0, 1)}))
 
 
 class Listed:
@@ -31,11 +31,11 @@ class Listed:
 
 
 class Watched:
-    """A ``Preparing``, its preparer and its clock."""
+    """A ``CompileClient``, its preparer and its clock."""
 
     def __init__(self, directory, command=("prepare",)):
         self.now, self.children = 0.0, Listed()
-        self.preparing = Preparing(
+        self.preparing = CompileClient(
             self.children, command, directory / "log", START_S, SILENCE_S, clock=lambda: self.now
         )
 

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from swift.checkpoint import CheckpointConfig
-from swift.elastic.coordinator.memory_demand import Demand, choose_place
+from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_place
 from swift.elastic.membership.protocol import Process, Stamp, processes_of
 from swift.elastic.state.copies import copy_shapes
 from swift.errors import SettingError
@@ -16,13 +16,13 @@ from swift.topology import Topology
 from swift.train.checkpoints.saved_state import split_of
 
 GIGABYTE = 10**9
-NEED = Demand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
+NEED = MemoryDemand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
 
 
 def test_a_demand_is_that_of_the_files(keeper, ranks, tmp_path):
     """Of each rank three states, four without slots, and copies; a file is little more than its arrays."""
     experiment = replace(keeper.experiment, checkpoint=CheckpointConfig(snapshot_every=1, snapshot_experts_per_layer=1))
-    found = Demand.of(experiment, ranks, by_rank=True, is_alone=True)
+    found = MemoryDemand.of(experiment, ranks, by_rank=True, is_alone=True)
     (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{Stamp(3, 4).epoch}-{Stamp(3, 4).step}")
     assert found.snapshots / 8 == pytest.approx(file.stat().st_size, rel=0.1)
     assert found.states / 6 > found.snapshots / 8
@@ -37,10 +37,12 @@ def test_a_demand_is_that_of_the_files(keeper, ranks, tmp_path):
 def test_a_node_of_several_keeps_what_its_own_processes_have(two_ranks):
     experiment = replace(two_ranks, topology=Topology(2, 2, 2), checkpoint=CheckpointConfig(every=2))
     processes = processes_of(experiment.topology, by_rank=False)
-    one, two = (Demand.of(experiment, some, by_rank=False, is_alone=False) for some in (processes[:1], processes[:2]))
+    one, two = (
+        MemoryDemand.of(experiment, some, by_rank=False, is_alone=False) for some in (processes[:1], processes[:2])
+    )
     assert two.states == 2 * one.states
     assert (two.snapshots, two.copies) == (0, 0)
-    alone = Demand.of(experiment, processes, by_rank=False, is_alone=True)
+    alone = MemoryDemand.of(experiment, processes, by_rank=False, is_alone=True)
     saved = alone.snapshots / (2 * 4 + 2 * 2)
     assert 0 < saved < one.states / 3
     assert Process((1, 0)) in processes

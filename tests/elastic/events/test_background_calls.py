@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swift.elastic.events.background_calls import Behind
+from swift.elastic.events.background_calls import BackgroundCalls
 from swift.errors import RunError
 
 
@@ -16,7 +16,7 @@ def test_calls_are_carried_out_in_their_order_while_who_asks_goes_on():
         assert answers.wait(30)
         done.append("stalled")
 
-    with Behind() as behind:
+    with BackgroundCalls() as behind:
         behind.call(stalls)
         for number in range(100):
             behind.call(done.append, number)
@@ -28,7 +28,7 @@ def test_calls_are_carried_out_in_their_order_while_who_asks_goes_on():
 
 def test_no_more_than_there_is_room_for_wait():
     answers, asked = threading.Event(), []
-    with Behind(room=2) as behind:
+    with BackgroundCalls(room=2) as behind:
         behind.call(answers.wait)
 
         def ask():
@@ -51,7 +51,7 @@ def test_a_call_that_fails_ends_what_follows_and_is_told():
     def full():
         raise RunError("the record of the run cannot be written: No space left on device")
 
-    behind = Behind()
+    behind = BackgroundCalls()
     behind.call(full)
     with pytest.raises(RunError, match=r"the record of the run cannot be written: .*No space left"):
         behind.settle()
@@ -64,7 +64,7 @@ def test_all_is_done_when_the_block_ends_also_by_an_error():
     done = []
 
     def fail():
-        with Behind() as behind:
+        with BackgroundCalls() as behind:
             behind.call(time.sleep, 0.1)
             behind.call(done.append, 1)
             raise KeyError

@@ -2,7 +2,7 @@
 
 from unittest.mock import Mock
 
-from swift.elastic.events.background_calls import Behind
+from swift.elastic.events.background_calls import BackgroundCalls
 from swift.elastic.events.journal import Journal
 from swift.elastic.events.reporter import Reporter
 from swift.runlog import RunDirectory, read_run
@@ -10,7 +10,7 @@ from swift.runlog import RunDirectory, read_run
 
 def test_iterations_that_nobody_has_told_are_named_once(tmp_path):
     display = Mock()
-    with RunDirectory.create(tmp_path / "run", "") as directory, Behind() as behind:
+    with RunDirectory.create(tmp_path / "run", "") as directory, BackgroundCalls() as behind:
         reporter = Reporter(Journal(0.0), display, directory, behind, 2)
         for step in (3, 3, 7, 4, 7, 8):
             reporter.record({"step": step, "loss": 1.0})

@@ -5,14 +5,14 @@ import os
 
 import pytest
 
-from swift.elastic.state.run_files import Scratch
+from swift.elastic.state.run_files import RunFiles
 from tests.elastic.runs import launched, left_behind, members, scratch, stop, wait_for_steps, write_config
 
 
 def test_only_its_owner_may_enter_what_processes_share(tmp_path):
     before = os.umask(0)
     try:
-        with Scratch.of("", {}, tmp_path) as alone, Scratch.of("", {}, tmp_path, shared=tmp_path) as shared:
+        with RunFiles.of("", {}, tmp_path) as alone, RunFiles.of("", {}, tmp_path, shared=tmp_path) as shared:
             for one in (alone, shared):
                 assert {path.stat().st_mode & 0o777 for path in (one.path, one.memory)} == {0o700}
                 assert one.sockets.parent.stat().st_mode & 0o777 == 0o700
@@ -22,7 +22,7 @@ def test_only_its_owner_may_enter_what_processes_share(tmp_path):
 
 def test_the_system_clears_none_of_it_of_old_files_while_it_is_in_use(tmp_path):
     """``systemd-tmpfiles`` takes a shared lock on each directory, and passes over those where it cannot."""
-    with Scratch.of("", {}, tmp_path) as scratch:
+    with RunFiles.of("", {}, tmp_path) as scratch:
         kept = [scratch.path, scratch.memory, scratch.sockets.parent]
         assert [is_passed_over(directory) for directory in kept] == [True] * 3
     left = tmp_path / "left"

@@ -10,7 +10,7 @@ import pytest
 from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
 from swift.cli.configuration import config_text
 from swift.elastic.membership.protocol import Process, ShardLayout, Stamp, processes_of
-from swift.elastic.services.checkpoint_service import Keeper
+from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     Anew,
@@ -142,7 +142,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
     (tmp_path / "keeps").mkdir()
     data = setup.loader("train").state()
-    keeper = Keeper(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", False, data)
+    keeper = CheckpointService(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", False, data)
     extra, identity = extra_of(keeper.program, data), setup.identity()
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))

@@ -15,13 +15,13 @@ import pytest
 
 from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import load_experiment
-from swift.elastic.jax_group import Service
+from swift.elastic.jax_group import CoordinationService
 from swift.elastic.services.compile_service import CompileJob, _outcome, jobs_for
 from swift.elastic.transport.compile_messages import (
     Alive,
     CompileFailed,
+    CompileRequest,
     Prepared,
-    Wish,
     read_said,
     read_wish,
     said_line,
@@ -108,7 +108,7 @@ def preparer(config, programs, num_local):
 
 
 def wish(process, *failed):
-    process.stdin.write("".join(wish_line(Wish(one)) for one in failed))
+    process.stdin.write("".join(wish_line(CompileRequest(one)) for one in failed))
     process.stdin.flush()
 
 
@@ -118,7 +118,7 @@ def files(programs):
 
 def test_a_failure_is_prepared_for_before_a_return():
     one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0))
-    now, here, back = jobs_for(one, Wish(frozenset({(1, 0)}))), ("single",), (1, 0)
+    now, here, back = jobs_for(one, CompileRequest(frozenset({(1, 0)}))), ("single",), (1, 0)
     assert now == [
         CompileJob(frozenset({(1, 0)}), here),
         CompileJob(frozenset({(1, 0), (0, 1)}), here),
@@ -130,13 +130,13 @@ def test_a_failure_is_prepared_for_before_a_return():
 def test_what_few_iterations_need_comes_last():
     one = Experiment(topology=Topology(2, 1, 8), window=2, eval_every=10)
     near = [NONE, FIRST, frozenset({(1, 0)})]
-    assert jobs_for(one, Wish(NONE)) == [
+    assert jobs_for(one, CompileRequest(NONE)) == [
         *[CompileJob(failed, ("window", "evaluate")) for failed in near],
         *[CompileJob(failed, ("single",)) for failed in near],
     ]
 
 
-@pytest.mark.parametrize("wish", [Wish(FIRST), Wish(NONE, 3)])
+@pytest.mark.parametrize("wish", [CompileRequest(FIRST), CompileRequest(NONE, 3)])
 def test_a_wish_is_understood(wish):
     assert read_wish(wish_line(wish)) == wish
 
@@ -144,7 +144,7 @@ def test_a_wish_is_understood(wish):
 def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
     one = Experiment(topology=Topology(1, 1, 4), eval_every=0, checkpoint=CheckpointConfig(every=0))
     for num_ranks, wanted in ((4, [4, 3]), (3, [3, 2, 4]), (1, [1, 2])):
-        assert [job.num_ranks for job in jobs_for(one, Wish(NONE, num_ranks))] == wanted
+        assert [job.num_ranks for job in jobs_for(one, CompileRequest(NONE, num_ranks))] == wanted
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_return_finds_all_programs_ready(config, tmp_path, sockets, num_local)
 def run_group(config, programs, sockets, num_local):
     """The iteration after, and the loss of each process of a real group of all workers."""
     count = 4 // num_local
-    service, script = Service(count, sockets), Path(__file__).parent / "prepared_member.py"
+    service, script = CoordinationService(count, sockets), Path(__file__).parent / "prepared_member.py"
     members = [start(script, config, programs, num_local, service.address, index, count) for index in range(count)]
     try:
         said = [member.communicate(timeout=WAIT_S)[0].splitlines()[-1].split() for member in members]

@@ -8,7 +8,7 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, plan_restore, read_manifest
 from swift.checkpoint.partial.expert_units import by_name
-from swift.elastic.elastic_programs import Programs
+from swift.elastic.elastic_programs import ElasticPrograms
 from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 from swift.elastic.state.copies import Copies, copy_shapes
 from swift.elastic.state.handover import Handover
@@ -60,7 +60,7 @@ def recut(keeper, cut, processes, stamp=NOW, epoch=5):
 
 def expected(keeper, num_ranks):
     """The state after four iterations as so many ranks have it."""
-    program = Programs(keeper.experiment).on(num_ranks)
+    program = ElasticPrograms(keeper.experiment).on(num_ranks)
     plan = plan_restore(keeper.checkpoints, step=4)
     return program, load_state(keeper.checkpoints, plan, program)
 

@@ -25,7 +25,7 @@ from swift.elastic.transport.fleet import NODES, Fleet
 from swift.elastic.transport.node_messages import Pulse, Said, Start, message_line, read_message
 from swift.elastic.transport.processes import OwnChildren
 from swift.elastic.transport.remote_node import coming, serve
-from swift.elastic.transport.rendezvous import Meeting, Wire
+from swift.elastic.transport.rendezvous import Rendezvous, Wire
 from swift.errors import RunError, SettingError
 from swift.runlog.run_lock import this_process
 
@@ -67,11 +67,11 @@ def listener():
 @pytest.fixture
 def fleet(listener, tmp_path):
     """Of this node and another, on which children have names that begin with 'far'."""
-    meeting, heard = Meeting.of(listener, tmp_path / "scratch", SILENCE_S), SimpleQueue()
+    meeting, heard = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S), SimpleQueue()
     own = OwnChildren(os.environ, tmp_path, heard)
 
     def is_first():
-        return Meeting.find(tmp_path) == meeting
+        return Rendezvous.find(tmp_path) == meeting
 
     def place(who):
         return int(who.startswith("far"))
@@ -159,7 +159,7 @@ def test_who_has_died_there_is_among_the_children_until_that_is_told(fleet, tmp_
 
 def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tmp_path):
     """Longer than both sides are patient: it still lets nodes know that it is there."""
-    meeting, stalls = Meeting.of(listener, tmp_path / "scratch", 2.0), threading.Event()
+    meeting, stalls = Rendezvous.of(listener, tmp_path / "scratch", 2.0), threading.Event()
     own = OwnChildren(os.environ, tmp_path, heard := SimpleQueue())
 
     def is_first():
@@ -228,7 +228,7 @@ def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
 
 
 def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
-    other, told = Meeting.of(listener, tmp_path / "other", SILENCE_S), "another first node has taken this run over"
+    other, told = Rendezvous.of(listener, tmp_path / "other", SILENCE_S), "another first node has taken this run over"
     with other.announced(tmp_path), pytest.raises(RunError, match=told):
         until_dead(fleet)
 
@@ -319,7 +319,7 @@ def called(listener, key):
 
 
 def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path):
-    meeting = Meeting.of(listener, tmp_path / "scratch", SILENCE_S)
+    meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
     with meeting.announced(tmp_path), node(tmp_path, patience_s=2.0) as process:
         with closing(Wire(called(listener, meeting.key))) as wire:
             code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
@@ -337,7 +337,7 @@ def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path)
 
 
 def test_only_who_has_the_key_and_a_place_is_let_in(fleet, listener, tmp_path):
-    key = Meeting.find(tmp_path).key
+    key = Rendezvous.find(tmp_path).key
     assert (tmp_path / ".meeting.json").stat().st_mode & 0o077 == 0
 
     def caller():
@@ -404,7 +404,7 @@ def test_a_file_system_that_fails_for_a_moment_does_not_end_the_wait(tmp_path, m
 
 
 def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_path):
-    meeting = replace(Meeting.of(listener, tmp_path / "scratch", SILENCE_S), program="another")
+    meeting = replace(Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S), program="another")
     with (
         meeting.announced(tmp_path),
         pytest.raises(SettingError, match=r"its first node has another version of this program"),
@@ -414,6 +414,6 @@ def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_pat
 
 @pytest.mark.parametrize("wrong", [{"host": 7}, {"host": "no address"}, {"port": "80"}, {"silence_s": None}, {"x": 1}])
 def test_what_is_no_meeting_is_not_taken_for_one(listener, tmp_path, wrong):
-    meeting = Meeting.of(listener, tmp_path / "scratch", SILENCE_S)
+    meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
     (tmp_path / ".meeting.json").write_text(json.dumps(asdict(meeting) | wrong))
-    assert Meeting.find(tmp_path) is None
+    assert Rendezvous.find(tmp_path) is None
