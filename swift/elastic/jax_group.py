@@ -3,8 +3,8 @@
 JAX can form a group of processes once (``jax.distributed.initialize``). It has no public way to host the coordination
 service outside of the group, so that any process may die, nor to form the group anew while the survivors live on; its
 own fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) keeps the group of the first day. Until it
-has, ``CoordinationService`` and ``Link`` use what ``jax.distributed`` itself is made of. Another version of JAX may move it: then
-``check_support`` says so, before anything has started. Tried with jax 0.10.2 and 0.12.
+has, ``CoordinationService`` and ``Link`` use what ``jax.distributed`` itself is made of. Another version of JAX may
+move it: then ``check_support`` says so, before anything has started. Tried with jax 0.10.2 and 0.12.
 
 An epoch is a group: a service of its own, and in each process a backend of its own, in which process i of n has the
 same device ids in every epoch of n processes. So a program that was compiled in one epoch, by any process, can be

@@ -47,7 +47,8 @@ class MemoryDemand:
         return self.states + self.snapshots + self.copies
 
     @classmethod
-    def of(cls, experiment: Experiment, processes: Sequence[Process], *, by_rank: bool, is_alone: bool) -> "Demand":
+    def of(cls, experiment: Experiment, processes: Sequence[Process], *, by_rank: bool, is_alone: bool) ->
+    "MemoryDemand":
         """What a run needs on one node, by the shapes of its arrays; no array is made.
 
         Args:
