@@ -11,7 +11,7 @@ class Deadlines:
 
     Attributes:
         start: from the start of a process until it is ready; also for the others when a run begins.
-        forming: until all members of an epoch have left the one before, and until all have met.
+        forming: until all members of a generation have left the one before, and until all have met.
         heartbeat: between two signs of life.
         progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
         saving: from asking the keeper to save or load a checkpoint until it answers; has to leave time for a large one.

@@ -122,7 +122,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     _add_deadlines(
         launch,
-        "start, forming (of an epoch), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
+        "start, forming (a generation), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(

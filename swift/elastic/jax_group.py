@@ -6,16 +6,17 @@ own fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) kee
 has, ``CoordinationService`` and ``Link`` use what ``jax.distributed`` itself is made of. Another version of JAX may
 move it: then ``check_support`` says so, before anything has started. Tried with jax 0.10.2 and 0.12.
 
-An epoch is a group: a service of its own, and in each process a backend of its own, in which process i of n has the
-same device ids in every epoch of n processes. So a program that was compiled in one epoch, by any process, can be
-loaded in the next (see ``swift.pipeline.reconfigure.executable_cache``), and no communicator of a dead group is ever
-met again. What a backend holds is lost with it: state is fetched to the host before.
+A generation is a group: a service of its own, and in each process a backend of its own, in which process i of n has the
+same device ids in every generation of n processes. So a program that was compiled in one generation, by any process,
+can be loaded in the next (see ``swift.pipeline.reconfigure.executable_cache``), and no communicator of a dead group is
+ever met again. What a backend holds is lost with it: state is fetched to the host before.
 
 CPU collectives (gloo) are aborted here, by their sockets: a process whose peer has died gets an error at once, but one
 that waits for a third would wait for ever. On GPU the runtime aborts NCCL by itself (not run here).
 
 Left to itself, gloo listens at the address that the machine's own name stands for. Here the CPU backend is made with
-the address from which this process reaches the service of its epoch: the loopback device, unless that is on a network.
+the address from which this process reaches the service of its generation: the loopback device, unless that is on a
+network.
 """
 
 import gc
@@ -70,13 +71,13 @@ def _internals() -> tuple[Any, Any, Any]:
 
 
 class CoordinationService:
-    """The coordination service of one epoch, hosted outside of its processes.
+    """The coordination service of one generation, hosted outside of its processes.
 
-    Who reaches it may take any place in the epoch. A directory that only its owner may enter keeps other users of the
-    machine out; at an address nobody is.
+    Who reaches it may take any place in the generation. A directory that only its owner may enter keeps other users of
+    the machine out; at an address nobody is.
 
     Args:
-        num_processes: of the epoch.
+        num_processes: of the generation.
         where: the directory for its socket; or an address of this machine, for processes of several machines.
 
     Attributes:
@@ -109,23 +110,23 @@ class CoordinationService:
 
 
 class LinkError(RuntimeError):
-    """Not all processes of an epoch have come in time."""
+    """Not all processes of a generation have come in time."""
 
 
 class Link:
-    """A process's part in an epoch: its place, its backend, and the way out.
+    """A process's part in a generation: its place, its backend, and the way out.
 
     Args:
-        address: of the epoch's service.
+        address: of the generation's service.
         index: of this process, from 0.
-        num_processes: of the epoch.
+        num_processes: of the generation.
         timeout_s: for all of them to come.
     """
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
         jax.config.update("jax_enable_recoverability", True)
         self._state, makers, _ = _internals()
-        assert self._state.client is None, "this process is in another epoch"
+        assert self._state.client is None, "this process is in another generation"
         self._address, self._index, self._num_processes, self._timeout_s = address, index, num_processes, timeout_s
         self._lock, self._addresses, self._is_connected = threading.Lock(), set[_Address](), False
         self._client: Any = makers.get_distributed_runtime_client(
@@ -163,7 +164,7 @@ class Link:
         self._addresses = {(host, port) for addresses in told for host, port in addresses}
 
     def _cpu_client(self) -> Any:
-        """A backend of the CPU: of the epoch, or after it one of this process alone."""
+        """A backend of the CPU: of the generation, or after it one of this process alone."""
         _, makers, make = _internals()
         if self._client is None:
             return make()
@@ -178,7 +179,7 @@ class Link:
         register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
 
     def grid(self, num_ranks: int) -> np.ndarray:
-        """The devices of the epoch ``[rows, num_ranks]``, in the order of the processes."""
+        """The devices of the generation ``[rows, num_ranks]``, in the order of the processes."""
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         return np.array(devices).reshape(-1, num_ranks)
 
@@ -208,7 +209,7 @@ class Link:
                 self._client.key_value_set_bytes(key, word)
 
     def leave(self) -> None:
-        """Drops the backend and all that it holds; arrays and compiled programs of this epoch are of no use after.
+        """Drops the backend and all that it holds; arrays and compiled programs of this generation are of no use after.
 
         Nothing happens where it has left before.
         """
@@ -247,7 +248,7 @@ def _own_address(service: str) -> str:
 
 
 def is_called_off(error: BaseException) -> bool:
-    """Whether an epoch came to nothing: a process of it is gone or late, or ``abort`` was called."""
+    """Whether a generation came to nothing: a process of it is gone or late, or ``abort`` was called."""
     # Which of the two a broken collective raises depends on whether the program was still being started.
     is_broken = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
     return is_broken or isinstance(error, LinkError)

@@ -1,8 +1,8 @@
 """State between processes, each of which has some rows of the mesh: to the host, back, and from a peer to a joiner.
 
-When an epoch of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps its own part
-on the host and puts it on the devices of the next epoch. A process that joins has nothing; its row comes from a peer,
-over the mesh and bit for bit.
+When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps its own
+part on the host and puts it on the devices of the next generation. A process that joins has nothing; its row comes from
+a peer, over the mesh and bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def place_parts(parts: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
 
     Args:
         parts: a tree of ``Parts``, or None for a process that has nothing: zeros.
-        live: the mesh of this epoch.
+        live: the mesh of this generation.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         shapes: the whole arrays' shapes and types.
     """
@@ -98,7 +98,7 @@ def share_rows(live: LiveMesh, specs: Any, has_R: Sequence[bool]) -> Callable[[A
     It returns (the state, bool[worker]: whether what has arrived has the checksum of what was sent).
 
     Args:
-        live: the mesh of this epoch.
+        live: the mesh of this generation.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         has_R: whose rows are the state; every stage needs one.
     """

@@ -63,7 +63,7 @@ def keeper(two_ranks, trained, tmp_path):
     keeper = CheckpointService(
         two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", True, two_ranks.loader("train").state()
     )
-    assert keeper.load(epoch=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
+    assert keeper.load(generation=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
     return keeper
 
 

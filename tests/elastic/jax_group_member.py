@@ -1,4 +1,4 @@
-"""A process for tests/elastic/test_jax_group.py: follows the epochs that it reads from its standard input."""
+"""A process for tests/elastic/test_jax_group.py: follows the generations that it reads from its standard input."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def run(order, link, orders):
     except Exception as error:
         if not is_called_off(error):
             raise
-        say(epoch=order["epoch"], broken=True)
+        say(generation=order["generation"], broken=True)
 
 
 def add_up(order, link, orders):
@@ -68,12 +68,12 @@ def add_up(order, link, orders):
     ids = [device.id for device in mesh.devices.flat]
     for number in range(10**9):
         if number == 1:
-            say(epoch=order["epoch"], going_on=True)
+            say(generation=order["generation"], going_on=True)
         total = float(np.asarray(step(array).addressable_shards[0].data)[0])
         if number == 0:
-            say(epoch=order["epoch"], total=total, ids=ids)
+            say(generation=order["generation"], total=total, ids=ids)
         if order.get("stays_away"):
-            say(epoch=order["epoch"], away=True)
+            say(generation=order["generation"], away=True)
             time.sleep(1000)
         if not orders.empty():
             return

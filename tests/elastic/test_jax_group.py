@@ -21,11 +21,11 @@ WAIT_S = 120
 
 
 class Group:
-    """Processes by name, and the epochs that they are told."""
+    """Processes by name, and the generations that they are told."""
 
     def __init__(self, where, elsewhere=()):
         self.where, self.elsewhere = where, elsewhere
-        self.processes, self.heard, self.services, self.epoch = {}, {}, [], 0
+        self.processes, self.heard, self.services, self.generation = {}, {}, [], 0
 
     def start(self, name):
         command = [*self.elsewhere, sys.executable, str(Path(__file__).parent / "jax_group_member.py")]
@@ -48,10 +48,15 @@ class Group:
                     heard.put(json.loads(line))
 
     def form(self, names, **more):
-        self.epoch += 1
+        self.generation += 1
         self.services.append(CoordinationService(len(names), self.where))
         for index, name in enumerate(names):
-            order = {"epoch": self.epoch, "address": self.services[-1].address, "index": index, "count": len(names)}
+            order = {
+                "generation": self.generation,
+                "address": self.services[-1].address,
+                "index": index,
+                "count": len(names),
+            }
             self.processes[name].stdin.write(json.dumps(order | more.get(name, {})) + "\n")
             self.processes[name].stdin.flush()
 
@@ -59,7 +64,7 @@ class Group:
         said = {}
         while key not in said:
             said = self.heard[name].get(timeout=WAIT_S)
-        assert said["epoch"] == self.epoch or key in ("broken", "away")
+        assert said["generation"] == self.generation or key in ("broken", "away")
         return said[key]
 
     def kill(self, name):
@@ -96,7 +101,7 @@ def test_survivors_of_any_death_go_on_and_take_the_dead_back(group):
     assert [group.hear(name, "total") for name in "bc"] == [1.0 + 2.0] * 2
     group.start("a")
     group.form("bca")
-    assert [group.hear(name, "ids") for name in "abc"] == first_ids  # so that programs of the first epoch fit
+    assert [group.hear(name, "ids") for name in "abc"] == first_ids  # so that programs of the first generation fit
     assert {name: group.processes[name].pid for name in "bc"} == survivors
     assert all(process.poll() is None for process in group.processes.values())
 

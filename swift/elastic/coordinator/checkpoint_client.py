@@ -37,7 +37,7 @@ class CheckpointClient:
         command: that starts it.
         log: for what it prints.
         directory: of the run's checkpoints.
-        processes: of the first epoch, see ``go_on``.
+        processes: of the first generation, see ``go_on``.
         start_s: until a keeper that was started can be at work.
         deadline_s: for an answer; a keeper that is later is ended.
         clock: in seconds.
@@ -67,7 +67,7 @@ class CheckpointClient:
         self._again_at: float | None = None
 
     def go_on(self, processes: Sequence[Process]) -> None:
-        """With an epoch of these processes; a checkpoint has a part of each stage and rank of theirs."""
+        """With a generation of these processes; a checkpoint has a part of each stage and rank of theirs."""
         self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
 
     @property
@@ -117,18 +117,18 @@ class CheckpointClient:
             self._ask(SaveCheckpoint(snapshot.stamp, tuple(sorted(parts.values())), is_full))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
-    def load(self, epoch: int, processes: Sequence[Process]) -> None:
+    def load(self, generation: int, processes: Sequence[Process]) -> None:
         """Asks for the parts of the newest checkpoint that is there when what was asked before is done.
 
         What could not be saved is tried once more before.
         """
         if self._unsaved is not None and self._unsaved not in self._asked:
             self._try_again(self._unsaved)
-        self._ask(LoadCheckpoint(None, epoch, tuple(processes)))
+        self._ask(LoadCheckpoint(None, generation, tuple(processes)))
 
-    def recut(self, stamp: Stamp, cut: ShardLayout, epoch: int, processes: Sequence[Process]) -> None:
+    def recut(self, stamp: Stamp, cut: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
         """Asks for the parts of a state that is cut for others."""
-        self._ask(Reshard(stamp, cut, epoch, tuple(processes)))
+        self._ask(Reshard(stamp, cut, generation, tuple(processes)))
 
     def hear(self, line: str) -> Answer:
         """What the keeper has answered, to what it was asked first."""

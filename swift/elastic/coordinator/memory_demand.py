@@ -31,7 +31,7 @@ class MemoryDemand:
 
     Attributes:
         num_processes: of the node.
-        states: whole states, between two epochs.
+        states: whole states, between two generations.
         snapshots: states without slots, to be saved, restored or cut anew; 0 where they are in the run directory.
         copies: of the slices of other ranks.
     """
@@ -47,8 +47,9 @@ class MemoryDemand:
         return self.states + self.snapshots + self.copies
 
     @classmethod
-    def of(cls, experiment: Experiment, processes: Sequence[Process], *, by_rank: bool, is_alone: bool) ->
-    "MemoryDemand":
+    def of(
+        cls, experiment: Experiment, processes: Sequence[Process], *, by_rank: bool, is_alone: bool
+    ) -> "MemoryDemand":
         """What a run needs on one node, by the shapes of its arrays; no array is made.
 
         Args:

@@ -1,8 +1,8 @@
 """The supervisor: starts the processes of a run, sees them die, and tells those that live what to do.
 
 All decisions are ``swift.elastic.membership.state_machine``'s. Here is what it decides upon, and what is done about it:
-processes, pipes, and the coordination service of every epoch. It is no part of any epoch itself, so that any process
-may die.
+processes, pipes, and the coordination service of every generation. It is no part of any generation itself, so that any
+process may die.
 """
 
 import json
@@ -103,11 +103,13 @@ class Supervisor:
         self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
         self._roster = RestartPolicy(terms, children)
         self._unreadable: DataUnreadable | None = None
-        self._base = 0  # the iteration after which the newest epoch goes on
+        self._base = 0  # the iteration after which the newest generation goes on
         self._turned = self._deaf_until = time.monotonic()
         self._steps_s = deque([_HEARING_S], maxlen=_NUM_TIMED)  # of the newest iterations
         self._is_stopping, self._is_loading = False, False
-        self._halted = self._last = self._saved = 0  # the newest epoch told to halt; its last iteration; the last saved
+        self._halted = self._last = self._saved = (
+            0  # the newest generation told to halt; its last iteration; the last saved
+        )
         self._kept = ""  # what was told last of a save that has failed
         self._refused: SnapshotMissed | None = None  # the newest state of which a part could not be kept
         self._stop_by = math.inf
@@ -123,7 +125,7 @@ class Supervisor:
             self._services.pop(0).close()
 
     def run(self, is_called_off: Callable[[], bool] = lambda: False) -> None:
-        """Until all members of an epoch have run all their iterations, or until it is called off.
+        """Until all members of a generation have run all their iterations, or until it is called off.
 
         Raises:
             RunError: a process dies again and again, the state is lost, the loss is not finite any more, or the last
@@ -219,8 +221,8 @@ class Supervisor:
             self._mourn(Death(who, "could not be killed", now))
 
     def _is_done(self) -> bool:
-        epoch = self._membership.epoch
-        return epoch is not None and epoch.is_live and set(epoch.form.members) <= self._done
+        generation = self._membership.generation
+        return generation is not None and generation.is_live and set(generation.form.members) <= self._done
 
     def _hear(self, news: News, who: Member) -> None:
         seat = self._membership.seats[who.process]
@@ -250,7 +252,7 @@ class Supervisor:
                 self._feed(news)
 
     def _end_without_data(self, news: DataUnreadable) -> None:
-        """Has the state that all have kept for a checkpoint: in a new epoch, which runs no iteration."""
+        """Has the state that all have kept for a checkpoint: in a new generation, which runs no iteration."""
         if self._unreadable is None:
             self._unreadable = news
             self._reporter.note("data_lost", self._reporter.written, news.why, error=news.why)
@@ -274,11 +276,11 @@ class Supervisor:
                 again = "" if pause_s is None else f"; trying again in {pause_s:.0f} s"
                 text = self._kept = f"the checkpoint of iteration {step} was not saved: {why}{again}"
                 self._reporter.note("checkpoint_failed", step or 0, text, error=why)
-            case Failed("recut", step, why, epoch):
-                if self._is_restoring(epoch):
+            case Failed("recut", step, why, generation):
+                if self._is_restoring(generation):
                     raise RunError(f"the state after iteration {step} is lost: {why}: stopped; {self._remedy()}")
-            case Failed(_, step, why, epoch):
-                if self._is_restoring(epoch):
+            case Failed(_, step, why, generation):
+                if self._is_restoring(generation):
                     which = "there is no checkpoint" if step is None else f"that of iteration {step} cannot be read"
                     raise RunError(f"the state is lost, and {which}: stopped; {why}")
 
@@ -338,9 +340,9 @@ class Supervisor:
         is_lost = go.stamp is None and (self._reporter.written > 0 or self._terms.resumed)
         if is_lost and saved is None and not self._saving.is_busy:
             raise RunError(f"nobody is left who has the state of some stage: stopped; {self._remedy()}")
-        epoch = self._membership.epoch
-        assert epoch is not None
-        processes = [member.process for member in epoch.form.members]
+        generation = self._membership.generation
+        assert generation is not None
+        processes = [member.process for member in generation.form.members]
         if is_lost or (go.stamp is not None and self._is_behind(go, go.stamp, saved)):
             self._restoring, self._is_loading = go, True
             self._saving.load(go.number, processes)
@@ -356,12 +358,12 @@ class Supervisor:
         is_newer = not go.is_whole and saved is not None and saved > stamp.step
         return is_newer or self._saving.goes_beyond(stamp.step)
 
-    def _is_restoring(self, epoch: int) -> bool:
-        return self._restoring is not None and self._restoring.number == epoch
+    def _is_restoring(self, generation: int) -> bool:
+        return self._restoring is not None and self._restoring.number == generation
 
     def _restored(self, answer: Loaded | Anew) -> None:
         go, stamp = self._restoring, answer.stamp
-        if go is None or go.number != stamp.epoch:
+        if go is None or go.number != stamp.generation:
             return
         if isinstance(answer, Loaded):
             event, text = "restore", f"all go on from the checkpoint of iteration {stamp.step}"
@@ -369,19 +371,19 @@ class Supervisor:
         else:
             event = "recut"
             text = cut_text(answer.facts["ranks"], answer.facts["ranks_before"], stamp.step)
-        self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), epoch=stamp.epoch, **answer.facts)
+        self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), epoch=stamp.generation, **answer.facts)
         self._base = stamp.step
         holders = go.holders if isinstance(answer, Anew) else ()
         self._let_run(StartGeneration(Go(go.number, stamp, holders), self._reporter.written, is_restored=True))
 
     def _let_run(self, leave: StartGeneration) -> None:
-        epoch = self._membership.epoch
-        assert epoch is not None
+        generation = self._membership.generation
+        assert generation is not None
         self._restoring, self._is_loading = None, False
         if self._unreadable is not None:
-            self._say(epoch.form.members, Halt(epoch.form.number, 0))
-        self._say(epoch.form.members, leave)
-        processes = [member.process for member in epoch.form.members]
+            self._say(generation.form.members, Halt(generation.form.number, 0))
+        self._say(generation.form.members, leave)
+        processes = [member.process for member in generation.form.members]
         self._saving.go_on(processes)
         self._saving.start()
         there = {process.worker for process in processes}
@@ -390,7 +392,7 @@ class Supervisor:
 
     def _look_ahead(self) -> None:
         """Has what may be needed next prepared, once the members have what they need now: their cores come first."""
-        if self._membership.epoch is not None and not self._is_recovering():
+        if self._membership.generation is not None and not self._is_recovering():
             self._preparing.follow()
 
     def _start(self, process: Process) -> None:
@@ -413,7 +415,7 @@ class Supervisor:
             if death.is_own:
                 self._roster.mourn(death.who)
             self._feed(Died(death.who, death.time, death.why, death.is_own))
-            if self._terms.recovery == "restart" and not is_spared and self._membership.epoch is not None:
+            if self._terms.recovery == "restart" and not is_spared and self._membership.generation is not None:
                 self._apply(*self._membership.restarted(f"{process} died", death.time), Tick(death.time))
 
     def _kill_all(self, members: Sequence[Member]) -> None:
@@ -444,12 +446,12 @@ class Supervisor:
             self._start(process)
 
     def _is_recovering(self) -> bool:
-        """Whether members form an epoch, or have not ended an iteration of it yet."""
-        epoch = self._membership.epoch
-        if epoch is None or self._restoring is not None:
+        """Whether members form a generation, or have not ended an iteration of it yet."""
+        generation = self._membership.generation
+        if generation is None or self._restoring is not None:
             return False
-        ended = [self._membership.seats[process].finished > self._base for process, _ in epoch.form.members]
-        return not epoch.is_live or not all(ended)
+        ended = [self._membership.seats[process].finished > self._base for process, _ in generation.form.members]
+        return not generation.is_live or not all(ended)
 
     def _harm(self, how: str, member: Member) -> None:
         self._reporter.harmed(member.process, how, time.monotonic())
@@ -482,7 +484,7 @@ class Supervisor:
         newest, is_saving = self._reporter.written, self._saving.is_busy and not self._is_loading
         if self._is_done() or (self._halted and is_saving):
             return "the checkpoint" if is_saving else ""
-        is_lost = self._membership.epoch is None and self._terms.recovery == "live"
+        is_lost = self._membership.generation is None and self._terms.recovery == "live"
         if newest <= self._saved or is_lost or self._is_loading:
             return ""
         if self._halted == self._membership.went and self._halted == self._membership.number:
@@ -490,16 +492,22 @@ class Supervisor:
         return f"all to be at work after a failure; iteration {newest} is not saved yet"
 
     def _halt(self) -> None:
-        """Tells the members of an epoch that runs, once, which iteration is to be their last."""
-        epoch = self._membership.epoch
+        """Tells the members of a generation that runs, once, which iteration is to be their last."""
+        generation = self._membership.generation
         is_kept = self._reporter.written <= self._saved
-        if is_kept or epoch is None or self._restoring or self._is_recovering() or self._halted == epoch.form.number:
+        if (
+            is_kept
+            or generation is None
+            or self._restoring
+            or self._is_recovering()
+            or self._halted == generation.form.number
+        ):
             return
-        entered = max(self._membership.seats[process].entered for process, _ in epoch.form.members)
+        entered = max(self._membership.seats[process].entered for process, _ in generation.form.members)
         # So far that nobody is beyond it before it hears of it: all have to end the same iteration.
         self._last = entered + max(1, math.ceil(_HEARING_S / max(min(self._steps_s), 1e-3)))
-        self._halted = epoch.form.number
-        self._say(epoch.form.members, Halt(self._halted, self._last))
+        self._halted = generation.form.number
+        self._say(generation.form.members, Halt(self._halted, self._last))
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(math.isfinite, measured.values())):

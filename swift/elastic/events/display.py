@@ -120,7 +120,7 @@ def worker_table(membership: Membership) -> Table:
     for heading in ("stage", "pipeline", *["rank"] * has_ranks):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=max(map(len, State)))
-    for heading in ("step", "epoch", "restarts"):
+    for heading in ("step", "generation", "restarts"):
         table.add_column(heading, justify="right", no_wrap=True)
     for process in sorted(membership.processes, key=lambda process: (process.worker[::-1], process.rank)):
         (pipeline, stage), rank = process
@@ -131,9 +131,9 @@ def worker_table(membership: Membership) -> Table:
 
 
 def _state(seat: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
-    """A process's state as a word, its iteration, and its epoch."""
-    word, epoch = "killed" if seat.doomed else str(seat.state), membership.epoch
-    winds_down = epoch is not None and epoch.form.after is not None and seat.member in epoch.missing
+    """A process's state as a word, its iteration, and its generation."""
+    word, generation = "killed" if seat.doomed else str(seat.state), membership.generation
+    winds_down = generation is not None and generation.form.after is not None and seat.member in generation.missing
     if seat.state is State.LIVE or (winds_down and seat.lived == membership.went):
         return word, str(seat.entered or "-"), str(seat.lived)
     return word, "-", str(membership.number) if seat.state is State.FORMING else "-"

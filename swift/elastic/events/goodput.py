@@ -10,10 +10,10 @@ from statistics import median
 CAUSES = ("startup", "useful", "detection", "reconfiguration", "rerun", "waiting")
 """What time is spent on.
 
-startup: until the first epoch goes. useful: iterations, each of them once.
+startup: until the first generation goes. useful: iterations, each of them once.
 detection: a member is dead or stuck, and nobody knows.
-reconfiguration: from then until the next epoch goes, or from the last iteration before joiners are taken in; and what
-the first iteration of an epoch takes longer than usual.
+reconfiguration: from then until the next generation goes, or from the last iteration before joiners are taken in; and
+    what the first iteration of a generation takes longer than usual.
 rerun: iterations that somebody had finished, run again; and what was begun of the iteration that a death broke off.
 waiting: some stage has no process.
 """
@@ -46,16 +46,16 @@ class Goodput:
         self._spent = dict.fromkeys(CAUSES, 0.0)
         self._mark, self._phase = time, _Phase.STARTING  # all before the mark is in ``_spent``
         self._usual_s = deque[float](maxlen=_NUM_USUAL)
-        self._done: int | None = 0  # of this epoch; None: not known yet where it has begun
-        self._before = 0  # the newest of the epochs before
-        self._last: int | None = None  # after which this epoch ends, since joiners wait
-        self._is_first = False  # none of this epoch, which is not the first one, is finished
+        self._done: int | None = 0  # of this generation; None: not known yet where it has begun
+        self._before = 0  # the newest of the generations before
+        self._last: int | None = None  # after which this generation ends, since joiners wait
+        self._is_first = False  # none of this generation, which is not the first one, is finished
         self._told = 0  # the newest that has a record though no member may have said that it has finished it
         self._broken_off_s = 0.0  # on the iteration that a death broke off, or so it seems
         self.newest = self.rerun_steps = 0
 
     def go(self, step: int | None, time: float) -> None:
-        """An epoch goes, after iteration ``step``; None: the first that is told to be finished says where."""
+        """A generation goes, after iteration ``step``; None: the first that is told to be finished says where."""
         self._close(time)
         self._spent["rerun"] += self._broken_off_s
         self._broken_off_s, self._last, self._told = 0.0, None, 0
@@ -63,7 +63,7 @@ class Goodput:
         self._phase, self._done, self._before = _Phase.RUNNING, step, self.newest
 
     def finish(self, step: int, time: float) -> None:
-        """A member has finished an iteration of the epoch that went last."""
+        """A member has finished an iteration of the generation that went last."""
         self.newest = max(self.newest, step)
         if self._done is None:
             self._done = step
@@ -86,14 +86,14 @@ class Goodput:
             self.finish(step, self._mark)
 
     def fail(self, failed: float, known: float, time: float) -> None:
-        """A member of the epoch cannot go on.
+        """A member of the generation cannot go on.
 
         Args:
             failed: since when.
             known: since when that is known.
             time: now.
         """
-        assert self._phase in (_Phase.RUNNING, _Phase.CHANGING), "there is no epoch, or it is no loss"
+        assert self._phase in (_Phase.RUNNING, _Phase.CHANGING), "there is no generation, or it is no loss"
         time = max(time, self._mark)
         failed = min(max(failed, self._mark), time)
         known = min(max(known, failed), time)
@@ -108,7 +108,7 @@ class Goodput:
             self.finish(self._told, time)
 
     def form(self, after: int | None, time: float) -> None:
-        """An epoch is formed: at once, or when those who run have finished the iteration ``after``."""
+        """A generation is formed: at once, or when those who run have finished the iteration ``after``."""
         if self._phase is _Phase.RUNNING:
             self._last = after
             if after is None:
@@ -118,7 +118,7 @@ class Goodput:
             self._phase = _Phase.CHANGING
 
     def wait(self, time: float) -> None:
-        """There is no epoch any more, for want of a stage."""
+        """There is no generation any more, for want of a stage."""
         if self._phase is not _Phase.STARTING:
             self._close(time)
             self._phase = _Phase.WAITING
@@ -131,7 +131,7 @@ class Goodput:
         return spent
 
     def _close(self, time: float) -> None:
-        """Between two epochs, or before the first. Those who run an epoch that ends do nothing more in it."""
+        """Between two generations, or before the first. Those who run a generation that ends do nothing more in it."""
         cause = "reconfiguration" if self._phase is _Phase.RUNNING else self._phase.value
         self._spent[cause] += max(time - self._mark, 0.0)
         self._mark = max(time, self._mark)

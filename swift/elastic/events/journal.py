@@ -60,7 +60,7 @@ class Journal:
         self._goodput = Goodput(time)
         self._killed_at: dict[Process, float] = {}  # on purpose
         self._doomed: dict[Member, Failure] = {}
-        self._running: tuple[Member, ...] = ()  # of the epoch that went last
+        self._running: tuple[Member, ...] = ()  # of the generation that went last
         self._base: int | None = None  # the iteration that it has gone on after; None: nobody has told yet
         self._step = 0
         self._change: Transition | None = None  # that led to it, or will lead to the next one
@@ -85,7 +85,7 @@ class Journal:
         notes = self._heard(event, before, after)
         for command in commands:
             notes += self._ordered(command, event.time, before, after)
-        if before.epoch is not None and after.epoch is None:
+        if before.generation is not None and after.generation is None:
             self._goodput.wait(event.time)
         return notes
 
@@ -123,7 +123,7 @@ class Journal:
                 if not was_in or after.seats[member.process].state is not State.WAITING or not before.went:
                     return []
                 self._fail(member, Failure(time, time), time)
-                text = f"process {member.process} lives, but cannot go on in epoch {number}"
+                text = f"process {member.process} lives, but cannot go on in generation {number}"
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
             case Beat():
                 return self._beat(event, after)
@@ -140,7 +140,7 @@ class Journal:
         killed_at = self._killed_at.pop(process, time)
         doom = self._doomed.pop(member, Failure(min(killed_at, time), time))
         text = f"process {process} died ({why})"
-        if before.went and before.epoch is not None and member in before.epoch.form.members:
+        if before.went and before.generation is not None and member in before.generation.form.members:
             self._fail(member, doom, time)
             if after.is_manned:
                 text += f"; {go_on_text(len(after.present()), len(after.processes))}"
@@ -151,13 +151,13 @@ class Journal:
         return [self._note("death", None if doom.is_one_of_all else text, **fields, detection_s=detection_s)]
 
     def _fail(self, member: Member, doom: Failure, time: float) -> None:
-        """Where others were to join, it is a recovery now: they are members of the epoch that follows."""
+        """Where others were to join, it is a recovery now: they are members of the generation that follows."""
         self._goodput.fail(doom.since, doom.known, time)
         change = self._change if self._change is not None and self._change.failed else Transition(doom.since)
         self._change = change.after_failure(member.process, doom)
 
     def _beat(self, beat: Beat, after: Membership) -> list[Note]:
-        """A beat of the epoch that went last; those that say where it begins have nothing else to say yet."""
+        """A beat of the generation that went last; those that say where it begins have nothing else to say yet."""
         if beat.number != after.went or not beat.entered:
             return []
         if self._base is None:
@@ -173,7 +173,7 @@ class Journal:
         return [self._changed(change, self._base, beat)]
 
     def _changed(self, change: Transition, base: int, beat: Beat) -> Note:
-        """All have finished the first iteration of an epoch."""
+        """All have finished the first iteration of a generation."""
         took = {part: took_s for (number, part), took_s in self._took.items() if number == beat.number}
         durations = change.durations(took, beat.time)
         fields: dict[str, Any] = {
@@ -211,7 +211,7 @@ class Journal:
                 gone = self._died(Died(member, time, why), before, after)
                 return [self._note("retire", text, process=str(member.process), why=why), *gone]
             case RestartAll(why):
-                since = time if before.epoch is None else before.epoch.since
+                since = time if before.generation is None else before.generation.since
                 doomed = [seat.member for seat in before.seats.values() if seat.is_there]
                 self._doomed.update(dict.fromkeys(doomed, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are started again: {why}", why=why)]
@@ -230,13 +230,13 @@ class Journal:
         self._told_back.update(back)
         text = back_text(news, form.after) if news else None
         if not self._running:
-            text = f"forming epoch {form.number} with {count(len(form.members), 'process')}"
+            text = f"forming generation {form.number} with {count(len(form.members), 'process')}"
         members = [str(process) for process, _ in form.members]
         return self._note("form", text, epoch=form.number, members=members, after=form.after)
 
     def _go(self, go: Go, time: float, after: Membership) -> Note:
-        assert after.epoch is not None
-        members, is_first = after.epoch.form.members, not self._running
+        assert after.generation is not None
+        members, is_first = after.generation.form.members, not self._running
         self._joined = tuple(member.process for member in members if member not in self._running)
         self._running, self._base = members, go.stamp.step if go.stamp else None
         self._step = self._base or 0

@@ -8,7 +8,7 @@ from swift.elastic.membership.protocol import PARTS, Process
 
 
 def change_text(change: Transition, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
-    """A line on an epoch that has finished its first iteration.
+    """A line on a generation that has finished its first iteration.
 
     Args:
         change: that led to it.
@@ -60,7 +60,7 @@ def go_on_text(num_left: int, num_processes: int) -> str:
 
 
 def go_text(num_members: int, num_processes: int, after: int | None, is_first: bool) -> str | None:
-    """A line on an epoch that goes; None where its first iteration tells more.
+    """A line on a generation that goes; None where its first iteration tells more.
 
     >>> go_text(4, 4, None, is_first=True), go_text(3, 4, 20, is_first=True)
     ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')

@@ -1,4 +1,4 @@
-"""What lies between two epochs: a recovery from failures, or the admission of joiners; how long it takes, by part."""
+"""What lies between two generations: recovery from failures or admission of joiners; how long it takes, by part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from swift.elastic.membership.protocol import PARTS, Member, Process, State
 from swift.elastic.membership.state_machine import Membership
 
 BEFORE_GO = ("leave", "link", "program")
-"""Those of ``PARTS`` that a member does before it has formed the epoch."""
+"""Those of ``PARTS`` that a member does before it has formed the generation."""
 
 
 class Failure(NamedTuple):
@@ -28,21 +28,21 @@ class Failure(NamedTuple):
 
 def failure_of(member: Member, time: float, membership: Membership) -> Failure:
     """The doom of a member that ``membership`` wants to be killed: it was not heard, or all waited for it."""
-    seat, epoch = membership.seats[member.process], membership.epoch
+    seat, generation = membership.seats[member.process], membership.generation
     is_silent = seat.state is State.STARTING or time - seat.seen > membership.deadlines.heartbeat
-    return Failure(seat.seen if is_silent or epoch is None else epoch.since, time)
+    return Failure(seat.seen if is_silent or generation is None else generation.since, time)
 
 
 @dataclass(frozen=True)
 class Transition:
-    """From what ends an epoch to the first iteration of another one; all times are in seconds.
+    """From what ends a generation to the first iteration of another one; all times are in seconds.
 
     Attributes:
         since: when the first failure happened, or joiners were admitted.
         failed: who failed; nobody where others only join.
         known: the time up to which what happened is known, or was undetected.
         detection_s: how much of it a failure was not known.
-        went: when the epoch that follows went; None before.
+        went: when the generation that follows went; None before.
         newest: the newest iteration that anybody had finished by then.
     """
 
@@ -70,7 +70,7 @@ class Transition:
         """How long it took until ``time``, and each part of it; None for a part that no member has told.
 
         Args:
-            took: by part, the longest that a member of the epoch has told.
+            took: by part, the longest that a member of the generation has told.
             time: when all have finished the first iteration.
         """
         assert self.went is not None

@@ -28,7 +28,7 @@ class Reporter:
     ):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
         self._behind = behind
-        self._planned = 0  # the epoch whose plan was told last
+        self._planned = 0  # the generation whose plan was told last
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
         """Something was told to the membership."""
@@ -54,7 +54,7 @@ class Reporter:
             self._behind.call(self._display.record, record)
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
-        """What an epoch runs; the first who tells it is heard."""
+        """What a generation runs; the first who tells it is heard."""
         if number > self._planned:
             self._planned = number
             self.note("plan", self.written, None, epoch=number, **facts)

@@ -1,4 +1,4 @@
-"""Epochs of a run of real processes: who is in one, what the supervisor hears and says, and where an epoch goes on.
+"""Generations of a run of processes: who is in one, what the supervisor hears and says, and where one goes on.
 
 No JAX here, and no clock: every event has its time, in seconds of any clock that never goes back.
 """
@@ -51,7 +51,7 @@ class Started(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A process waits for the next epoch. ``number``: the epoch that it could not go on with though it lives, or 0."""
+    """A process waits for the next generation. ``number``: the one that it could not go on with, or 0."""
 
     member: Member
     time: float
@@ -75,7 +75,7 @@ class Died(NamedTuple):
 
 
 class Departed(NamedTuple):
-    """A member has left the epoch before ``number``, and what it has of its state is kept."""
+    """A member has left the generation before ``number``, and what it has of its state is kept."""
 
     member: Member
     number: int
@@ -86,14 +86,14 @@ class Stamp(NamedTuple):
     """Which state: states of the same stage with the same stamp are the same, bit for bit.
 
     After a failure an iteration may be run again by other members, whose sums have another order: then it is another
-    state. A newer epoch goes on from what the one before left behind, so stamps are ordered as states came to be.
+    state. A newer generation goes on from what the one before left behind, so stamps are ordered as states came to be.
 
     Attributes:
-        epoch: that computed or restored it.
+        generation: that computed or restored it.
         step: after this iteration.
     """
 
-    epoch: int
+    generation: int
     step: int
 
 
@@ -102,11 +102,11 @@ class ShardLayout(NamedTuple):
 
     Attributes:
         processes: whose slices they are, in the order of their ranks.
-        epochs: those that went on with this cut, one after the other; nothing of the state was lost between them.
+        generations: those that went on with this cut, one after the other; nothing of the state was lost between them.
     """
 
     processes: tuple[Process, ...]
-    epochs: tuple[int, ...]
+    generations: tuple[int, ...]
 
 
 class Formed(NamedTuple):
@@ -114,7 +114,7 @@ class Formed(NamedTuple):
 
     Attributes:
         member: who says so.
-        number: of the epoch.
+        number: of the generation.
         held: the states of which it has its part; nothing if it has none.
         time: when it was heard.
         found: whose slices of which states it knows to be somewhere else than among what processes hold themselves.
@@ -132,8 +132,8 @@ class Beat(NamedTuple):
 
     Attributes:
         member: who beats.
-        number: of the epoch that it runs; 0: none.
-        entered: the newest iteration, from 1, that it has begun in this epoch; 0: none yet.
+        number: of the generation that it runs; 0: none.
+        entered: the newest iteration, from 1, that it has begun in this generation; 0: none yet.
         finished: the newest that it has ended; 0: none yet.
         time: when it was heard.
     """
@@ -146,13 +146,13 @@ class Beat(NamedTuple):
 
 
 class Took(NamedTuple):
-    """How long a member took for a part of what lies between two epochs.
+    """How long a member took for a part of what lies between two generations.
 
     ``link`` tells that it has met all the others: from then on it may have to compile.
 
     Attributes:
         member: who says so.
-        number: of the epoch that it is to form.
+        number: of the generation that it is to form.
         part: of ``PARTS``.
         seconds: that it took.
         time: when it was heard.
@@ -182,10 +182,10 @@ Event = Started | Died | Message | Tick
 
 
 class Form(NamedTuple):
-    """To all members: leave the epoch that you are in for this one, and answer ``Departed``.
+    """To all members: leave the generation that you are in for this one, and answer ``Departed``.
 
     Attributes:
-        number: of the epoch, larger than any before.
+        number: of the generation, larger than any before.
         members: by process.
         after: run on until this iteration is done, unless you are beyond it; None: abort at once.
     """
@@ -196,7 +196,7 @@ class Form(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """To all members, of which each has left: form the epoch now, so that nobody waits long for another, and answer
+    """To all members, of which each has left: form the generation now, so that nobody waits long, and answer
     ``Formed``.
     """
 
@@ -208,7 +208,7 @@ class Go(NamedTuple):
     """To all members, of which each has formed: run.
 
     Attributes:
-        number: of the epoch.
+        number: of the generation.
         stamp: of the state to go on from, all others are to be forgotten; None: all restore the newest checkpoint.
         holders: the members that have that state; any other copies from one of its stage.
         cut: how it is cut, where the members cannot go on from it before it is cut anew for them; else None.
@@ -243,7 +243,7 @@ class RestartAll(NamedTuple):
 
 
 class StageLost(NamedTuple):
-    """These stages have no process any more that could serve them; the next epoch waits until they have one."""
+    """These stages have no process any more that could serve them; the next generation waits until they have one."""
 
     stages: tuple[int, ...]
 
@@ -280,9 +280,9 @@ class ProcessStatus:
         doomed: whether it is being killed.
         killed: since when.
         spared: whether that is not its own fault.
-        lived: the newest epoch that it was live in; 0: none.
+        lived: the newest generation that it was live in; 0: none.
         quick_deaths: how many incarnations in a row, up to the last that died, were never live.
-        entered: the newest iteration that it has begun in the newest live epoch; 0: none yet.
+        entered: the newest iteration that it has begun in the newest live generation; 0: none yet.
         finished: the newest that it has ended there.
     """
 
@@ -299,7 +299,7 @@ class ProcessStatus:
 
     @property
     def is_present(self) -> bool:
-        """Whether it can be a member of the next epoch."""
+        """Whether it can be a member of the next generation."""
         return self.is_there and self.state is not State.STARTING and not self.doomed
 
     @property
@@ -309,8 +309,8 @@ class ProcessStatus:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """The newest epoch.
+class Generation:
+    """The newest generation.
 
     Attributes:
         form: the command that began it.
@@ -338,7 +338,7 @@ class Epoch:
 
     @property
     def staying(self) -> tuple[Member, ...]:
-        """The members that have not left the epoch before."""
+        """The members that have not left the generation before."""
         return tuple(member for member in self.form.members if member not in self.left)
 
 
@@ -371,7 +371,7 @@ def agreed_stamp(processes: Collection[Process], held_by: Mapping[Process, froze
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
     >>> agreed_stamp(processes, dict(zip(processes, map(frozenset, held))))
-    Stamp(epoch=1, step=5)
+    Stamp(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
         if not lost_stages(processes, [process for process, held in held_by.items() if stamp in held]):

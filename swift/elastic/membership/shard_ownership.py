@@ -1,4 +1,4 @@
-"""Runs whose ranks may become fewer and more: whose slices of which state are there, and where an epoch goes on.
+"""Runs whose ranks may become fewer and more: whose slices of which state are there, and where a generation goes on.
 
 With one pipeline of one stage and a process for each expert rank nobody else has a rank's slices. Such a run is
 elastic: the ranks that are there go on without those that are lost, on a state that is cut anew for them.
@@ -19,8 +19,8 @@ class Slices:
     """What there is of the states of an elastic run.
 
     Attributes:
-        cuts: of all epochs that went, the newest last.
-        held_by: the states of which the members of an epoch have their slices.
+        cuts: of all generations that went, the newest last.
+        held_by: the states of which the members of a generation have their slices.
         found: whose slices of which states are known to be elsewhere.
     """
 
@@ -30,7 +30,7 @@ class Slices:
 
     def cut_of(self, stamp: Stamp) -> ShardLayout | None:
         """How a state is cut; None for one that is not of this run."""
-        return next((cut for cut in reversed(self.cuts) if stamp.epoch in cut.epochs), None)
+        return next((cut for cut in reversed(self.cuts) if stamp.generation in cut.generations), None)
 
     def missing(self, stamp: Stamp) -> tuple[Process, ...]:
         """Whose slices of a state are nowhere."""
@@ -63,20 +63,20 @@ class Slices:
 def continued(
     cuts: Sequence[ShardLayout], cut: ShardLayout | None, number: int, members: Collection[Process]
 ) -> tuple[ShardLayout, ...]:
-    """The cuts with that of an epoch that goes.
+    """The cuts with that of a generation that goes.
 
     Args:
-        cuts: of the epochs before.
+        cuts: of the generations before.
         cut: that it goes on with as it is; None: its state is new, or cut anew for its members.
-        number: of the epoch.
+        number: of the generation.
         members: its processes.
 
     >>> old = ShardLayout((Process((0, 0)), Process((0, 0), 1)), (1,))
-    >>> [one.epochs for one in continued([old], old, 2, old.processes)]
+    >>> [one.generations for one in continued([old], old, 2, old.processes)]
     [(1, 2)]
-    >>> [one.epochs for one in continued([old], None, 2, [Process((0, 0))])]
+    >>> [one.generations for one in continued([old], None, 2, [Process((0, 0))])]
     [(1,), (2,)]
     """
     if cut is None:
         return (*cuts, ShardLayout(tuple(members), (number,)))
-    return tuple(one._replace(epochs=(*one.epochs, number)) if one == cut else one for one in cuts)
+    return tuple(one._replace(generations=(*one.generations, number)) if one == cut else one for one in cuts)

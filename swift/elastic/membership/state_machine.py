@@ -2,20 +2,24 @@
 
 The supervisor outlives the workers, so nobody has to agree with anybody: it decides, and workers obey. It tells
 ``Membership.on`` all that it sees, then a ``Tick``, and carries out the commands that come back, in their order. Deaths
-that are told before the same ``Tick`` cost one epoch together, and a heartbeat that waited in a queue is not missed.
+that are told before the same ``Tick`` cost one generation together, and a heartbeat that waited in a queue is not
+missed.
 
-An epoch has two phases. ``Form`` takes every member out of the epoch before; only when all have answered, ``Go`` lets
-them run. Who may still run is never left out of an epoch: it is killed, and the epoch waits until it has died.
+A generation has two phases. ``Form`` takes every member out of the generation before; only when all have answered,
+``Go`` lets them run. Who may still run is never left out of a generation: it is killed, and the generation waits until
+it has died.
 
 A process in the midst of a system call that does not end (state D) cannot be killed: after ``Deadlines.dying`` it is
-retired, and the next epoch forms without it. Nothing that it may still do can do harm:
+retired, and the next generation forms without it. Nothing that it may still do can do harm:
 
 - Once it has been sent SIGKILL it runs no instruction of its own any more. The kernel may end what it was at: a write
-  to a file under a temporary name, which nobody renames. It has sockets and memory of the old epoch: nobody uses them.
-- Where the signal has not reached it, as its node does not obey either, it is alone: the others have left the epoch and
-  closed their sockets, so no iteration ends that needs them. The next epoch has other sockets, and a coordination
+  to a file under a temporary name, which nobody renames. It has sockets and memory of the old generation: nobody uses
+  them.
+- Where the signal has not reached it, as its node does not obey either, it is alone: the others have left the
+generation and
+  closed their sockets, so no iteration ends that needs them. The next generation has other sockets, and a coordination
   service and devices of its own, and lets in its members alone. What the retired process says does not count; what it
-  keeps has the stamp of an older epoch and the name of a place that is never filled again, where nobody looks.
+  keeps has the stamp of an older generation and the name of a place that is never filled again, where nobody looks.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,10 +32,10 @@ from swift.elastic.membership.protocol import (
     Departed,
     Died,
     Enter,
-    Epoch,
     Event,
     Form,
     Formed,
+    Generation,
     GiveUp,
     Go,
     Kill,
@@ -66,12 +70,12 @@ class Membership:
         processes: all that the run may have, of all stages.
         deadlines: how long to wait for what.
         seats: what is known of every process.
-        since: when the run began, or its epoch ended for want of a stage.
-        epoch: None while there is none: at the beginning, and while a stage has nobody.
-        number: the newest epoch that was ever formed.
+        since: when the run began, or its generation ended for want of a stage.
+        generation: None while there is none: at the beginning, and while a stage has nobody.
+        number: the newest generation that was ever formed.
         went: the newest that was ever live.
-        lost: the stages that have been told to be lost since the last epoch.
-        retried: the newest epoch that was formed since nobody in the one before got on; 0: none.
+        lost: the stages that have been told to be lost since the last generation.
+        retried: the newest generation that was formed since nobody in the one before got on; 0: none.
         is_elastic: whether any ranks can go on without the others, see ``swift.elastic.membership.shard_ownership``.
         cuts: of the states of an elastic run.
     """
@@ -80,7 +84,7 @@ class Membership:
     deadlines: Deadlines
     seats: Mapping[Process, ProcessStatus]
     since: float
-    epoch: Epoch | None = None
+    generation: Generation | None = None
     number: int = 0
     went: int = 0
     lost: tuple[int, ...] = ()
@@ -99,8 +103,8 @@ class Membership:
     def on(self, event: Event) -> tuple["Membership", Commands]:
         """The membership after an event, and what the supervisor has to do.
 
-        Only a ``Tick`` moves the epoch. The other events are remembered; they may ask for the end of a process that
-        should not be there, or of the run.
+        Only a ``Tick`` moves the generation. The other events are remembered; they may ask for the end of a process
+        that should not be there, or of the run.
         """
         match event:
             case Tick(time):
@@ -116,8 +120,8 @@ class Membership:
                 return self._heard(event)
 
     def excused(self, time: float) -> "Membership":
-        """The members of the epoch wait for something that is not theirs to do: it is not held against them."""
-        return self if self.epoch is None else replace(self, epoch=replace(self.epoch, since=time))
+        """The members of the generation wait for something that is not theirs to do: it is not held against them."""
+        return self if self.generation is None else replace(self, generation=replace(self.generation, since=time))
 
     def restarted(self, why: str, time: float) -> tuple["Membership", Commands]:
         """All that live are ended and started again."""
@@ -125,7 +129,7 @@ class Membership:
         return self._doomed(everybody, time, spared=True), (RestartAll(why),)
 
     def present(self) -> tuple[Member, ...]:
-        """The members that a new epoch would have: of the workers all of whose processes are ready.
+        """The members that a new generation would have: of the workers all of whose processes are ready.
 
         In an elastic run, all that are ready.
         """
@@ -137,7 +141,7 @@ class Membership:
 
     @property
     def is_manned(self) -> bool:
-        """Whether every stage has a worker that could be a member of a new epoch."""
+        """Whether every stage has a worker that could be a member of a new generation."""
         return not self._unmanned()
 
     def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
@@ -184,42 +188,42 @@ class Membership:
                 return self._seated(seat)._took(message), ()
 
     def _is_under_way(self, number: int) -> bool:
-        """Whether it is the newest epoch, or members should still run the one before."""
-        epoch = self.epoch
-        if epoch is None:
+        """Whether it is the newest generation, or members should still run the one before."""
+        generation = self.generation
+        if generation is None:
             return False
-        return number == epoch.form.number or (epoch.form.after is not None and number == self.went)
+        return number == generation.form.number or (generation.form.after is not None and number == self.went)
 
     def _left(self, left: Departed) -> tuple["Membership", Commands]:
-        epoch = self.epoch
-        if epoch is None or left.number != epoch.form.number or left.member not in epoch.staying:
+        generation = self.generation
+        if generation is None or left.number != generation.form.number or left.member not in generation.staying:
             return self, ()
-        epoch = replace(epoch, since=left.time, left=epoch.left | {left.member})
-        enter = () if epoch.staying else (Enter(epoch.form.number, epoch.form.members),)
-        return replace(self, epoch=epoch), enter
+        generation = replace(generation, since=left.time, left=generation.left | {left.member})
+        enter = () if generation.staying else (Enter(generation.form.number, generation.form.members),)
+        return replace(self, generation=generation), enter
 
     def _took(self, took: Took) -> "Membership":
-        epoch = self.epoch
-        if took.part != "link" or epoch is None or took.number != epoch.form.number or epoch.is_live:
+        generation = self.generation
+        if took.part != "link" or generation is None or took.number != generation.form.number or generation.is_live:
             return self
-        return replace(self, epoch=replace(epoch, since=took.time, linked=epoch.linked | {took.member}))
+        return replace(self, generation=replace(generation, since=took.time, linked=generation.linked | {took.member}))
 
     def _formed(self, formed: Formed) -> "Membership":
-        epoch, (member, number, held, time, found) = self.epoch, formed
-        if epoch is None or number != epoch.form.number or member not in epoch.missing:
+        generation, (member, number, held, time, found) = self.generation, formed
+        if generation is None or number != generation.form.number or member not in generation.missing:
             return self
-        all_held = {**epoch.held, member: held}
-        return replace(self, epoch=replace(epoch, since=time, held=all_held, found=epoch.found | found))
+        all_held = {**generation.held, member: held}
+        return replace(self, generation=replace(generation, since=time, held=all_held, found=generation.found | found))
 
     def _progressed(self, seat: ProcessStatus, beat: Beat) -> "Membership":
-        """An epoch under way leaves members to run in the one before only where it waits for an iteration."""
-        epoch = self.epoch
-        if epoch is None or beat.number != self.went or seat.lived != self.went:
+        """A generation under way leaves members to run in the one before only where it waits for an iteration."""
+        generation = self.generation
+        if generation is None or beat.number != self.went or seat.lived != self.went:
             return self._seated(seat)
-        if beat.finished > seat.finished and (epoch.is_live or epoch.form.after is not None):
-            epoch = replace(epoch, since=beat.time)
+        if beat.finished > seat.finished and (generation.is_live or generation.form.after is not None):
+            generation = replace(generation, since=beat.time)
         seated = self._seated(replace(seat, entered=beat.entered, finished=beat.finished))
-        return replace(seated, epoch=epoch)
+        return replace(seated, generation=generation)
 
     def _decide(self, time: float) -> tuple["Membership", Commands]:
         undead = [seat for seat in self.seats.values() if seat.doomed and time - seat.killed > self.deadlines.dying]
@@ -230,34 +234,34 @@ class Membership:
             return self._doomed(overdue, time), tuple(overdue.values())
         if any(seat.doomed for seat in self.seats.values()):
             return self, ()
-        epoch = self.epoch
-        if epoch is None:
+        generation = self.generation
+        if generation is None:
             return self._form(time) if self._is_assembled(time) else (self, ())
-        if self._is_broken(epoch):
+        if self._is_broken(generation):
             return self._form(time)
-        return self._decide_live(epoch, time) if epoch.is_live else self._decide_forming(epoch, time)
+        return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
 
-    def _decide_live(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
-        """Who joins waits until all run, so that even those who join one by one leave an epoch time for something."""
-        entered = [seat.entered for seat in self._seats_in(epoch)]
-        if time - epoch.since > self.deadlines.progress:
+    def _decide_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
+        """Who joins waits until all run, so that those who join one by one leave a generation time for something."""
+        entered = [seat.entered for seat in self._seats_in(generation)]
+        if time - generation.since > self.deadlines.progress:
             # Who hangs does not leave, and is found by that; who does not hang keeps its state.
-            if self.retried != epoch.form.number:
+            if self.retried != generation.form.number:
                 again, commands = self._form(time)
                 return replace(again, retried=again.number), commands
             why = f"nobody finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
             return self.restarted(why, time)
-        if min(entered) > 0 and set(self.present()) - set(epoch.form.members):
+        if min(entered) > 0 and set(self.present()) - set(generation.form.members):
             return self._form(time, after=max(entered) + 1)
         return self, ()
 
-    def _decide_forming(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
+    def _decide_forming(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Members that do not come to the iteration which they were given, or not with the others, have to abort."""
-        if not epoch.missing:
-            return self._go(epoch, time)
-        has_come = any(self.seats[member.process].lived == self.went for member in epoch.left)
+        if not generation.missing:
+            return self._go(generation, time)
+        has_come = any(self.seats[member.process].lived == self.went for member in generation.left)
         patience = self.deadlines.forming if has_come else self.deadlines.progress
-        if self._is_winding_down(epoch) and time - epoch.since > patience:
+        if self._is_winding_down(generation) and time - generation.since > patience:
             return self._form(time)
         return self, ()
 
@@ -271,59 +275,59 @@ class Membership:
             for seat in self.seats.values()
             if seat.is_present
         ]
-        return replace(self._seated(*seats), epoch=Epoch(form, time), number=form.number, lost=()), (form,)
+        return replace(self._seated(*seats), generation=Generation(form, time), number=form.number, lost=()), (form,)
 
     def _gather(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
-        """Waits for joiners. Nobody is told to leave the epoch: without the stage its members finish no iteration."""
+        """Waits for joiners. Nobody leaves the generation: without the stage its members finish no iteration."""
         is_new = not set(lost) <= set(self.lost)
-        since = self.since if self.epoch is None else time
+        since = self.since if self.generation is None else time
         seats = [replace(seat, state=State.WAITING) for seat in self.seats.values() if seat.is_present]
-        gathering = replace(self._seated(*seats), epoch=None, since=since, lost=lost)
+        gathering = replace(self._seated(*seats), generation=None, since=since, lost=lost)
         return gathering, (StageLost(lost),) if is_new else ()
 
     def _is_assembled(self, time: float) -> bool:
-        """Whether a first epoch, or one after a stage was lost, need not wait for anybody who is still starting."""
+        """Whether a first generation, or one after a lost stage, need not wait for anybody who is still starting."""
         if time - self.since > self.deadlines.start:
             return True
         states = {seat.state for seat in self.seats.values()} - {State.RETIRED}
         return State.STARTING not in states if self.number else states == {State.WAITING}
 
-    def _go(self, epoch: Epoch, time: float) -> tuple["Membership", Commands]:
-        """Lets an epoch run. Who was restarted may have found an old state again, which is nobody else's newest."""
-        number, seats = epoch.form.number, self._seats_in(epoch)
+    def _go(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
+        """Lets a generation run. Who was restarted may have found an old state again, which is nobody else's newest."""
+        number, seats = generation.form.number, self._seats_in(generation)
         live = [replace(seat, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0) for seat in seats]
-        gone = replace(self._seated(*live), epoch=replace(epoch, since=time, is_live=True), went=number)
-        held_by = {member.process: held for member, held in epoch.held.items()}
+        gone = replace(self._seated(*live), generation=replace(generation, since=time, is_live=True), went=number)
+        held_by = {member.process: held for member, held in generation.held.items()}
         if self.is_elastic:
-            return gone._elastic_go(epoch, Slices(self.cuts, held_by, epoch.found))
+            return gone._elastic_go(generation, Slices(self.cuts, held_by, generation.found))
         stamp = agreed_stamp(self.processes, held_by)
-        return gone, (Go(number, stamp, _holders(epoch, stamp)),)
+        return gone, (Go(number, stamp, _holders(generation, stamp)),)
 
-    def _elastic_go(self, epoch: Epoch, slices: Slices) -> tuple["Membership", Commands]:
-        number, members, stamp = epoch.form.number, epoch.form.members, slices.agreed()
+    def _elastic_go(self, generation: Generation, slices: Slices) -> tuple["Membership", Commands]:
+        number, members, stamp = generation.form.number, generation.form.members, slices.agreed()
         processes = tuple(member.process for member in members)
         if stamp is None:
             return replace(self, cuts=continued(self.cuts, None, number, processes)), (Go(number, None),)
-        cut, holders = slices.cut_of(stamp), _holders(epoch, stamp)
+        cut, holders = slices.cut_of(stamp), _holders(generation, stamp)
         assert cut is not None
         is_same = cut.processes == processes and holders == members
         go = Go(number, stamp, holders, None if is_same else cut, not slices.missing(stamp))
         return replace(self, cuts=continued(self.cuts, cut if is_same else None, number, processes)), (go,)
 
-    def _seats_in(self, epoch: Epoch) -> tuple[ProcessStatus, ...]:
-        return tuple(self.seats[process] for process, _ in epoch.form.members)
+    def _seats_in(self, generation: Generation) -> tuple[ProcessStatus, ...]:
+        return tuple(self.seats[process] for process, _ in generation.form.members)
 
-    def _is_broken(self, epoch: Epoch) -> bool:
+    def _is_broken(self, generation: Generation) -> bool:
         """Whether a member has died, or could not go on."""
         return any(
             seat.member != member or seat.state not in (State.FORMING, State.LIVE)
-            for seat, member in zip(self._seats_in(epoch), epoch.form.members, strict=True)
+            for seat, member in zip(self._seats_in(generation), generation.form.members, strict=True)
         )
 
-    def _is_winding_down(self, epoch: Epoch) -> bool:
-        """Whether members still run the epoch before, up to an iteration that they were given."""
-        running = (self.seats[process].lived == self.went for process, _ in epoch.staying)
-        return epoch.form.after is not None and any(running)
+    def _is_winding_down(self, generation: Generation) -> bool:
+        """Whether members still run the generation before, up to an iteration that they were given."""
+        running = (self.seats[process].lived == self.went for process, _ in generation.staying)
+        return generation.form.after is not None and any(running)
 
     def _doomed(self, members: Collection[Member], time: float, *, spared: bool = False) -> "Membership":
         """Who is being killed already has no more time to die than it had."""
@@ -339,27 +343,27 @@ class Membership:
         return self._seated(*seats), tuple(Retire(seat.member, why) for seat in seats)
 
     def _overdue(self, time: float) -> Iterator[Kill]:
-        """Who has to be killed. An epoch that somebody has left, or will, is not held against its members any more."""
-        limits, epoch = self.deadlines, self.epoch
+        """Who has to be killed. A generation that somebody has left, or will, is not held against its members."""
+        limits, generation = self.deadlines, self.generation
         for seat in self.seats.values():
             if seat.state is State.STARTING and not seat.doomed and time - seat.seen > limits.start:
                 yield Kill(seat.member, f"was not ready {limits.start:g} s after its start")
             if seat.is_present and time - seat.seen > limits.heartbeat:
                 yield Kill(seat.member, f"was not heard for {limits.heartbeat:g} s")
-        if epoch is None or self._is_broken(epoch) or any(seat.doomed for seat in self._seats_in(epoch)):
+        if generation is None or self._is_broken(generation) or any(seat.doomed for seat in self._seats_in(generation)):
             return
-        waited = time - epoch.since
-        if epoch.is_live and waited > limits.progress:
-            newest = max(seat.entered for seat in self._seats_in(epoch))
-            for seat in self._seats_in(epoch):
+        waited = time - generation.since
+        if generation.is_live and waited > limits.progress:
+            newest = max(seat.entered for seat in self._seats_in(generation))
+            for seat in self._seats_in(generation):
                 if seat.entered < newest:
                     yield Kill(seat.member, f"is still in iteration {seat.entered}, others are in {newest}")
-        elif not epoch.is_live and not self._is_winding_down(epoch):
-            for member in epoch.staying or epoch.missing:
-                limit = limits.progress if member in epoch.linked else limits.forming
+        elif not generation.is_live and not self._is_winding_down(generation):
+            for member in generation.staying or generation.missing:
+                limit = limits.progress if member in generation.linked else limits.forming
                 if waited > limit:
-                    yield Kill(member, f"did not form epoch {epoch.form.number} in {limit:g} s")
+                    yield Kill(member, f"did not form generation {generation.form.number} in {limit:g} s")
 
 
-def _holders(epoch: Epoch, stamp: Stamp | None) -> tuple[Member, ...]:
-    return tuple(member for member in epoch.form.members if stamp in epoch.held[member])
+def _holders(generation: Generation, stamp: Stamp | None) -> tuple[Member, ...]:
+    return tuple(member for member in generation.form.members if stamp in generation.held[member])

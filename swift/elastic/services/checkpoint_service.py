@@ -1,6 +1,6 @@
 """The keeper: a process of its own that writes checkpoints of a run of real processes, and reads them.
 
-It is in no epoch: inside of one Orbax would wait for all processes, and for ever where one of them dies. The state
+It is in no generation: inside of one Orbax would wait for all processes, and for ever where one of them dies. The state
 comes and goes through shared memory, see ``swift.elastic.state.shared_memory_store``; its slots are left out, they are
 made anew.
 """
@@ -130,13 +130,13 @@ class CheckpointService:
                     facts = save_facts(self.save(stamp, holders, is_full=is_full))
                     path = checkpoint_path(self.checkpoints, stamp.step)
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
-                case LoadCheckpoint(step, epoch, processes):
-                    plan = self.load(epoch, processes, step)
+                case LoadCheckpoint(step, generation, processes):
+                    plan = self.load(generation, processes, step)
                     after = ledger_after(self.experiment, plan)
-                    return Loaded(Stamp(epoch, plan.step), restore_lines(plan, after), restore_facts(plan, after))
+                    return Loaded(Stamp(generation, plan.step), restore_lines(plan, after), restore_facts(plan, after))
                 case Reshard():
                     lines, facts = self.recutting.follow(command)
-                    stamp = Stamp(command.epoch, command.stamp.step)
+                    stamp = Stamp(command.generation, command.stamp.step)
                     return Anew(stamp, lines, facts | {"recut_ms": 1000 * (time.perf_counter() - begun)})
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
@@ -183,14 +183,14 @@ class CheckpointService:
         self._counts.forget_losses(stamp.step)
         return manifest
 
-    def load(self, epoch: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
+    def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
         """Reads a checkpoint and keeps for every process its part; all processes of a stage and rank get the same.
 
         Newer checkpoints are set aside: the run goes on from this one, and they would outlive those that it writes.
 
         Args:
-            epoch: of the stamp under which the parts are kept.
-            processes: of that epoch.
+            generation: of the stamp under which the parts are kept.
+            processes: of that generation.
             step: of the checkpoint; the newest that is sound unless given.
 
         Returns:
@@ -206,7 +206,7 @@ class CheckpointService:
         for nth, process in enumerate(processes):
             rank = nth if self._is_elastic else process.rank
             parts = cut_parts(self._specs, host, process.worker[1], self._ranks(rank))
-            SharedMemoryStore(self.keeps, process).save(Stamp(epoch, plan.step), parts)
+            SharedMemoryStore(self.keeps, process).save(Stamp(generation, plan.step), parts)
         for aside in set_aside_newer(self.checkpoints, plan.step):
             print(f"{aside} does not count any more: the run goes on from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
@@ -241,7 +241,7 @@ class CheckpointService:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def _program_of(self, processes: Sequence[Process]) -> StepSpec:
-        """The program of an epoch."""
+        """The program of a generation."""
         return self._programs.on(len(processes)) if self._is_elastic else self.program
 
     def _ranks(self, rank: int) -> Sequence[int]:
@@ -267,9 +267,9 @@ class CheckpointService:
         if isinstance(command, SaveCheckpoint):
             return Failed("save", command.stamp.step, why)
         if isinstance(command, Reshard):
-            return Failed("recut", command.stamp.step, why, command.epoch)
+            return Failed("recut", command.stamp.step, why, command.generation)
         *_, newest = None, *checkpoint_steps(self.checkpoints)
-        return Failed("load", newest if command.step is None else command.step, why, command.epoch)
+        return Failed("load", newest if command.step is None else command.step, why, command.generation)
 
 
 def run(

@@ -148,7 +148,7 @@ class CompileService:
     def _compile(
         self, rehearsal: CompileOnlyGroup, configuration: Configuration, program: StepSpec, job: CompileJob
     ) -> None:
-        """Just as a process of the run does when it forms an epoch."""
+        """Just as a process of the run does when it forms a generation."""
         topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
         program = program.at(LiveMesh(topology, configuration.places, grid))

@@ -42,7 +42,7 @@ class Resharding:
     stored: Stored
 
     def follow(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
-        """Keeps for every process of an epoch its part of a state that was cut for others.
+        """Keeps for every process of a generation its part of a state that was cut for others.
 
         Returns:
             (where slices of lost ranks came from, a line each; the same for the events).
@@ -51,7 +51,7 @@ class Resharding:
             RunError: the slices of a lost rank are nowhere, or nobody has anything of the state.
             OSError: a part cannot be kept.
         """
-        stamp, cut, epoch, processes = command
+        stamp, cut, generation, processes = command
         old, new = (self.programs.on(len(of)) for of in (cut.processes, processes))
         state, slots, lost = self._joined(old, cut.processes, stamp)
         lines, facts = list[str](), dict[str, Any]()
@@ -68,7 +68,7 @@ class Resharding:
         host = reshape_state(state, old, new)
         for rank, process in enumerate(processes):
             parts = cut_parts(_without_slots(new), host, process.worker[1], [rank])
-            self.handover.parts(process).save(Stamp(epoch, stamp.step), parts)
+            self.handover.parts(process).save(Stamp(generation, stamp.step), parts)
         if old.experts.slots_per_rank != new.experts.slots_per_rank:
             lines.append(f"slots of a rank: {new.experts.slots_per_rank}, and were {old.experts.slots_per_rank}")
         return lines, facts | {"ranks": len(processes), "ranks_before": len(cut.processes)}

@@ -1,7 +1,8 @@
 """What processes of an elastic run hand over when its ranks change, where the keeper and all others see it.
 
-Whoever leaves an epoch for one of other members hands over its own states and the copies that it has of those who are
-lost. Who dies later has handed over; the slices that a process is to go on with are among its snapshots until it does.
+Whoever leaves a generation for one of other members hands over its own states and the copies that it has of those who
+are lost. Who dies later has handed over; the slices that a process is to go on with are among its snapshots until it
+does.
 """
 
 import sys
@@ -89,7 +90,7 @@ class Handover:
         """
         ranks = {process: rank for rank, process in enumerate(cut.processes)}
         for one in self.copies.held([process for process in ranks if process not in lost], lost):
-            if one.stamp.epoch not in cut.epochs:
+            if one.stamp.generation not in cut.generations:
                 continue
             keep, step = self.copies.keep(one.num_experts, one.holder, one.owner), one.stamp.step
             try:

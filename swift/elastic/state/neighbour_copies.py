@@ -32,14 +32,14 @@ Neighbour = Callable[..., dict[str, dict[str, jax.Array]]]
 
 
 class NeighbourCopies:
-    """The copies that one process makes of another's slices in an epoch; the first has all experts.
+    """The copies that one process makes of another's slices in a generation; the first has all experts.
 
     Args:
-        program: on the epoch's mesh.
+        program: on the generation's mesh.
         store: of the run's programs.
         copies: in the memory of this node.
         process: which this is.
-        processes: of the epoch, in the order of their ranks.
+        processes: of the generation, in the order of their ranks.
         config: how often, and which experts.
     """
 
@@ -68,7 +68,7 @@ class NeighbourCopies:
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def is_due(self, done: int) -> bool:
-        """Whether a copy is to be made after this iteration: the first of an epoch is at once.
+        """Whether a copy is to be made after this iteration: the first of a generation is at once.
 
         All ranks have to agree on that, and on the experts: nothing here depends on what could not be written.
         """

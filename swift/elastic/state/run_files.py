@@ -155,7 +155,7 @@ class RunFiles:
 
     @property
     def states(self) -> Path:
-        """The directory of whole states, between two epochs, see ``SharedMemoryStore``."""
+        """The directory of whole states, between two generations, see ``SharedMemoryStore``."""
         return self.memory / _STATES
 
     @property

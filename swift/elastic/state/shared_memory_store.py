@@ -1,7 +1,7 @@
 """States of a process on the host, as files in shared memory: they outlive its devices, and the process itself.
 
-An epoch ends with all that is on its devices (see ``swift.elastic.jax_group``). What a process needs of it for the next
-one is here, and whoever takes the place of a process that was killed finds it again.
+A generation ends with all that is on its devices (see ``swift.elastic.jax_group``). What a process needs of it for the
+next one is here, and whoever takes the place of a process that was killed finds it again.
 """
 
 import json
@@ -39,7 +39,7 @@ class SharedMemoryStore:
     def stamps(self) -> frozenset[Stamp]:
         """Of all states that are here."""
         found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
-        return frozenset(Stamp(int(epoch), int(step)) for epoch, step in found)
+        return frozenset(Stamp(int(generation), int(step)) for generation, step in found)
 
     def save(self, stamp: Stamp, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keeps a tree of arrays, which replaces one with the same stamp.
@@ -126,11 +126,11 @@ class SharedMemoryStore:
             remove_kept(half)
 
     def _path(self, stamp: Stamp) -> Path:
-        return self._directory / f"{_PREFIX}{stamp.epoch}-{stamp.step}"
+        return self._directory / f"{_PREFIX}{stamp.generation}-{stamp.step}"
 
     def _temporary(self, stamp: Stamp) -> Path:
         """In a directory that has one writer."""
-        return self._directory / f".{_PREFIX}{stamp.epoch}-{stamp.step}.tmp"
+        return self._directory / f".{_PREFIX}{stamp.generation}-{stamp.step}.tmp"
 
 
 def place_name(process: Process) -> str:

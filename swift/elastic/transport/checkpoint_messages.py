@@ -28,28 +28,28 @@ class LoadCheckpoint(NamedTuple):
 
     Attributes:
         step: of the checkpoint; None: the newest.
-        epoch: of the stamp under which the parts are kept.
-        processes: of that epoch.
+        generation: of the stamp under which the parts are kept.
+        processes: of that generation.
     """
 
     step: int | None
-    epoch: int
+    generation: int
     processes: tuple[Process, ...]
 
 
 class Reshard(NamedTuple):
-    """Cut a state anew for the ranks of an epoch, and keep for every process its part.
+    """Cut a state anew for the ranks of a generation, and keep for every process its part.
 
     Attributes:
         stamp: of the state, as processes have handed it over.
         cut: how it is cut.
-        epoch: of the stamp under which the parts are kept.
-        processes: of that epoch.
+        generation: of the stamp under which the parts are kept.
+        processes: of that generation.
     """
 
     stamp: Stamp
     cut: ShardLayout
-    epoch: int
+    generation: int
     processes: tuple[Process, ...]
 
 
@@ -116,13 +116,13 @@ class Failed(NamedTuple):
         what: of which.
         step: its iteration; None where the newest checkpoint was asked for and there is none.
         why: a line.
-        epoch: for which a state was wanted; 0: for none.
+        generation: for which a state was wanted; 0: for none.
     """
 
     what: Literal["save", "load", "recut"]
     step: int | None
     why: str
-    epoch: int = 0
+    generation: int = 0
 
 
 Command = SaveCheckpoint | LoadCheckpoint | Reshard
@@ -133,13 +133,13 @@ def command_line(command: Command) -> str:
     """A command as a line."""
     match command:
         case SaveCheckpoint(stamp, holders, is_full, is_elsewhere):
-            said: dict[str, Any] = {"save": stamp.step, "epoch": stamp.epoch, "holders": _lists(holders)}
+            said: dict[str, Any] = {"save": stamp.step, "generation": stamp.generation, "holders": _lists(holders)}
             said |= {"is_full": is_full, "elsewhere": is_elsewhere}
-        case LoadCheckpoint(step, epoch, processes):
-            said = {"load": step, "epoch": epoch, "processes": _lists(processes)}
-        case Reshard(stamp, cut, epoch, processes):
-            said = {"recut": stamp, "cut": [_lists(cut.processes), cut.epochs]}
-            said |= {"epoch": epoch, "processes": _lists(processes)}
+        case LoadCheckpoint(step, generation, processes):
+            said = {"load": step, "generation": generation, "processes": _lists(processes)}
+        case Reshard(stamp, cut, generation, processes):
+            said = {"recut": stamp, "cut": [_lists(cut.processes), cut.generations]}
+            said |= {"generation": generation, "processes": _lists(processes)}
     return json.dumps(said) + "\n"
 
 
@@ -147,13 +147,13 @@ def read_command(line: str) -> Command:
     """The command of a line."""
     said = json.loads(line)
     if "load" in said:
-        return LoadCheckpoint(said["load"], said["epoch"], _processes(said["processes"]))
+        return LoadCheckpoint(said["load"], said["generation"], _processes(said["processes"]))
     if "recut" in said:
-        processes, epochs = said["cut"]
-        cut = ShardLayout(_processes(processes), tuple(epochs))
-        return Reshard(Stamp(*said["recut"]), cut, said["epoch"], _processes(said["processes"]))
+        processes, generations = said["cut"]
+        cut = ShardLayout(_processes(processes), tuple(generations))
+        return Reshard(Stamp(*said["recut"]), cut, said["generation"], _processes(said["processes"]))
     holders = _processes(said["holders"])
-    return SaveCheckpoint(Stamp(said["epoch"], said["save"]), holders, said["is_full"], said["elsewhere"])
+    return SaveCheckpoint(Stamp(said["generation"], said["save"]), holders, said["is_full"], said["elsewhere"])
 
 
 def answer_line(answer: Answer) -> str:
@@ -164,11 +164,11 @@ def answer_line(answer: Answer) -> str:
         case Kept(step, text):
             said = {"kept": step, "text": text}
         case Loaded(stamp, lines, facts):
-            said = {"loaded": stamp.step, "epoch": stamp.epoch, "lines": lines, "facts": facts}
+            said = {"loaded": stamp.step, "generation": stamp.generation, "lines": lines, "facts": facts}
         case Anew(stamp, lines, facts):
-            said = {"anew": stamp.step, "epoch": stamp.epoch, "lines": lines, "facts": facts}
-        case Failed(what, step, why, epoch):
-            said = {"failed": what, "step": step, "why": why, "epoch": epoch}
+            said = {"anew": stamp.step, "generation": stamp.generation, "lines": lines, "facts": facts}
+        case Failed(what, step, why, generation):
+            said = {"failed": what, "step": step, "why": why, "generation": generation}
     return json.dumps(said) + "\n"
 
 
@@ -180,10 +180,10 @@ def read_answer(line: str) -> Answer:
     if "kept" in said:
         return Kept(said["kept"], said["text"])
     if "loaded" in said:
-        return Loaded(Stamp(said["epoch"], said["loaded"]), said["lines"], said["facts"])
+        return Loaded(Stamp(said["generation"], said["loaded"]), said["lines"], said["facts"])
     if "anew" in said:
-        return Anew(Stamp(said["epoch"], said["anew"]), said["lines"], said["facts"])
-    return Failed(said["failed"], said["step"], said["why"], said["epoch"])
+        return Anew(Stamp(said["generation"], said["anew"]), said["lines"], said["facts"])
+    return Failed(said["failed"], said["step"], said["why"], said["generation"])
 
 
 def _lists(processes: Sequence[Process]) -> list[list[int]]:

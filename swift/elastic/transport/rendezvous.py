@@ -1,7 +1,7 @@
 """Where the nodes of a run meet: a file in the run directory, which all of them see, tells where the first listens.
 
 Who can read the file holds its key, and each side proves to the other that it does. What is said after is neither
-signed nor encrypted, nor is what processes send each other in an epoch (gloo): networks have to be asked for.
+signed nor encrypted, nor is what processes send each other in a generation (gloo): networks have to be asked for.
 """
 
 import hashlib

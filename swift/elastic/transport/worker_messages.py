@@ -29,7 +29,7 @@ class FormGroup(NamedTuple):
 
     Attributes:
         form: what is to be formed.
-        address: of the epoch's coordination service.
+        address: of the generation's coordination service.
     """
 
     form: Form
@@ -51,7 +51,7 @@ class StartGeneration(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """To all members of an epoch: run on until this iteration is done, keep a snapshot, and wait."""
+    """To all members of a generation: run on until this iteration is done, keep a snapshot, and wait."""
 
     number: int
     after: int
@@ -72,7 +72,7 @@ class Record(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What an epoch runs, see ``plan_facts``."""
+    """What a generation runs, see ``plan_facts``."""
 
     number: int
     facts: dict[str, Any]
@@ -107,7 +107,7 @@ class SnapshotMissed(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A member has run all iterations that it is to run in this epoch."""
+    """A member has run all iterations that it is to run in this generation."""
 
     member: Member
     number: int
@@ -117,8 +117,8 @@ class DataUnreadable(NamedTuple):
     """The data of the next iteration, or of an evaluation, cannot be read.
 
     Attributes:
-        member: which says so; it waits for the next epoch with the state it has.
-        number: of the epoch.
+        member: which says so; it waits for the next generation with the state it has.
+        number: of the generation.
         why: a line.
     """
 

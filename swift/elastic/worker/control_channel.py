@@ -29,8 +29,8 @@ class CommandListener:
 
     Args:
         source: where commands come from, a line each.
-        leaving: called when an epoch has to be left at once, also in the midst of a collective; returns what to call,
-            again and again, until the main thread has taken the order.
+        leaving: called when a generation has to be left at once, also in the midst of a collective; returns what to
+            call, again and again, until the main thread has taken the order.
         gone: called when there is no supervisor any more; does not return.
     """
 
@@ -46,11 +46,11 @@ class CommandListener:
 
     @property
     def newest(self) -> FormGroup | None:
-        """The epoch that was ordered last."""
+        """The generation that was ordered last."""
         return self._order
 
     def wait_for_order(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
-        """The newest epoch, once it is newer than ``after``; None if there is none in time."""
+        """The newest generation, once it is newer than ``after``; None if there is none in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_old(after), timeout_s):
                 return None
@@ -59,16 +59,16 @@ class CommandListener:
             return self._order
 
     def may_enter(self, number: int) -> bool:
-        """Waits for the leave to form an epoch; False if a newer one was ordered instead."""
+        """Waits for the leave to form a generation; False if a newer one was ordered instead."""
         return isinstance(self._wait_for(Enter, number), Enter)
 
     def wait_for_go(self, number: int) -> StartGeneration | None:
-        """The leave to run an epoch; None if a newer one was ordered instead."""
+        """The leave to run a generation; None if a newer one was ordered instead."""
         said = self._wait_for(StartGeneration, number)
         return said if isinstance(said, StartGeneration) else None
 
     def is_old(self, number: int) -> bool:
-        """Whether an epoch is not the newest that was ordered."""
+        """Whether a generation is not the newest that was ordered."""
         return self._order is not None and self._order.form.number > number
 
     def _wait_for(self, kind: type[Enter] | type[StartGeneration], number: int) -> Enter | StartGeneration | None:
@@ -96,7 +96,7 @@ class CommandListener:
         if isinstance(order, Stop):
             os._exit(0)
         if isinstance(order, FormGroup) and order.form.after is None:
-            # Asked for before the order is known: until then it is the epoch to be left.
+            # Asked for before the order is known: until then it is the generation to be left.
             abort = self._leaving()
             threading.Thread(target=self._call_off, args=(order.form.number, abort), daemon=True).start()
         with self._changed:
@@ -118,7 +118,7 @@ class CommandListener:
 
 
 class ControlChannel:
-    """Speaks to the supervisor, and beats: the epoch, the iteration entered and the one finished are set from outside.
+    """Speaks to the supervisor, and beats; generation and iterations entered and finished are set from outside.
 
     It takes over standard output: whatever else is printed goes to standard error.
 
@@ -129,7 +129,7 @@ class ControlChannel:
     def __init__(self, gone: Callable[[], NoReturn]):
         self._out, self._gone = take_output(), gone
         self._lock = threading.Lock()
-        self.epoch = self.entered = self.finished = 0
+        self.generation = self.entered = self.finished = 0
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def say(self, kind: type[News], **said: Any) -> None:
@@ -144,7 +144,7 @@ class ControlChannel:
 
     def tell_progress(self) -> None:
         """Beats now."""
-        self.say(Beat, number=self.epoch, entered=self.entered, finished=self.finished)
+        self.say(Beat, number=self.generation, entered=self.entered, finished=self.finished)
 
     def _beat(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The iterations of one epoch, as one of its members runs them."""
+"""The iterations of one generation, as one of its members runs them."""
 
 import time
 from collections.abc import Callable
@@ -35,12 +35,12 @@ NUM_SNAPSHOTS = 3
 
 @dataclass
 class IterationLoop:
-    """A member's work in an epoch.
+    """A member's work in a generation.
 
     Attributes:
         experiment: what is run.
         process: which this is.
-        order: of the epoch.
+        order: of the generation.
         steps: its programs.
         fault_free: planned time of an iteration without failures.
         train, validation: the data.
@@ -74,7 +74,7 @@ class IterationLoop:
 
     @property
     def number(self) -> int:
-        """Of the epoch."""
+        """Of the generation."""
         return self.order.form.number
 
     @property
@@ -89,7 +89,7 @@ class IterationLoop:
         # Two, so that the line of an iteration is not lost with who was to tell it; the supervisor takes one of each.
         members = leave.go.holders or self.order.form.members
         self._is_recorder = self.process in [member.process for member in members[:2]]
-        self.voice.epoch, self.voice.finished = self.number, done
+        self.voice.generation, self.voice.finished = self.number, done
         if self._is_recorder and not self.steps.program.is_lone:
             self.voice.say(Planned, number=self.number, facts=plan_facts(self.steps))
         if leave.written < done:

@@ -1,7 +1,7 @@
-"""A process of a run: forms the epochs that the supervisor orders, and runs the iterations of each.
+"""A process of a run: forms the generations that the supervisor orders, and runs the iterations of each.
 
-Between two epochs its part of the state is in shared memory: after the last two iterations, since a peer may not have
-finished the last. Everything on devices ends with the epoch; programs come from the run's store.
+Between two generations its part of the state is in shared memory: after the last two iterations, since a peer may not
+have finished the last. Everything on devices ends with the generation; programs come from the run's store.
 """
 
 import gc
@@ -51,12 +51,12 @@ from swift.train import Experiment
 from swift.train.checkpoints.saved_state import split_of
 
 _GRACE_S = 5.0
-"""How long whoever cannot go on waits for a newer epoch before it asks for one: somebody's death is found out first."""
+"""How long whoever cannot go on waits for a newer generation before it asks for one: a death is found out first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
 """How long a program may take to see that it was aborted: so long, or so many times as long as it usually takes."""
 _LINK_S = 10
 _GONE, _STUCK = 70, 71
-"""Exit codes of a process whose supervisor is gone, and of one that could not be brought out of an epoch."""
+"""Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class WorkerSpec:
             os._exit(_GONE)
 
     def states(self) -> SharedMemoryStore:
-        """Where whole states are, between two epochs."""
+        """Where whole states are, between two generations."""
         return SharedMemoryStore(self.scratch.states, self.process)
 
     def snapshots(self) -> SharedMemoryStore:
@@ -103,7 +103,7 @@ class WorkerSpec:
 
 
 class WorkerProcess:
-    """A process that is a member of one epoch after the other.
+    """A process that is a member of one generation after the other.
 
     Args:
         part: what it is to run.
@@ -116,7 +116,7 @@ class WorkerProcess:
         self._data = part.experiment.loader("train", corpus), part.experiment.loader("validation", corpus)
         check_same_data(part.scratch.data(), self._data[0].state())
         self._store, self._kept = ExecutableCache(part.scratch.programs), part.states()
-        # No array of this backend is kept: an epoch has its own.
+        # No array of this backend is kept: a generation has its own.
         self._programs = ElasticPrograms(part.experiment)
         program = self._programs.on(part.experiment.topology.num_expert_ranks)
         self._configurator = Configurator(self._experiment.plan_settings(program))
@@ -128,10 +128,10 @@ class WorkerProcess:
             self._programs.on(max(1, len(everybody) - 1))  # what is most likely to be needed in a hurry
         clear_backends()
         gc.collect()
-        gc.freeze()  # what is here now stays: who leaves an epoch need not look through it for what it leaves behind
+        gc.freeze()  # what is here now stays: who leaves a generation need not look through it
         self._num_devices = 1 if part.by_rank else self._experiment.topology.num_expert_ranks
         self._link: Link | None = None
-        self._members: tuple[Member, ...] = ()  # of the last epoch
+        self._members: tuple[Member, ...] = ()  # of the last generation
         self._buddy: NeighbourCopies | None = None
         self._states: dict[Stamp, TrainState] = {}  # on the devices
         self._saving = threading.Lock()
@@ -143,7 +143,7 @@ class WorkerProcess:
         self._orders = CommandListener(commands, self._leaving, part.gone)
 
     def run(self) -> None:
-        """Forms and runs epochs until the supervisor ends the process."""
+        """Forms and runs generations until the supervisor ends the process."""
         self._voice.say(Ready, number=0)
         number, grace = 0, None
         while True:
@@ -156,18 +156,18 @@ class WorkerProcess:
             try:
                 self._follow(order)
             except DataError as error:
-                # The next epoch keeps the state that all have, and runs no iteration: see ``Supervisor``.
+                # The next generation keeps the state that all have, and runs no iteration: see ``Supervisor``.
                 self._voice.say(DataUnreadable, number=number, why=str(error))
             except Exception as error:
                 if not is_called_off(error):
                     raise
-                print(f"epoch {number} ends: {error}", file=sys.stderr)
+                print(f"generation {number} ends: {error}", file=sys.stderr)
                 grace = _GRACE_S
 
     def _follow(self, order: FormGroup) -> None:
-        """Forms an epoch and runs it, if it is not called off before."""
+        """Forms a generation and runs it, if it is not called off before."""
         number = order.form.number
-        self._voice.epoch = self._voice.entered = self._voice.finished = 0
+        self._voice.generation = self._voice.entered = self._voice.finished = 0
         with self._timed(number, "leave"):
             self._leave()
             self._hand_over(order.form.members)
@@ -207,7 +207,7 @@ class WorkerProcess:
         )
 
     def _leave(self) -> None:
-        """Out of the last epoch; what it had on devices is forgotten."""
+        """Out of the last generation; what it had on devices is forgotten."""
         if self._buddy is not None:
             self._buddy.close()
         self._buddy = None
@@ -235,7 +235,7 @@ class WorkerProcess:
                 self._kept.forget(but=frozenset(self._states))
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
-        """What others may need of this process where they are not those of the last epoch."""
+        """What others may need of this process where they are not those of the last generation."""
         if self._handover is not None and members != self._members:
             lost = {process for process, _ in set(self._members) - set(members)}
             lost |= {process for process in self._handover.processes if process not in {one for one, _ in members}}
@@ -251,14 +251,14 @@ class WorkerProcess:
         return self._handover.found(self._part.process, held, self._num_classes)
 
     def _program_for(self, num_members: int) -> StepSpec:
-        """On the ranks of an epoch; what it takes to find it out leaves nothing on devices."""
+        """On the ranks of a generation; what it takes to find it out leaves nothing on devices."""
         num_ranks = num_members if self._part.is_elastic else self._experiment.topology.num_expert_ranks
         program = self._programs.on(num_ranks)
         clear_backends()
         return program
 
     def _form(self, order: FormGroup, configuration: Configuration, program: StepSpec) -> Steps:
-        """Into the epoch, up to where it can run."""
+        """Into the generation, up to where it can run."""
         number, places, topology = order.form.number, configuration.places, program.live.topology
         with self._timed(number, "link"):
             row = [place.worker for place in places].index(self._part.process.worker)
@@ -327,7 +327,7 @@ class WorkerProcess:
             self._limit_s = None
 
     def _leaving(self) -> Callable[[], None]:
-        """See ``CommandListener``: what ends the collectives of the present epoch."""
+        """See ``CommandListener``: what ends the collectives of the present generation."""
         link, begun = self._link, time.monotonic()
 
         def abort() -> None:

@@ -1,7 +1,8 @@
 """Compiled programs as files: one process compiles, all that run the same program load it.
 
-A program is bound to the ids of its devices, not to the process that compiled it. In epochs of equally many processes
-the ids are the same (see ``swift.elastic.jax_group``), so a file is good for all processes and for later epochs.
+A program is bound to the ids of its devices, not to the process that compiled it. In generations of equally many
+processes the ids are the same (see ``swift.elastic.jax_group``), so a file is good for all processes and for later
+generations.
 
 Reading waits for nobody: files come by renaming, so each is whole or not there. A lock keeps two processes from
 compiling the same; its owner may be frozen, so others wait for it only so long. Where the

@@ -1,4 +1,4 @@
-"""The programs by which an epoch of processes gets its first state, each found in the store or compiled now."""
+"""The programs by which a generation of processes gets its first state, each found in the store or compiled now."""
 
 from collections.abc import Callable, Sequence
 

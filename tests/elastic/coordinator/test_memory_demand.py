@@ -23,7 +23,7 @@ def test_a_demand_is_that_of_the_files(keeper, ranks, tmp_path):
     """Of each rank three states, four without slots, and copies; a file is little more than its arrays."""
     experiment = replace(keeper.experiment, checkpoint=CheckpointConfig(snapshot_every=1, snapshot_experts_per_layer=1))
     found = MemoryDemand.of(experiment, ranks, by_rank=True, is_alone=True)
-    (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{Stamp(3, 4).epoch}-{Stamp(3, 4).step}")
+    (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{Stamp(3, 4).generation}-{Stamp(3, 4).step}")
     assert found.snapshots / 8 == pytest.approx(file.stat().st_size, rel=0.1)
     assert found.states / 6 > found.snapshots / 8
     split = split_of(keeper.program)

@@ -294,6 +294,6 @@ def test_who_dies_meanwhile_costs_the_others_nothing(monkeypatch):
     victim = Member(PROCESSES[1], 0)
     run.stops_after(5, meanwhile=lambda: run.stage.kill(victim))
     numbers = [halt.number for halt in run.stage.halts]
-    assert numbers[-1] > 1, "those who are left are in an epoch of their own, and are told again"
+    assert numbers[-1] > 1, "those who are left are in a generation of their own, and are told again"
     assert run.kept.newest == run.told.written
     assert [who for who in run.stage.there if who.process == PROCESSES[1]] == [], "nobody is started for nothing"

@@ -27,7 +27,7 @@ def starting(*, by_rank=False):
 
 
 def live(*, by_rank=False):
-    """The same, in iteration 3 of the first epoch; 1,000 seconds on."""
+    """The same, in iteration 3 of the first generation; 1,000 seconds on."""
     membership = starting(by_rank=by_rank)
     everybody = [seat.member for seat in membership.seats.values()]
     membership = told(membership, *(Ready(member, 1000) for member in everybody), Tick(1000))
@@ -137,7 +137,7 @@ def test_stdout_stays_clean(capsys):
 def test_a_worker_has_a_row_with_what_it_does():
     membership = starting()
     assert printed(worker_table(membership)) == [
-        ["stage", "pipeline", "state", "step", "epoch", "restarts"],
+        ["stage", "pipeline", "state", "step", "generation", "restarts"],
         ["0", "0", "starting", "-", "-", "0"],
         ["0", "1", "starting", "-", "-", "0"],
         ["1", "0", "starting", "-", "-", "0"],
@@ -162,7 +162,7 @@ def test_a_worker_has_a_row_with_what_it_does():
         ["0", "1", "forming", "5", "2", "0"],
         ["1", "0", "forming", "5", "2", "0"],
         ["1", "1", "forming", "-", "3", "1"],
-    ], "those who have not answered still run the epoch before"
+    ], "those who have not answered still run the generation before"
     assert printed(worker_table(told(membership, Tick(1005))))[1][2] == "killed"
 
 

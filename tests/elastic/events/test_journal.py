@@ -73,8 +73,8 @@ class History:
         return self.tick()
 
     def form(self, held):
-        """All members answer; they have states after these iterations of the epoch that ran last."""
-        for member in self.membership.epoch.form.members:
+        """All members answer; they have states after these iterations of the generation that ran last."""
+        for member in self.membership.generation.form.members:
             stamps = frozenset(Stamp(self.membership.went, step) for step in held)
             self.tell(Formed(member, self.membership.number, stamps, self.time))
         return self.tick()
@@ -125,8 +125,8 @@ def live():
     return history
 
 
-def test_a_run_without_failures_is_useful_from_its_first_epoch_on(live):
-    assert live.texts() == ["forming epoch 1 with 4 processes", "running with 4 processes"]
+def test_a_run_without_failures_is_useful_from_its_first_generation_on(live):
+    assert live.texts() == ["forming generation 1 with 4 processes", "running with 4 processes"]
     assert live.at(5.5).spent() == {"startup": 2, "useful": 3.5}
     goodput = live.journal.goodput(105.5)
     assert goodput["goodput"] == 3.5 / 5.5
@@ -308,7 +308,7 @@ def test_who_comes_back_is_admitted_and_costs_what_it_takes_after_the_last_itera
 
 def test_joiners_do_not_hide_a_recovery_whose_first_iteration_still_runs(live):
     live.die(D).at(6).form(held={3}).start(D).enter(4)
-    assert live.membership.epoch.form.after == 5
+    assert live.membership.generation.form.after == 5
     live.at(7).finish(4, A, B, C)
     assert [note.fields["recovery_s"] for note in live.noted("recovery")] == [2]
     live.at(8).finish(5, A, B, C).at(9).form(held={5}).enter(6).at(10).finish(6)
@@ -334,7 +334,7 @@ def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live)
     live.die(D).form(held={3}).enter(4).at(6).finish(4).enter(5).start(D)
     for second in (7.5, 9, 10.5, 12, 12.5):
         live.at(second).alive()
-    assert live.membership.epoch.form.after is None
+    assert live.membership.generation.form.after is None
     live.at(13).form(held={4}).enter(5).at(14).finish(5)
     assert live.spent() == {"startup": 2, "useful": 5, "reconfiguration": 0.5, "rerun": 6.5}
     assert [note.fields["join_s"] for note in live.noted("join")] == [8]
@@ -342,7 +342,7 @@ def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live)
 
 def test_a_member_that_cannot_go_on_is_a_failure_too(live):
     live.of(Ready, A, 0, 1).tick().at(6).form(held={3}).enter(4).at(7).finish(4)
-    assert "process 0:0 lives, but cannot go on in epoch 1" in live.texts()
+    assert "process 0:0 lives, but cannot go on in generation 1" in live.texts()
     goodput = live.journal.goodput(live.time)
     assert [goodput[f"num_{what}"] for what in ("deaths", "recoveries")] == [0, 1]
 
@@ -367,7 +367,7 @@ def test_all_who_are_started_again_are_one_line_and_one_recovery(live):
     for second in (6.5, 8, 9.5, 11):
         live.at(second).alive()
     live.at(11.5).alive()
-    live.at(12).form(held={3}).enter(4)  # a new epoch, which does not help
+    live.at(12).form(held={3}).enter(4)  # a new generation, which does not help
     live.texts()
     for second in (13.5, 15, 16.5, 18):
         live.at(second).alive()
@@ -381,11 +381,11 @@ def test_all_who_are_started_again_are_one_line_and_one_recovery(live):
     assert live.texts() == ["processes 0:0, 0:1, 1:0 and 1:1 are back"]
     live.at(19.5).form(held={3}).enter(4).at(20.5).finish(4)
     assert live.noted("recovery")[0].fields["detection_s"] == 6.5
-    # The iteration that the new epoch broke off had taken 6.5 s by then.
+    # The iteration that the new generation broke off had taken 6.5 s by then.
     assert live.spent() == {"startup": 2, "useful": 4, "rerun": 6.5, "detection": 6.5, "reconfiguration": 1.5}
 
 
-def test_where_an_epoch_starts_from_a_checkpoint_is_heard_from_its_members(live):
+def test_where_an_generation_starts_from_a_checkpoint_is_heard_from_its_members(live):
     """Beats without an iteration say nothing yet; 2 and 3 are run again."""
     live.die(D).at(6).form(held=()).beat(0, 0).texts()
     live.enter(2).at(7).finish(2).enter(3).at(8).finish(3).at(9).finish(4)
@@ -425,7 +425,7 @@ def test_what_is_told_twice_or_too_late_is_noted_once(live):
     assert live.journal.goodput(live.time)["num_deaths"] == len(live.noted("death")) == 1
 
 
-def test_who_cannot_go_on_before_the_first_epoch_has_gone_is_no_failure():
+def test_who_cannot_go_on_before_the_first_generation_has_gone_is_no_failure():
     history = History().start(*ALL)
     history.of(Ready, A, 0, 1).tick().at(2).form(held=()).enter(1).at(3).finish(1)
     assert history.noted("cannot_go_on") == history.noted("recovery") == []
@@ -508,7 +508,7 @@ class Drill(History):
 
     def act(self, action, who, seconds):
         self.time += seconds
-        process, epoch = ALL[who], self.membership.epoch
+        process, generation = ALL[who], self.membership.generation
         state = self.membership.seats[process].state
         match action:
             case "kill" if state is not State.DEAD:
@@ -516,17 +516,17 @@ class Drill(History):
                 self.die(process)
             case "start" if state is State.DEAD:
                 self.start(process)
-            case "cannot go on" if epoch is not None and epoch.is_live:
-                self.of(Ready, process, 0, epoch.form.number)
-            case "form" if epoch is not None and not epoch.is_live:
-                self.form_all(epoch)
-            case "run" if epoch is not None and (epoch.is_live or epoch.form.after is not None):
-                self.run(process, epoch)
+            case "cannot go on" if generation is not None and generation.is_live:
+                self.of(Ready, process, 0, generation.form.number)
+            case "form" if generation is not None and not generation.is_live:
+                self.form_all(generation)
+            case "run" if generation is not None and (generation.is_live or generation.form.after is not None):
+                self.run(process, generation)
         self.reap()
 
-    def form_all(self, epoch):
-        for member in epoch.missing:
-            self.tell(Formed(member, epoch.form.number, self.kept.get(member.process, frozenset()), self.time))
+    def form_all(self, generation):
+        for member in generation.missing:
+            self.tell(Formed(member, generation.form.number, self.kept.get(member.process, frozenset()), self.time))
         self.tick()
 
     def tell(self, event):
@@ -536,16 +536,16 @@ class Drill(History):
             if isinstance(command, Go):
                 stamp = command.stamp or Stamp(command.number, 0)
                 self.first = stamp.step
-                self.kept = {member.process: frozenset({stamp}) for member in self.membership.epoch.form.members}
+                self.kept = {member.process: frozenset({stamp}) for member in self.membership.generation.form.members}
         return self
 
-    def run(self, process, epoch):
+    def run(self, process, generation):
         """One process finishes its next iteration, for which the others are not more than one behind."""
         seat = self.membership.seats[process]
         if process not in self.running() or seat.state is State.DEAD:
             return
         step = max(stamp.step for stamp in self.kept[process]) + 1
-        if epoch.form.after is not None and not epoch.is_live and step > epoch.form.after:
+        if generation.form.after is not None and not generation.is_live and step > generation.form.after:
             return
         if any(max(s.step for s in self.kept[other]) < step - 1 for other in self.running()):
             return

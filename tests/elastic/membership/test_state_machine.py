@@ -63,11 +63,11 @@ class Script:
         return [command for process in processes for command in self.tell(Died, process, 0, "killed")]
 
     def formed(self, held_by, of=None):
-        """They hold states after these iterations, of the epoch that ran last unless told."""
-        epoch = self.membership.went if of is None else of
+        """They hold states after these iterations, of the generation that ran last unless told."""
+        generation = self.membership.went if of is None else of
         self.left(*held_by)
         for process, held in held_by.items():
-            self.tell(Formed, process, self.membership.number, frozenset(Stamp(epoch, step) for step in held), 0)
+            self.tell(Formed, process, self.membership.number, frozenset(Stamp(generation, step) for step in held), 0)
 
     def left(self, *processes):
         """The commands that came of it."""
@@ -87,7 +87,7 @@ class Script:
         return tuple(self.membership.seats[process].member for process in processes)
 
     def alive(self):
-        """Everybody who has not died beats, without being in an iteration of this epoch."""
+        """Everybody who has not died beats, without being in an iteration of this generation."""
         for process, seat in self.membership.seats.items():
             if seat.state is not State.DEAD:
                 self.tell(Beat, process, 0, 0, 0, 0)
@@ -95,7 +95,7 @@ class Script:
 
 @pytest.fixture
 def live():
-    """A run whose first epoch is live, with everybody in iteration 5."""
+    """A run whose first generation is live, with everybody in iteration 5."""
     script = Script()
     script.start(A, B, C, D)
     script.ready(A, B, C, D)
@@ -107,7 +107,7 @@ def live():
     return script
 
 
-def test_the_first_epoch_waits_until_everybody_is_ready_and_everybody_has_formed():
+def test_the_first_generation_waits_until_everybody_is_ready_and_everybody_has_formed():
     script = Script()
     script.start(A, B, C, D)
     script.ready(A, B, C)
@@ -121,7 +121,7 @@ def test_the_first_epoch_waits_until_everybody_is_ready_and_everybody_has_formed
     assert script.tick() == []
 
 
-def test_who_is_not_ready_in_time_is_killed_and_the_first_epoch_forms_without_it():
+def test_who_is_not_ready_in_time_is_killed_and_the_first_generation_forms_without_it():
     script = Script()
     script.start(A, B, C, D)
     script.time = 9.5
@@ -142,20 +142,20 @@ def test_a_run_that_never_has_somebody_for_a_stage_says_so():
     assert script.tick() == []
 
 
-def test_a_death_makes_an_epoch_of_the_others_that_goes_on_where_all_of_them_can(live):
+def test_a_death_makes_an_generation_of_the_others_that_goes_on_where_all_of_them_can(live):
     live.die(D)
     assert live.tick() == [Form(2, live.now(A, B, C))]
     live.formed({A: {4, 5}, B: {3, 4}, C: {3, 4}})
     assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
 
 
-def test_two_deaths_at_once_are_one_epoch(live):
+def test_two_deaths_at_once_are_one_generation(live):
     live.die(A, D)
     assert live.tick() == [Form(2, live.now(B, C))]
     assert live.tick() == []
 
 
-def test_a_death_while_forming_makes_a_newer_epoch_and_answers_to_the_older_are_not_counted(live):
+def test_a_death_while_forming_makes_a_newer_generation_and_answers_to_the_older_are_not_counted(live):
     live.die(D)
     live.tick()
     live.formed({A: {4}, B: {4}})
@@ -229,7 +229,7 @@ def joining(script):
     assert script.tick() == [Form(3, script.now(A, B, C, D), after=9)]
 
 
-def test_a_death_while_somebody_joins_makes_an_epoch_of_all_who_are_ready(live):
+def test_a_death_while_somebody_joins_makes_an_generation_of_all_who_are_ready(live):
     joining(live)
     live.die(A)
     assert live.tick() == [Form(4, live.now(B, C, D))]
@@ -237,7 +237,7 @@ def test_a_death_while_somebody_joins_makes_an_epoch_of_all_who_are_ready(live):
     assert live.tick() == [Go(4, Stamp(2, 8), live.now(B, C))]
 
 
-def test_a_joiner_that_dies_costs_an_epoch_but_no_iteration(live):
+def test_a_joiner_that_dies_costs_an_generation_but_no_iteration(live):
     joining(live)
     live.die(D)
     assert live.tick() == [Form(4, live.now(A, B, C))]
@@ -252,7 +252,7 @@ def test_members_that_never_end_the_iteration_before_a_join_are_told_to_abort(li
     assert live.tick(0.5) == [Form(4, live.now(A, B, C, D))]
 
 
-def test_a_member_that_cannot_go_on_though_all_live_gets_a_new_epoch_of_the_same(live):
+def test_a_member_that_cannot_go_on_though_all_live_gets_a_new_generation_of_the_same(live):
     live.tell(Ready, A, 0, 1)
     assert live.tick() == [Form(2, live.now(A, B, C, D))]
     live.tell(Ready, B, 0, 1)
@@ -332,7 +332,7 @@ def test_a_stuck_process_whose_heart_beats_is_found_by_its_progress(live):
 
 
 def stuck(script):
-    """All have begun an iteration that nobody ends: an epoch of the same members is to show who hangs."""
+    """All have begun an iteration that nobody ends: a generation of the same members is to show who hangs."""
     for _ in range(4):
         script.beat(dict.fromkeys([A, B, C, D], 5))
         assert script.tick(1.5) == []
@@ -354,7 +354,7 @@ def test_who_hangs_with_all_others_is_found_since_it_does_not_leave(live):
     assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C))]
 
 
-def test_all_are_restarted_where_a_new_epoch_does_not_help_and_may_find_their_state_again(live):
+def test_all_are_restarted_where_a_new_generation_does_not_help_and_may_find_their_state_again(live):
     stuck(live)
     live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
     assert live.tick() == [Go(2, Stamp(1, 5), live.now(A, B, C, D))]
@@ -424,7 +424,7 @@ def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
     assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
 
 
-def test_the_newest_state_is_that_of_the_newest_epoch_that_every_stage_has(live):
+def test_the_newest_state_is_that_of_the_newest_generation_that_every_stage_has(live):
     live.die(D)
     live.tick()
     live.formed({A: {6}}, of=1)
@@ -487,11 +487,11 @@ def elastic():
 
 
 def find(script, *found):
-    """The first of those who have formed knows of slices elsewhere: process, epoch, iteration."""
-    epoch = script.membership.epoch
+    """The first of those who have formed knows of slices elsewhere: process, generation, iteration."""
+    generation = script.membership.generation
     script.membership = replace(
         script.membership,
-        epoch=replace(epoch, found=frozenset((process, Stamp(of, step)) for process, of, step in found)),
+        generation=replace(generation, found=frozenset((process, Stamp(of, step)) for process, of, step in found)),
     )
 
 

@@ -47,11 +47,11 @@ class Simulated:
         is_dead: whether the supervisor has been told that it died, or does not count on that any more.
         is_undead: whether it cannot be killed, nor dies by itself; it may go on as if nothing were.
         killed_at: when it was to be killed first; None: never.
-        number: of the epoch that it formed last, and runs if it ``runs``.
-        leaving: the epoch that it is about to form.
+        number: of the generation that it formed last, and runs if it ``runs``.
+        leaving: the generation that it is about to form.
         states: by stamp, what its state comes from.
-        kept: the same when it last left an epoch; its next life finds it.
-        done, begun, ended: iterations; the last two of this epoch.
+        kept: the same when it last left a generation; its next life finds it.
+        done, begun, ended: iterations; the last two of this generation.
     """
 
     member: Member
@@ -86,7 +86,7 @@ class Simulated:
 class World:
     """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
 
-    num_epochs = 0
+    num_generations = 0
 
     def __init__(self, topology, by_rank, is_elastic):
         processes = processes_of(topology, by_rank=by_rank)
@@ -184,7 +184,7 @@ class World:
             return
         match one.inbox.popleft():
             case Form(number, members, after) as form:
-                assert number > one.number, "the number of an epoch goes back"
+                assert number > one.number, "the number of a generation goes back"
                 assert one.member in members
                 if one.runs and after is not None and max(one.begun, one.done + 1) <= after:
                     one.leaving = form
@@ -198,7 +198,7 @@ class World:
             case Go(number, stamp, _, cut):
                 assert number == one.number
                 if stamp is None or cut is not None:
-                    what = "checkpoint" if stamp is None else f"iteration {stamp.step}, cut anew in epoch {number}"
+                    what = "checkpoint" if stamp is None else f"iteration {stamp.step}, cut anew in generation {number}"
                     stamp = Stamp(number, 0 if stamp is None else stamp.step)
                     one.states = {stamp: what}
                     self.cut_of[stamp] = self.processes_in(number)
@@ -233,7 +233,7 @@ class World:
             one.begun = begun[one.member] = one.done + 1
         elif all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
             one.done = one.ended = one.begun
-            one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of epoch {one.number}"
+            one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of generation {one.number}"
             self.cut_of[Stamp(one.number, one.done)] = self.processes_in(one.number)
             one.states = {stamp: state for stamp, state in one.states.items() if stamp.step > one.done - 2}
             if one.leaving is not None and one.done >= one.leaving.after:
@@ -244,18 +244,18 @@ class World:
 
     def check_form(self, form):
         before = self.forms.setdefault(form.number, form)
-        assert before.members == form.members, "an epoch has two sets of members"
-        assert before is form, "an epoch is formed twice"
+        assert before.members == form.members, "a generation has two sets of members"
+        assert before is form, "a generation is formed twice"
         self.answers[form.number], self.begun[form.number], self.have_left[form.number] = {}, {}, set()
-        World.num_epochs += 1
+        World.num_generations += 1
         left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
         assert not left_out, "who may still run is left out"
         assert not self.retired & {process for process, _ in form.members}, "a retired process is a member again"
 
     def check_go(self, go):
         members, answers = self.forms[go.number].members, self.answers[go.number]
-        assert set(answers) == set(members), "an epoch goes before all have formed it"
-        assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "an epoch goes on from two states"
+        assert set(answers) == set(members), "a generation goes before all have formed it"
+        assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "a generation goes on from two states"
         held_by = {member.process: held for member, held in answers.items()}
         holders = {member.process for member in go.holders}
         if go.stamp is not None:
@@ -286,7 +286,7 @@ class World:
     def check_no_loss(self, go, members, answers):
         """Where those who ran last are enough, no more than the newest iteration is run again."""
         ran = max((number for number in self.goes if number < go.number), default=None)
-        survivors = [member for member in members if ran in (stamp.epoch for stamp in answers[member])]
+        survivors = [member for member in members if ran in (stamp.generation for stamp in answers[member])]
         newest = max((stamp.step for member in survivors for stamp in answers[member]), default=0)
         if survivors and self.are_enough({member.process for member in survivors}):
             worth = 2 if self.is_elastic and go.is_whole else 1
@@ -306,13 +306,13 @@ class World:
                 assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"
 
     def check_running(self):
-        """No two epochs are run at the same time by processes that the run counts on.
+        """No two generations are run at the same time by processes that the run counts on.
 
-        Whoever is retired may still run. It is in no epoch from then on, and what it says changes nothing, see
-        ``deliver``; an iteration of its own epoch needs all who are in that, and the others have left.
+        Whoever is retired may still run. It is in no generation from then on, and what it says changes nothing, see
+        ``deliver``; an iteration of its own generation needs all who are in that, and the others have left.
         """
         numbers = {one.number for one in self.everybody if one.is_running}
-        assert len(numbers) <= 1, "two epochs are run at the same time"
+        assert len(numbers) <= 1, "two generations are run at the same time"
         assert not numbers or max(numbers) == max(self.goes)
 
     # What happens when nothing goes wrong for a while.
@@ -343,16 +343,16 @@ class World:
         )
 
     def is_well(self):
-        """Everybody who can be is a member of a live epoch and runs it, and nobody else is left."""
-        able, epoch = self.able(), self.membership.epoch
+        """Everybody who can be is a member of a live generation and runs it, and nobody else is left."""
+        able, generation = self.able(), self.membership.generation
         if not able:
-            return epoch is None
+            return generation is None
         members = [self.newest[process] for process in able]
         return (
-            epoch is not None
-            and epoch.is_live
-            and {process for process, _ in epoch.form.members} == able
-            and all(one.runs and one.can_act and one.number == epoch.form.number for one in members)
+            generation is not None
+            and generation.is_live
+            and {process for process, _ in generation.form.members} == able
+            and all(one.runs and one.can_act and one.number == generation.form.number for one in members)
             and not any(one.is_up for one in self.everybody if one is not self.newest[one.member.process])
         )
 
@@ -438,7 +438,7 @@ class Chaos(RuleBasedStateMachine):
         self.world.stumble(self.one(who))
 
     @invariant()
-    def only_one_epoch_runs(self):
+    def only_one_generation_runs(self):
         if hasattr(self, "world"):
             self.world.check_running()
 
@@ -451,14 +451,14 @@ class Chaos(RuleBasedStateMachine):
         # As long as it takes to find out about heartbeats that were missed before.
         self.world.settle(8)
         rounds = next((n for n in range(80) if self.world.is_well() or self.world.settle(1)), None)
-        assert rounds is not None, "no epoch of everybody comes"
+        assert rounds is not None, "no generation of everybody comes"
         members = [self.world.newest[process] for process in self.world.able()]
         done = [one.done for one in members]
         self.world.settle(3)
-        assert not members or min(one.done for one in members) > min(done), "an epoch of everybody does nothing"
+        assert not members or min(one.done for one in members) > min(done), "a generation of everybody does nothing"
 
 
-def test_in_a_thousand_epochs_and_more_members_never_disagree_and_always_come_together_again():
-    World.num_epochs = 0
+def test_in_a_thousand_generations_and_more_members_never_disagree_and_always_come_together_again():
+    World.num_generations = 0
     run_state_machine_as_test(Chaos, settings=settings(max_examples=200, stateful_step_count=80, deadline=None))
-    assert World.num_epochs >= 1000
+    assert World.num_generations >= 1000

@@ -154,7 +154,7 @@ def test_an_iteration_whose_recorders_died_before_they_told_it_is_told_by_who_ha
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
 
 
-def test_where_a_new_epoch_does_not_help_all_are_started_again_and_find_what_they_kept(tmp_path, monkeypatch):
+def test_where_a_new_generation_does_not_help_all_are_started_again_and_find_what_they_kept(tmp_path, monkeypatch):
     mark = tmp_path / "hang"
     patched(tmp_path, monkeypatch, HANGING.format(mark=str(mark)))
     config = write_config(tmp_path, (2, 1, 1), 10**6)

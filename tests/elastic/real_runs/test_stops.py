@@ -77,7 +77,7 @@ def test_a_second_signal_ends_all_at_once_and_an_older_checkpoint_is_whole(tmp_p
 def test_a_stop_while_the_first_program_is_compiled_is_not_waited_for(tmp_path):
     config = write_config(tmp_path, (2, 1, 1), 10**6)
     with launched(config) as process:
-        wait_for(process, "forming epoch 1")
+        wait_for(process, "forming generation 1")
         rest, took_s = stop(process, config, signal.SIGTERM)
     assert took_s < WITHIN_S
     assert "stopping: waits" not in rest

@@ -75,7 +75,7 @@ def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept
     partial = replace(keeper.experiment.checkpoint, experts_per_layer=1)
     setup = replace(keeper.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
     three, processes = replace(keeper, experiment=setup), processes_of(setup.topology, by_rank=True)
-    assert three.load(epoch=5, processes=processes).step == 4
+    assert three.load(generation=5, processes=processes).step == 4
 
     def classes(of, parts, name):
         slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
@@ -147,7 +147,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
     save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
-    start, stamp = keeper.load(epoch=1, processes=processes_of(setup.topology)), Stamp(1, 2)
+    start, stamp = keeper.load(generation=1, processes=processes_of(setup.topology)), Stamp(1, 2)
 
     program = setup.program()
     state = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)

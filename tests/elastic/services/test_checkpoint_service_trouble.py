@@ -44,7 +44,7 @@ def flip(path):
 
 def part_of(keeper, process, stamp):
     (pipeline, stage), rank = process
-    return keeper.keeps / f"{pipeline}-{stage}-{rank}" / f"state-{stamp.epoch}-{stamp.step}"
+    return keeper.keeps / f"{pipeline}-{stage}-{rank}" / f"state-{stamp.generation}-{stamp.step}"
 
 
 def served(keeper, *commands):
@@ -99,7 +99,7 @@ def block_directory(keeper, _):
     ],
 )
 def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kept, spoil, why):
-    keeper.load(epoch=3, processes=RANKS, step=2)
+    keeper.load(generation=3, processes=RANKS, step=2)
     spoil(elsewhere, kept)
     (answer,) = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
     assert answer[:2] == ("save", 4)
@@ -120,7 +120,7 @@ def test_a_placement_with_a_class_without_a_slot_is_not_saved():
 
 
 def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(keeper, elsewhere, tmp_path, monkeypatch):
-    keeper.load(epoch=3, processes=RANKS, step=4)
+    keeper.load(generation=3, processes=RANKS, step=4)
     block_directory(elsewhere, None)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -281,7 +281,7 @@ def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
     assert answer.facts == whole.facts | {"iterations_uncounted": 1}
     tally = read_manifest(checkpoint_path(elsewhere.checkpoints, 4), "checkpoint").ledger.tally
     assert tally.num_uncounted == 1
-    plan = elsewhere.load(epoch=7, processes=RANKS)
+    plan = elsewhere.load(generation=7, processes=RANKS)
     assert restore_lines(plan, plan.manifest.ledger)[2].endswith(
         "so far: 0.0000 at most: iterations without a record: 1"
     )

@@ -54,8 +54,8 @@ def handover(elastic, ranks):
     return Handover(elastic.handed, elastic.keeps, ranks)
 
 
-def recut(keeper, cut, processes, stamp=NOW, epoch=5):
-    return keeper.follow(Reshard(stamp, ShardLayout(tuple(cut), (3,)), epoch, tuple(processes)))
+def recut(keeper, cut, processes, stamp=NOW, generation=5):
+    return keeper.follow(Reshard(stamp, ShardLayout(tuple(cut), (3,)), generation, tuple(processes)))
 
 
 def expected(keeper, num_ranks):
@@ -148,7 +148,7 @@ def test_what_is_nowhere_is_told_in_one_line(elastic, handover, ranks, whole, tm
     answer = recut(nowhere, ranks, ranks[:1])
     assert isinstance(answer, Failed)
     assert answer[:2] == ("recut", 4)
-    assert answer.epoch == 5
+    assert answer.generation == 5
     assert answer.why.startswith("rank 1 is lost, and its slice of ")
     assert len(answer.why.splitlines()) == 1
 
@@ -173,7 +173,7 @@ def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, r
 
 
 def test_a_checkpoint_is_read_on_as_many_ranks_as_there_are(elastic, ranks):
-    elastic.load(epoch=5, processes=ranks[1:])
+    elastic.load(generation=5, processes=ranks[1:])
     assert is_as_it_was(elastic, ranks[1])
 
 
