@@ -140,7 +140,7 @@ def _launch(
     ):
         commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
-        terms = RunSpec(
+        run_spec = RunSpec(
             processes,
             commands.member,
             logs,
@@ -155,7 +155,7 @@ def _launch(
         preparer = commands.preparer() if options.prepare == "next" else None
         keeper = commands.keeper(directory.path)
         children = entrance.children(directory.path, scratch, commands.node, deadlines)
-        return _supervise(experiment, directory, done, terms, children, keeper, preparer, interrupt)
+        return _supervise(experiment, directory, done, run_spec, children, keeper, preparer, interrupt)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _supervise(
     experiment: Experiment,
     directory: RunDirectory,
     done: int,
-    terms: RunSpec,
+    run_spec: RunSpec,
     family: AbstractContextManager[Children],
     keeper: Sequence[str],
     preparer: Sequence[str] | None,
@@ -208,23 +208,23 @@ def _supervise(
         pipelines=topology.num_pipelines,
         stages=topology.num_stages,
         ranks=topology.num_expert_ranks,
-        processes=[str(process) for process in terms.processes],
+        processes=[str(process) for process in run_spec.processes],
     )
     with (
         Display(directory.path.name, experiment.num_steps, begun) as display,
         BackgroundCalls() as behind,
         family as children,
     ):
-        terms.logs.mkdir(exist_ok=True)
+        run_spec.logs.mkdir(exist_ok=True)
         reporter = Reporter(Journal(begun), display, directory, behind, done)
-        log, limits = terms.log(KEEPER), terms.deadlines
-        preparing = CompileClient(children, preparer, terms.log(PREPARER), limits.start, limits.heartbeat)
+        log, limits = run_spec.log(KEEPER), run_spec.deadlines
+        preparing = CompileClient(children, preparer, run_spec.log(PREPARER), limits.start, limits.heartbeat)
         checkpoints = directory.checkpoints_path
-        saving = CheckpointClient(children, keeper, log, checkpoints, terms.processes, limits.start, limits.saving)
+        saving = CheckpointClient(children, keeper, log, checkpoints, run_spec.processes, limits.start, limits.saving)
         if experiment.checkpoint.every:
             reporter.saved(saving.newest)
         try:
-            with Supervisor(terms, children, saving, preparing, reporter) as supervisor:
+            with Supervisor(run_spec, children, saving, preparing, reporter) as supervisor:
                 _run(supervisor, saving, interrupt)
         except RunError:
             with suppress(OSError, RunError):  # the record may be what has ended the run

@@ -12,12 +12,12 @@ class RestartPolicy:
     """The processes of a run, and how often each has died.
 
     Args:
-        terms: how the run goes.
+        run_spec: how the run goes.
         children: among which they are.
     """
 
-    def __init__(self, terms: RunSpec, children: Children):
-        self._terms, self._children = terms, children
+    def __init__(self, run_spec: RunSpec, children: Children):
+        self._run_spec, self._children = run_spec, children
         self._deaths: Counter[Process] = Counter()
         self._excused: set[Member] = set()
 
@@ -31,7 +31,7 @@ class RestartPolicy:
 
     def dead(self, membership: Membership) -> list[Process]:
         """Whose newest life has ended."""
-        return [process for process, seat in membership.seats.items() if seat.member not in self._children]
+        return [process for process, status in membership.statuses.items() if status.member not in self._children]
 
     def given_up(self, membership: Membership) -> tuple[int, ...]:
         """The stages that nobody will serve any more: too many deaths, or a node that does not come back."""
@@ -45,15 +45,15 @@ class RestartPolicy:
             newest: iteration that somebody has ended; chaos keeps processes down until a later one.
         """
         dead = self.dead(membership)
-        down = {process for process in dead if self._terms.chaos.keeps_down(process, newest)}
+        down = {process for process in dead if self._run_spec.chaos.keeps_down(process, newest)}
         startable = [one for one in dead if not self._is_spent(one, membership) and not self._children.away_s(one)]
         # Where a stage has nobody no iteration ends any more, and no later one would bring anybody back.
         needed = membership.lost_without([process for process in dead if process in down or process not in startable])
         return [process for process in startable if process not in down or process.worker[1] in needed]
 
     def _is_spent(self, process: Process, membership: Membership) -> bool:
-        is_retired = membership.seats[process].state is State.RETIRED
-        return is_retired or self._deaths[process] > self._terms.max_restarts
+        is_retired = membership.statuses[process].state is State.RETIRED
+        return is_retired or self._deaths[process] > self._run_spec.max_restarts
 
     def _is_given_up(self, process: Process, membership: Membership) -> bool:
-        return self._is_spent(process, membership) or self._children.away_s(process) > self._terms.deadlines.start
+        return self._is_spent(process, membership) or self._children.away_s(process) > self._run_spec.deadlines.start

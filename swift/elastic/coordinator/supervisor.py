@@ -78,7 +78,7 @@ class Supervisor:
     """The processes of a run; a context manager, which leaves none behind.
 
     Args:
-        terms: how the run goes.
+        run_spec: how the run goes.
         children: where processes are started.
         saving: its checkpoints.
         preparing: what it has prepared.
@@ -87,21 +87,21 @@ class Supervisor:
 
     def __init__(
         self,
-        terms: RunSpec,
+        run_spec: RunSpec,
         children: Children,
         saving: CheckpointClient,
         preparing: CompileClient,
         reporter: Reporter,
     ):
-        self._terms, self._children, self._saving, self._reporter = terms, children, saving, reporter
+        self._run_spec, self._children, self._saving, self._reporter = run_spec, children, saving, reporter
         self._preparing = preparing
         now = time.monotonic()
-        self._membership = Membership.of(terms.processes, terms.deadlines, now, is_elastic=terms.is_elastic)
+        self._membership = Membership.of(run_spec.processes, run_spec.deadlines, now, is_elastic=run_spec.is_elastic)
         self._services: list[CoordinationService] = []
         self._done: set[Member] = set()
         self._restoring: Go | None = None
         self._killed: dict[Hashable, float] = {}  # the keeper and the preparer, where their deaths are on their way
-        self._roster = RestartPolicy(terms, children)
+        self._restart_policy = RestartPolicy(run_spec, children)
         self._unreadable: DataUnreadable | None = None
         self._base = 0  # the iteration after which the newest generation goes on
         self._turned = self._deaf_until = time.monotonic()
@@ -161,7 +161,7 @@ class Supervisor:
         if self._saving.unsaved is None:
             return None
         self._saving.keep_elsewhere()
-        limit_s = 2 * self._terms.deadlines.saving  # for a keeper that cannot be killed
+        limit_s = 2 * self._run_spec.deadlines.saving  # for a keeper that cannot be killed
         deadline = min(time.monotonic() + limit_s, self._stop_by)
         while self._saving.is_busy and time.monotonic() < deadline:
             if any(death.who == KEEPER and not self._saving.died() for death in self._children.deaths()):
@@ -201,7 +201,7 @@ class Supervisor:
     def _decide(self, now: float) -> None:
         """Lets the membership decide, unless the supervisor itself has just been asleep: it has not heard enough."""
         if now - self._turned > _ASLEEP_S:
-            self._deaf_until = now + self._terms.deadlines.heartbeat
+            self._deaf_until = now + self._run_spec.deadlines.heartbeat
         self._turned = now
         if self._restoring is not None or self._is_done():
             self._membership = self._membership.excused(now)  # who waits for a checkpoint is not late
@@ -209,14 +209,14 @@ class Supervisor:
             return
         self._feed(Tick(now))
         if self._saving.end_if_late():
-            why = f"did not answer for {self._terms.deadlines.saving:g} s"
+            why = f"did not answer for {self._run_spec.deadlines.saving:g} s"
             self._reporter.note("kill", self._reporter.written, f"the {KEEPER} {why}: killed", process=KEEPER, why=why)
             self._killed[KEEPER] = now
         if self._preparing.end_if_silent():
             why = "was not heard in time"
             self._reporter.note("kill", self._reporter.written, None, process=PREPARER, why=why)
             self._killed[PREPARER] = now
-        for who in [who for who, at in self._killed.items() if now - at > self._terms.deadlines.dying]:
+        for who in [who for who, at in self._killed.items() if now - at > self._run_spec.deadlines.dying]:
             self._children.abandon(who)
             self._mourn(Death(who, "could not be killed", now))
 
@@ -225,8 +225,8 @@ class Supervisor:
         return generation is not None and generation.is_live and set(generation.form.members) <= self._done
 
     def _hear(self, news: News, who: Member) -> None:
-        seat = self._membership.seats[who.process]
-        if (seat.member != who or not seat.is_there) and not isinstance(news, Message):
+        status = self._membership.statuses[who.process]
+        if (status.member != who or not status.is_there) and not isinstance(news, Message):
             return  # of iterations and states only those count that are the run's; the membership ends who says more
         match news:
             case Record(record):
@@ -311,7 +311,7 @@ class Supervisor:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Form(_, members, _):
-                self._services.append(CoordinationService(len(members), self._terms.services))
+                self._services.append(CoordinationService(len(members), self._run_spec.services))
                 self._done, self._restoring, self._is_loading = set(), None, False
                 self._say(members, FormGroup(command, self._services[-1].address))
             case Enter(_, members):
@@ -326,9 +326,9 @@ class Supervisor:
             case Retire(member, _):
                 self._children.abandon(member)
             case RestartAll():
-                self._kill_all([seat.member for seat in self._membership.seats.values()])
+                self._kill_all([status.member for status in self._membership.statuses.values()])
             case GiveUp(process, why):
-                log = self._terms.log(str(process))
+                log = self._run_spec.log(str(process))
                 if log.exists():  # else it could not even be started
                     last = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
                     self._reporter.tell("\n".join([f"the last lines of {log}:", *last]))
@@ -337,7 +337,7 @@ class Supervisor:
     def _go(self, go: Go) -> None:
         """Lets the members run, from the newest state there is: theirs, or that of a checkpoint."""
         saved = self._saving.newest
-        is_lost = go.stamp is None and (self._reporter.written > 0 or self._terms.resumed)
+        is_lost = go.stamp is None and (self._reporter.written > 0 or self._run_spec.resumed)
         if is_lost and saved is None and not self._saving.is_busy:
             raise RunError(f"nobody is left who has the state of some stage: stopped; {self._remedy()}")
         generation = self._membership.generation
@@ -387,8 +387,8 @@ class Supervisor:
         self._saving.go_on(processes)
         self._saving.start()
         there = {process.worker for process in processes}
-        failed = frozenset(process.worker for process in self._terms.processes if process.worker not in there)
-        self._preparing.ask(CompileRequest(failed, len(processes) if self._terms.is_elastic else None))
+        failed = frozenset(process.worker for process in self._run_spec.processes if process.worker not in there)
+        self._preparing.ask(CompileRequest(failed, len(processes) if self._run_spec.is_elastic else None))
 
     def _look_ahead(self) -> None:
         """Has what may be needed next prepared, once the members have what they need now: their cores come first."""
@@ -396,8 +396,8 @@ class Supervisor:
             self._preparing.follow()
 
     def _start(self, process: Process) -> None:
-        member = Member(process, self._membership.seats[process].member.incarnation + 1)
-        self._children.start(member, self._terms.command(process), self._terms.log(str(process)))
+        member = Member(process, self._membership.statuses[process].member.incarnation + 1)
+        self._children.start(member, self._run_spec.command(process), self._run_spec.log(str(process)))
         self._feed(Started(member, time.monotonic()))
 
     def _mourn(self, death: Death) -> None:
@@ -411,38 +411,38 @@ class Supervisor:
                 self._reporter.note("prepare_failed", self._reporter.written, why, error=why)
         elif isinstance(death.who, Member):
             process = death.who.process
-            is_spared = self._membership.seats[process].spared
+            is_spared = self._membership.statuses[process].spared
             if death.is_own:
-                self._roster.mourn(death.who)
+                self._restart_policy.mourn(death.who)
             self._feed(Died(death.who, death.time, death.why, death.is_own))
-            if self._terms.recovery == "restart" and not is_spared and self._membership.generation is not None:
+            if self._run_spec.recovery == "restart" and not is_spared and self._membership.generation is not None:
                 self._apply(*self._membership.restarted(f"{process} died", death.time), Tick(death.time))
 
     def _kill_all(self, members: Sequence[Member]) -> None:
         for member in members:
-            self._roster.excuse(member)
+            self._restart_policy.excuse(member)
             self._children.signal(member, signal.SIGKILL)
 
     def _make_trouble(self) -> None:
         """Does what chaos asks for, and starts again whoever is dead and may come back."""
-        seats = self._membership.seats
-        newest = max((seat.finished for seat in seats.values()), default=0)
-        for trouble in self._terms.chaos.harm(newest):
-            member = seats[trouble.process].member
+        statuses = self._membership.statuses
+        newest = max((status.finished for status in statuses.values()), default=0)
+        for trouble in self._run_spec.chaos.harm(newest):
+            member = statuses[trouble.process].member
             if member in self._children:
                 self._harm(trouble.kind, member)
-        if not self._roster.dead(self._membership) or self._is_recovering():
+        if not self._restart_policy.dead(self._membership) or self._is_recovering():
             return  # the cores are for those who go on; to start a process takes seconds of them
-        if self._is_stopping and self._terms.recovery == "live":
+        if self._is_stopping and self._run_spec.recovery == "live":
             return  # who comes back would only hold up the others
-        lost = self._roster.given_up(self._membership)
+        lost = self._restart_policy.given_up(self._membership)
         if lost:
             stages = ", ".join(map(str, lost))
             away = (
                 " (or whose node has come back)" if any(map(self._children.away_s, self._membership.processes)) else ""
             )
             raise RunError(f"stage {stages} has nobody left that may be started again{away}: stopped; {self._remedy()}")
-        for process in self._roster.due(self._membership, newest):
+        for process in self._restart_policy.due(self._membership, newest):
             self._start(process)
 
     def _is_recovering(self) -> bool:
@@ -450,12 +450,12 @@ class Supervisor:
         generation = self._membership.generation
         if generation is None or self._restoring is not None:
             return False
-        ended = [self._membership.seats[process].finished > self._base for process, _ in generation.form.members]
+        ended = [self._membership.statuses[process].finished > self._base for process, _ in generation.form.members]
         return not generation.is_live or not all(ended)
 
     def _harm(self, how: str, member: Member) -> None:
         self._reporter.harmed(member.process, how, time.monotonic())
-        self._roster.excuse(member)
+        self._restart_policy.excuse(member)
         if how == "hang":
             self._say([member], Hang())
         else:
@@ -463,7 +463,7 @@ class Supervisor:
 
     def _stop_in_order(self) -> None:
         """Has the last iteration kept as a checkpoint, as far as there is time for that."""
-        limit_s, told = self._terms.deadlines.stopping, ""
+        limit_s, told = self._run_spec.deadlines.stopping, ""
         self._stop_by, self._is_stopping, self._saved = time.monotonic() + limit_s, True, self._saving.newest or 0
         self._halt()
         while awaited := self._awaited():
@@ -484,7 +484,7 @@ class Supervisor:
         newest, is_saving = self._reporter.written, self._saving.is_busy and not self._is_loading
         if self._is_done() or (self._halted and is_saving):
             return "the checkpoint" if is_saving else ""
-        is_lost = self._membership.generation is None and self._terms.recovery == "live"
+        is_lost = self._membership.generation is None and self._run_spec.recovery == "live"
         if newest <= self._saved or is_lost or self._is_loading:
             return ""
         if self._halted == self._membership.went and self._halted == self._membership.number:
@@ -503,7 +503,7 @@ class Supervisor:
             or self._halted == generation.form.number
         ):
             return
-        entered = max(self._membership.seats[process].entered for process, _ in generation.form.members)
+        entered = max(self._membership.statuses[process].entered for process, _ in generation.form.members)
         # So far that nobody is beyond it before it hears of it: all have to end the same iteration.
         self._last = entered + max(1, math.ceil(_HEARING_S / max(min(self._steps_s), 1e-3)))
         self._halted = generation.form.number
@@ -536,7 +536,7 @@ class Supervisor:
             self._children.say(member, line)
 
     def _stop(self) -> None:
-        members = [seat.member for seat in self._membership.seats.values() if seat.member in self._children]
+        members = [status.member for status in self._membership.statuses.values() if status.member in self._children]
         self._say(members, Stop())
         self._children.wait_for(members)
 

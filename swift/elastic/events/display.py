@@ -124,19 +124,19 @@ def worker_table(membership: Membership) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for process in sorted(membership.processes, key=lambda process: (process.worker[::-1], process.rank)):
         (pipeline, stage), rank = process
-        seat = membership.seats[process]
+        status = membership.statuses[process]
         place = (stage, pipeline, *[rank] * has_ranks)
-        table.add_row(*map(str, place), *_state(seat, membership), str(max(0, seat.member.incarnation)))
+        table.add_row(*map(str, place), *_state(status, membership), str(max(0, status.member.incarnation)))
     return table
 
 
-def _state(seat: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
+def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
     """A process's state as a word, its iteration, and its generation."""
-    word, generation = "killed" if seat.doomed else str(seat.state), membership.generation
-    winds_down = generation is not None and generation.form.after is not None and seat.member in generation.missing
-    if seat.state is State.LIVE or (winds_down and seat.lived == membership.went):
-        return word, str(seat.entered or "-"), str(seat.lived)
-    return word, "-", str(membership.number) if seat.state is State.FORMING else "-"
+    word, generation = "killed" if status.is_dying else str(status.state), membership.generation
+    winds_down = generation is not None and generation.form.after is not None and status.member in generation.missing
+    if status.state is State.LIVE or (winds_down and status.lived == membership.went):
+        return word, str(status.entered or "-"), str(status.lived)
+    return word, "-", str(membership.number) if status.state is State.FORMING else "-"
 
 
 def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:

@@ -59,7 +59,7 @@ class Journal:
     def __init__(self, time: float):
         self._goodput = Goodput(time)
         self._killed_at: dict[Process, float] = {}  # on purpose
-        self._doomed: dict[Member, Failure] = {}
+        self._failures: dict[Member, Failure] = {}
         self._running: tuple[Member, ...] = ()  # of the generation that went last
         self._base: int | None = None  # the iteration that it has gone on after; None: nobody has told yet
         self._step = 0
@@ -119,8 +119,8 @@ class Journal:
             case Died():
                 return self._died(event, before, after)
             case Ready(member, time, number):
-                was_in = before.seats[member.process].state in (State.FORMING, State.LIVE)
-                if not was_in or after.seats[member.process].state is not State.WAITING or not before.went:
+                was_in = before.statuses[member.process].state in (State.FORMING, State.LIVE)
+                if not was_in or after.statuses[member.process].state is not State.WAITING or not before.went:
                     return []
                 self._fail(member, Failure(time, time), time)
                 text = f"process {member.process} lives, but cannot go on in generation {number}"
@@ -133,28 +133,28 @@ class Journal:
 
     def _died(self, event: Died, before: Membership, after: Membership) -> list[Note]:
         member, time, why, _ = event
-        process, seat = member.process, before.seats[member.process]
-        if seat.member != member or not seat.is_there:
+        process, status = member.process, before.statuses[member.process]
+        if status.member != member or not status.is_there:
             return []
         self._num_deaths += 1
         killed_at = self._killed_at.pop(process, time)
-        doom = self._doomed.pop(member, Failure(min(killed_at, time), time))
+        failure = self._failures.pop(member, Failure(min(killed_at, time), time))
         text = f"process {process} died ({why})"
         if before.went and before.generation is not None and member in before.generation.form.members:
-            self._fail(member, doom, time)
+            self._fail(member, failure, time)
             if after.is_manned:
                 text += f"; {go_on_text(len(after.present()), len(after.processes))}"
-        elif seat.state is State.STARTING:
+        elif status.state is State.STARTING:
             text += " before it was ready"
         fields = {"process": str(process), "incarnation": member.incarnation, "why": why}
-        detection_s = round(max(doom.known - doom.since, 0.0), 4)
-        return [self._note("death", None if doom.is_one_of_all else text, **fields, detection_s=detection_s)]
+        detection_s = round(max(failure.known - failure.since, 0.0), 4)
+        return [self._note("death", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
 
-    def _fail(self, member: Member, doom: Failure, time: float) -> None:
+    def _fail(self, member: Member, failure: Failure, time: float) -> None:
         """Where others were to join, it is a recovery now: they are members of the generation that follows."""
-        self._goodput.fail(doom.since, doom.known, time)
-        change = self._change if self._change is not None and self._change.failed else Transition(doom.since)
-        self._change = change.after_failure(member.process, doom)
+        self._goodput.fail(failure.since, failure.known, time)
+        change = self._change if self._change is not None and self._change.failed else Transition(failure.since)
+        self._change = change.after_failure(member.process, failure)
 
     def _beat(self, beat: Beat, after: Membership) -> list[Note]:
         """A beat of the generation that went last; those that say where it begins have nothing else to say yet."""
@@ -163,8 +163,8 @@ class Journal:
         if self._base is None:
             self._base = beat.finished
         self._goodput.finish(beat.finished, beat.time)
-        seats = [(member, after.seats[member.process]) for member in self._running]
-        by_all = min(seat.finished if seat.member == member else 0 for member, seat in seats)
+        statuses = [(member, after.statuses[member.process]) for member in self._running]
+        by_all = min(status.finished if status.member == member else 0 for member, status in statuses)
         self._step = max(self._step, self._base, by_all)
         change = self._change
         if change is None or change.went is None or by_all <= self._base:
@@ -203,7 +203,7 @@ class Journal:
                 # A line that was left in the pipe of a dead process speaks after its death: nobody is ended.
                 if not _is_doomed(member, after):
                     return []
-                self._doomed[member] = failure_of(member, time, before)
+                self._failures[member] = failure_of(member, time, before)
                 text = f"process {member.process} is killed: {why}"
                 return [self._note("kill", text, process=str(member.process), why=why)]
             case Retire(member, why):
@@ -212,8 +212,8 @@ class Journal:
                 return [self._note("retire", text, process=str(member.process), why=why), *gone]
             case RestartAll(why):
                 since = time if before.generation is None else before.generation.since
-                doomed = [seat.member for seat in before.seats.values() if seat.is_there]
-                self._doomed.update(dict.fromkeys(doomed, Failure(since, time, is_one_of_all=True)))
+                is_dying = [status.member for status in before.statuses.values() if status.is_there]
+                self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are started again: {why}", why=why)]
             case StageLost(stages):
                 return [self._note("stage_lost", lost_text(stages), stages=list(stages))]
@@ -249,5 +249,5 @@ class Journal:
 
 
 def _is_doomed(member: Member, membership: Membership) -> bool:
-    seat = membership.seats[member.process]
-    return seat.member == member and seat.doomed
+    status = membership.statuses[member.process]
+    return status.member == member and status.is_dying

@@ -27,10 +27,10 @@ class Failure(NamedTuple):
 
 
 def failure_of(member: Member, time: float, membership: Membership) -> Failure:
-    """The doom of a member that ``membership`` wants to be killed: it was not heard, or all waited for it."""
-    seat, generation = membership.seats[member.process], membership.generation
-    is_silent = seat.state is State.STARTING or time - seat.seen > membership.deadlines.heartbeat
-    return Failure(seat.seen if is_silent or generation is None else generation.since, time)
+    """The failure of a member that ``membership`` wants to be killed: it was not heard, or all waited for it."""
+    status, generation = membership.statuses[member.process], membership.generation
+    is_silent = status.state is State.STARTING or time - status.seen > membership.deadlines.heartbeat
+    return Failure(status.seen if is_silent or generation is None else generation.since, time)
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Transition:
     went: float | None = None
     newest: int = 0
 
-    def after_failure(self, process: Process, doom: Failure) -> "Transition":
+    def after_failure(self, process: Process, failure: Failure) -> "Transition":
         """With one more failure; where two are undetected at the same time, that time counts once."""
-        failed, known = doom.since, doom.known
+        failed, known = failure.since, failure.known
         undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))
         return replace(
             self,

@@ -277,7 +277,7 @@ class ProcessStatus:
         member: its newest incarnation; -1 if it was never started.
         state: what that does.
         seen: when it was started or last heard of.
-        doomed: whether it is being killed.
+        is_dying: whether it is being killed.
         killed: since when.
         spared: whether that is not its own fault.
         lived: the newest generation that it was live in; 0: none.
@@ -289,7 +289,7 @@ class ProcessStatus:
     member: Member
     state: State = State.DEAD
     seen: float = 0.0
-    doomed: bool = False
+    is_dying: bool = False
     killed: float = 0.0
     spared: bool = False
     lived: int = 0
@@ -300,7 +300,7 @@ class ProcessStatus:
     @property
     def is_present(self) -> bool:
         """Whether it can be a member of the next generation."""
-        return self.is_there and self.state is not State.STARTING and not self.doomed
+        return self.is_there and self.state is not State.STARTING and not self.is_dying
 
     @property
     def is_there(self) -> bool:

@@ -69,7 +69,7 @@ class Membership:
     Attributes:
         processes: all that the run may have, of all stages.
         deadlines: how long to wait for what.
-        seats: what is known of every process.
+        statuses: what is known of every process.
         since: when the run began, or its generation ended for want of a stage.
         generation: None while there is none: at the beginning, and while a stage has nobody.
         number: the newest generation that was ever formed.
@@ -82,7 +82,7 @@ class Membership:
 
     processes: tuple[Process, ...]
     deadlines: Deadlines
-    seats: Mapping[Process, ProcessStatus]
+    statuses: Mapping[Process, ProcessStatus]
     since: float
     generation: Generation | None = None
     number: int = 0
@@ -97,8 +97,8 @@ class Membership:
         cls, processes: Sequence[Process], deadlines: Deadlines, time: float, *, is_elastic: bool = False
     ) -> "Membership":
         """The membership of a run none of whose processes has been started yet."""
-        seats = {process: ProcessStatus(Member(process, -1)) for process in processes}
-        return cls(tuple(processes), deadlines, seats, time, is_elastic=is_elastic)
+        statuses = {process: ProcessStatus(Member(process, -1)) for process in processes}
+        return cls(tuple(processes), deadlines, statuses, time, is_elastic=is_elastic)
 
     def on(self, event: Event) -> tuple["Membership", Commands]:
         """The membership after an event, and what the supervisor has to do.
@@ -110,10 +110,10 @@ class Membership:
             case Tick(time):
                 return self._decide(time)
             case Started(member, time):
-                seat = self.seats[member.process]
-                assert seat.state is State.DEAD, f"{member.process} is started again while it lives"
-                assert member.incarnation > seat.member.incarnation, "an incarnation comes back"
-                return self._seated(ProcessStatus(member, State.STARTING, time, quick_deaths=seat.quick_deaths)), ()
+                status = self.statuses[member.process]
+                assert status.state is State.DEAD, f"{member.process} is started again while it lives"
+                assert member.incarnation > status.member.incarnation, "an incarnation comes back"
+                return self._with(ProcessStatus(member, State.STARTING, time, quick_deaths=status.quick_deaths)), ()
             case Died():
                 return self._died(event)
             case _:
@@ -125,19 +125,19 @@ class Membership:
 
     def restarted(self, why: str, time: float) -> tuple["Membership", Commands]:
         """All that live are ended and started again."""
-        everybody = [seat.member for seat in self.seats.values() if seat.is_there]
-        return self._doomed(everybody, time, spared=True), (RestartAll(why),)
+        everybody = [status.member for status in self.statuses.values() if status.is_there]
+        return self._failures(everybody, time, spared=True), (RestartAll(why),)
 
     def present(self) -> tuple[Member, ...]:
         """The members that a new generation would have: of the workers all of whose processes are ready.
 
         In an elastic run, all that are ready.
         """
-        ready = [process for process, seat in self.seats.items() if seat.is_present]
+        ready = [process for process, status in self.statuses.items() if status.is_present]
         if self.is_elastic:
-            return tuple(self.seats[process].member for process in sorted(ready))
+            return tuple(self.statuses[process].member for process in sorted(ready))
         whole = whole_workers(self.processes, ready)
-        return tuple(self.seats[process].member for process in sorted(ready) if process.worker in whole)
+        return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
 
     @property
     def is_manned(self) -> bool:
@@ -153,16 +153,16 @@ class Membership:
         present = [member.process for member in self.present()]
         return lost_stages(self.processes, present, is_elastic=self.is_elastic)
 
-    def _seated(self, *seats: ProcessStatus) -> "Membership":
-        return replace(self, seats={**self.seats, **{seat.member.process: seat for seat in seats}})
+    def _with(self, *statuses: ProcessStatus) -> "Membership":
+        return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})
 
     def _died(self, death: Died) -> tuple["Membership", Commands]:
-        member, seat = death.member, self.seats[death.member.process]
-        if member != seat.member or not seat.is_there:
+        member, status = death.member, self.statuses[death.member.process]
+        if member != status.member or not status.is_there:
             return self, ()
         # Who is ended with all others, or with its node, is not to blame.
-        quick_deaths = 0 if seat.lived else seat.quick_deaths + (death.is_own and not seat.spared)
-        dead = self._seated(replace(seat, state=State.DEAD, doomed=False, spared=False, quick_deaths=quick_deaths))
+        quick_deaths = 0 if status.lived else status.quick_deaths + (death.is_own and not status.spared)
+        dead = self._with(replace(status, state=State.DEAD, is_dying=False, spared=False, quick_deaths=quick_deaths))
         if quick_deaths < self.deadlines.max_quick_deaths:
             return dead, ()
         return dead, (GiveUp(member.process, f"died {quick_deaths} times in a row before it was live: {death.why}"),)
@@ -170,22 +170,22 @@ class Membership:
     def _heard(self, message: Message) -> tuple["Membership", Commands]:
         """A dead process that speaks was frozen, cut off or retired: it is ended before it can do harm."""
         member = message.member
-        seat = self.seats[member.process]
-        if member != seat.member or not seat.is_there:
+        status = self.statuses[member.process]
+        if member != status.member or not status.is_there:
             return self, (Kill(member, f"incarnation {member.incarnation} speaks after its death"),)
-        seat = replace(seat, seen=message.time)
+        status = replace(status, seen=message.time)
         match message:
             case Ready(number=number):
-                is_news = seat.state is State.STARTING or self._is_under_way(number)
-                return self._seated(replace(seat, state=State.WAITING) if is_news else seat), ()
+                is_news = status.state is State.STARTING or self._is_under_way(number)
+                return self._with(replace(status, state=State.WAITING) if is_news else status), ()
             case Departed():
-                return self._seated(seat)._left(message)
+                return self._with(status)._left(message)
             case Formed():
-                return self._seated(seat)._formed(message), ()
+                return self._with(status)._formed(message), ()
             case Beat():
-                return self._progressed(seat, message), ()
+                return self._progressed(status, message), ()
             case Took():
-                return self._seated(seat)._took(message), ()
+                return self._with(status)._took(message), ()
 
     def _is_under_way(self, number: int) -> bool:
         """Whether it is the newest generation, or members should still run the one before."""
@@ -215,24 +215,28 @@ class Membership:
         all_held = {**generation.held, member: held}
         return replace(self, generation=replace(generation, since=time, held=all_held, found=generation.found | found))
 
-    def _progressed(self, seat: ProcessStatus, beat: Beat) -> "Membership":
+    def _progressed(self, status: ProcessStatus, beat: Beat) -> "Membership":
         """A generation under way leaves members to run in the one before only where it waits for an iteration."""
         generation = self.generation
-        if generation is None or beat.number != self.went or seat.lived != self.went:
-            return self._seated(seat)
-        if beat.finished > seat.finished and (generation.is_live or generation.form.after is not None):
+        if generation is None or beat.number != self.went or status.lived != self.went:
+            return self._with(status)
+        if beat.finished > status.finished and (generation.is_live or generation.form.after is not None):
             generation = replace(generation, since=beat.time)
-        seated = self._seated(replace(seat, entered=beat.entered, finished=beat.finished))
-        return replace(seated, generation=generation)
+        updated = self._with(replace(status, entered=beat.entered, finished=beat.finished))
+        return replace(updated, generation=generation)
 
     def _decide(self, time: float) -> tuple["Membership", Commands]:
-        undead = [seat for seat in self.seats.values() if seat.doomed and time - seat.killed > self.deadlines.dying]
+        undead = [
+            status
+            for status in self.statuses.values()
+            if status.is_dying and time - status.killed > self.deadlines.dying
+        ]
         if undead:
             return self._retired(undead)
         overdue = {kill.member: kill for kill in self._overdue(time)}
         if overdue:
-            return self._doomed(overdue, time), tuple(overdue.values())
-        if any(seat.doomed for seat in self.seats.values()):
+            return self._failures(overdue, time), tuple(overdue.values())
+        if any(status.is_dying for status in self.statuses.values()):
             return self, ()
         generation = self.generation
         if generation is None:
@@ -243,7 +247,7 @@ class Membership:
 
     def _decide_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Who joins waits until all run, so that those who join one by one leave a generation time for something."""
-        entered = [seat.entered for seat in self._seats_in(generation)]
+        entered = [status.entered for status in self._statuses_in(generation)]
         if time - generation.since > self.deadlines.progress:
             # Who hangs does not leave, and is found by that; who does not hang keeps its state.
             if self.retried != generation.form.number:
@@ -259,7 +263,7 @@ class Membership:
         """Members that do not come to the iteration which they were given, or not with the others, have to abort."""
         if not generation.missing:
             return self._go(generation, time)
-        has_come = any(self.seats[member.process].lived == self.went for member in generation.left)
+        has_come = any(self.statuses[member.process].lived == self.went for member in generation.left)
         patience = self.deadlines.forming if has_come else self.deadlines.progress
         if self._is_winding_down(generation) and time - generation.since > patience:
             return self._form(time)
@@ -270,33 +274,36 @@ class Membership:
         if lost:
             return self._gather(lost, time)
         form = Form(self.number + 1, self.present(), after)
-        seats = [
-            replace(seat, state=State.FORMING if seat.member in form.members else State.WAITING)
-            for seat in self.seats.values()
-            if seat.is_present
+        statuses = [
+            replace(status, state=State.FORMING if status.member in form.members else State.WAITING)
+            for status in self.statuses.values()
+            if status.is_present
         ]
-        return replace(self._seated(*seats), generation=Generation(form, time), number=form.number, lost=()), (form,)
+        return replace(self._with(*statuses), generation=Generation(form, time), number=form.number, lost=()), (form,)
 
     def _gather(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
         """Waits for joiners. Nobody leaves the generation: without the stage its members finish no iteration."""
         is_new = not set(lost) <= set(self.lost)
         since = self.since if self.generation is None else time
-        seats = [replace(seat, state=State.WAITING) for seat in self.seats.values() if seat.is_present]
-        gathering = replace(self._seated(*seats), generation=None, since=since, lost=lost)
+        statuses = [replace(status, state=State.WAITING) for status in self.statuses.values() if status.is_present]
+        gathering = replace(self._with(*statuses), generation=None, since=since, lost=lost)
         return gathering, (StageLost(lost),) if is_new else ()
 
     def _is_assembled(self, time: float) -> bool:
         """Whether a first generation, or one after a lost stage, need not wait for anybody who is still starting."""
         if time - self.since > self.deadlines.start:
             return True
-        states = {seat.state for seat in self.seats.values()} - {State.RETIRED}
+        states = {status.state for status in self.statuses.values()} - {State.RETIRED}
         return State.STARTING not in states if self.number else states == {State.WAITING}
 
     def _go(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Lets a generation run. Who was restarted may have found an old state again, which is nobody else's newest."""
-        number, seats = generation.form.number, self._seats_in(generation)
-        live = [replace(seat, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0) for seat in seats]
-        gone = replace(self._seated(*live), generation=replace(generation, since=time, is_live=True), went=number)
+        number, statuses = generation.form.number, self._statuses_in(generation)
+        live = [
+            replace(status, state=State.LIVE, lived=number, quick_deaths=0, entered=0, finished=0)
+            for status in statuses
+        ]
+        gone = replace(self._with(*live), generation=replace(generation, since=time, is_live=True), went=number)
         held_by = {member.process: held for member, held in generation.held.items()}
         if self.is_elastic:
             return gone._elastic_go(generation, Slices(self.cuts, held_by, generation.found))
@@ -314,50 +321,57 @@ class Membership:
         go = Go(number, stamp, holders, None if is_same else cut, not slices.missing(stamp))
         return replace(self, cuts=continued(self.cuts, cut if is_same else None, number, processes)), (go,)
 
-    def _seats_in(self, generation: Generation) -> tuple[ProcessStatus, ...]:
-        return tuple(self.seats[process] for process, _ in generation.form.members)
+    def _statuses_in(self, generation: Generation) -> tuple[ProcessStatus, ...]:
+        return tuple(self.statuses[process] for process, _ in generation.form.members)
 
     def _is_broken(self, generation: Generation) -> bool:
         """Whether a member has died, or could not go on."""
         return any(
-            seat.member != member or seat.state not in (State.FORMING, State.LIVE)
-            for seat, member in zip(self._seats_in(generation), generation.form.members, strict=True)
+            status.member != member or status.state not in (State.FORMING, State.LIVE)
+            for status, member in zip(self._statuses_in(generation), generation.form.members, strict=True)
         )
 
     def _is_winding_down(self, generation: Generation) -> bool:
         """Whether members still run the generation before, up to an iteration that they were given."""
-        running = (self.seats[process].lived == self.went for process, _ in generation.staying)
+        running = (self.statuses[process].lived == self.went for process, _ in generation.staying)
         return generation.form.after is not None and any(running)
 
-    def _doomed(self, members: Collection[Member], time: float, *, spared: bool = False) -> "Membership":
+    def _failures(self, members: Collection[Member], time: float, *, spared: bool = False) -> "Membership":
         """Who is being killed already has no more time to die than it had."""
-        seats = [self.seats[member.process] for member in members]
-        killed = [seat.killed if seat.doomed else time for seat in seats]
-        return self._seated(
-            *(replace(seat, doomed=True, killed=at, spared=spared) for seat, at in zip(seats, killed, strict=True))
+        statuses = [self.statuses[member.process] for member in members]
+        killed = [status.killed if status.is_dying else time for status in statuses]
+        return self._with(
+            *(
+                replace(status, is_dying=True, killed=at, spared=spared)
+                for status, at in zip(statuses, killed, strict=True)
+            )
         )
 
     def _retired(self, undead: Collection[ProcessStatus]) -> tuple["Membership", Commands]:
-        seats = [replace(seat, state=State.RETIRED, doomed=False, spared=False) for seat in undead]
+        statuses = [replace(status, state=State.RETIRED, is_dying=False, spared=False) for status in undead]
         why = f"was killed, and has not died in {self.deadlines.dying:g} s"
-        return self._seated(*seats), tuple(Retire(seat.member, why) for seat in seats)
+        return self._with(*statuses), tuple(Retire(status.member, why) for status in statuses)
 
     def _overdue(self, time: float) -> Iterator[Kill]:
         """Who has to be killed. A generation that somebody has left, or will, is not held against its members."""
         limits, generation = self.deadlines, self.generation
-        for seat in self.seats.values():
-            if seat.state is State.STARTING and not seat.doomed and time - seat.seen > limits.start:
-                yield Kill(seat.member, f"was not ready {limits.start:g} s after its start")
-            if seat.is_present and time - seat.seen > limits.heartbeat:
-                yield Kill(seat.member, f"was not heard for {limits.heartbeat:g} s")
-        if generation is None or self._is_broken(generation) or any(seat.doomed for seat in self._seats_in(generation)):
+        for status in self.statuses.values():
+            if status.state is State.STARTING and not status.is_dying and time - status.seen > limits.start:
+                yield Kill(status.member, f"was not ready {limits.start:g} s after its start")
+            if status.is_present and time - status.seen > limits.heartbeat:
+                yield Kill(status.member, f"was not heard for {limits.heartbeat:g} s")
+        if (
+            generation is None
+            or self._is_broken(generation)
+            or any(status.is_dying for status in self._statuses_in(generation))
+        ):
             return
         waited = time - generation.since
         if generation.is_live and waited > limits.progress:
-            newest = max(seat.entered for seat in self._seats_in(generation))
-            for seat in self._seats_in(generation):
-                if seat.entered < newest:
-                    yield Kill(seat.member, f"is still in iteration {seat.entered}, others are in {newest}")
+            newest = max(status.entered for status in self._statuses_in(generation))
+            for status in self._statuses_in(generation):
+                if status.entered < newest:
+                    yield Kill(status.member, f"is still in iteration {status.entered}, others are in {newest}")
         elif not generation.is_live and not self._is_winding_down(generation):
             for member in generation.staying or generation.missing:
                 limit = limits.progress if member in generation.linked else limits.forming

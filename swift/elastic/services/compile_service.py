@@ -175,7 +175,7 @@ def prepare(experiment: Experiment, programs: Path, sockets: Path, num_local_dev
         num_local_devices: of each process of the run: all expert ranks of a worker, or one.
     """
     settle_jax(experiment, num_local_devices)
-    voice = _Voice()
+    channel = _Voice()
     wishes = SimpleQueue[CompileRequest]()
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
     listener.start()
@@ -186,9 +186,9 @@ def prepare(experiment: Experiment, programs: Path, sockets: Path, num_local_dev
             for job in jobs_for(experiment, wish):
                 if not wishes.empty():
                     break
-                voice.say(_outcome(preparer, job))
+                channel.say(_outcome(preparer, job))
     except RunError as error:  # which every other job would meet, too
-        voice.say(CompileFailed(str(error)))
+        channel.say(CompileFailed(str(error)))
     while True:
         listener.join()  # which ends the process
 

@@ -50,7 +50,7 @@ class IterationLoop:
         buddy: copies another rank's slices; None: nobody asks for it.
         after_window: called when its state is there.
         watched: around what may wait for a peer for ever; told how many seconds it usually takes.
-        voice, orders: to and from the supervisor.
+        channel, orders: to and from the supervisor.
     """
 
     experiment: Experiment
@@ -66,7 +66,7 @@ class IterationLoop:
     buddy: NeighbourCopies | None
     after_window: Callable[[], None]
     watched: Callable[[float], AbstractContextManager[None]]
-    voice: ControlChannel
+    channel: ControlChannel
     orders: CommandListener
     _is_recorder: bool = False
     _saved: int = 0
@@ -89,9 +89,9 @@ class IterationLoop:
         # Two, so that the line of an iteration is not lost with who was to tell it; the supervisor takes one of each.
         members = leave.go.holders or self.order.form.members
         self._is_recorder = self.process in [member.process for member in members[:2]]
-        self.voice.generation, self.voice.finished = self.number, done
+        self.channel.generation, self.channel.finished = self.number, done
         if self._is_recorder and not self.steps.program.is_lone:
-            self.voice.say(Planned, number=self.number, facts=plan_facts(self.steps))
+            self.channel.say(Planned, number=self.number, facts=plan_facts(self.steps))
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
         elif done and self._is_due(done, experiment.checkpoint.every) and (leave.go.holders or not leave.is_restored):
@@ -102,21 +102,21 @@ class IterationLoop:
             count = window_length(experiment.window, done, experiment.num_steps, periods)
             while self.orders.hangs:
                 time.sleep(1.0)
-            self.voice.entered = done + count
-            self.voice.tell_progress()
+            self.channel.entered = done + count
+            self.channel.tell_progress()
             done = self._window(done, count, begun)
-            if self.voice.finished == stamp.step:
+            if self.channel.finished == stamp.step:
                 took_s = round(time.perf_counter() - begun, 4)
-                self.voice.say(Took, number=self.number, part="first_step", seconds=took_s)
-            self.voice.finished = done
-            self.voice.tell_progress()
+                self.channel.say(Took, number=self.number, part="first_step", seconds=took_s)
+            self.channel.finished = done
+            self.channel.tell_progress()
             if leave.is_restored and stamp not in self.states and self._saved != stamp.step:
                 self.snapshots.forget(but=self.snapshots.stamps() - {stamp})  # until now it may have been needed again
         halt = self._halt
         if halt is not None and self._saved < done:
             self._snapshot()
         if halt is not None or done == experiment.num_steps:
-            self.voice.say(Done, number=self.number)
+            self.channel.say(Done, number=self.number)
 
     def _window(self, done: int, count: int, begun: float) -> int:
         """Some iterations as one program; leaves two states, that before and its own."""
@@ -173,7 +173,7 @@ class IterationLoop:
                 record["validation_loss"] = loss
         if self._is_recorder:
             for record in records:
-                self.voice.say(Record, record=record)
+                self.channel.say(Record, record=record)
         if self._is_due(done, self.experiment.checkpoint.every):
             self._snapshot()
 
@@ -187,10 +187,10 @@ class IterationLoop:
             try:
                 self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
             except OSError as error:
-                self.voice.say(SnapshotMissed, stamp=stamp, why=str(error))
+                self.channel.say(SnapshotMissed, stamp=stamp, why=str(error))
             else:
                 self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
-                self.voice.say(SnapshotKept, stamp=stamp, loss=loss)
+                self.channel.say(SnapshotKept, stamp=stamp, loss=loss)
         self._saved = newest.step
 
     def _evaluate(self, num_batches: int) -> float:

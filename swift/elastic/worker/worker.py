@@ -139,25 +139,25 @@ class WorkerProcess:
         # Of the iterations whose states may be held; who ran them may have died before it could tell them.
         self._records: dict[int, dict[str, Any]] = self._kept.records()
         self._limit_s: float | None = None  # for what the main thread is in, where it cannot be reached
-        self._voice = ControlChannel(part.gone)
+        self._channel = ControlChannel(part.gone)
         self._orders = CommandListener(commands, self._leaving, part.gone)
 
     def run(self) -> None:
         """Forms and runs generations until the supervisor ends the process."""
-        self._voice.say(Ready, number=0)
+        self._channel.say(Ready, number=0)
         number, grace = 0, None
         while True:
             order = self._orders.wait_for_order(number, grace)
             grace = None
             if order is None:
-                self._voice.say(Ready, number=number)
+                self._channel.say(Ready, number=number)
                 continue
             number = order.form.number
             try:
                 self._follow(order)
             except DataError as error:
                 # The next generation keeps the state that all have, and runs no iteration: see ``Supervisor``.
-                self._voice.say(DataUnreadable, number=number, why=str(error))
+                self._channel.say(DataUnreadable, number=number, why=str(error))
             except Exception as error:
                 if not is_called_off(error):
                     raise
@@ -167,19 +167,19 @@ class WorkerProcess:
     def _follow(self, order: FormGroup) -> None:
         """Forms a generation and runs it, if it is not called off before."""
         number = order.form.number
-        self._voice.generation = self._voice.entered = self._voice.finished = 0
+        self._channel.generation = self._channel.entered = self._channel.finished = 0
         with self._timed(number, "leave"):
             self._leave()
             self._hand_over(order.form.members)
             present = {member.process.worker for member in order.form.members}
             configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
             program = self._program_for(len(order.form.members))
-        self._voice.say(Departed, number=number)
+        self._channel.say(Departed, number=number)
         if not self._orders.may_enter(number):
             return
         steps = self._form(order, configuration, program)
         held = self._kept.stamps()
-        self._voice.say(Formed, number=number, held=held, found=self._found(held))
+        self._channel.say(Formed, number=number, held=held, found=self._found(held))
         leave = self._orders.wait_for_go(number)
         if leave is not None:
             with self._timed(number, "state"):
@@ -202,7 +202,7 @@ class WorkerProcess:
             self._buddy,
             self._keep_states if part.keeps_all else lambda: None,
             lambda usual_s: self._watched(max(_STUCK_S, _STUCK_FACTOR * usual_s)),
-            self._voice,
+            self._channel,
             self._orders,
         )
 
@@ -347,4 +347,4 @@ class WorkerProcess:
     def _timed(self, number: int, part: str) -> Iterator[None]:
         begun = time.perf_counter()
         yield
-        self._voice.say(Took, number=number, part=part, seconds=round(time.perf_counter() - begun, 4))
+        self._channel.say(Took, number=number, part=part, seconds=round(time.perf_counter() - begun, 4))

@@ -183,8 +183,8 @@ class Run:
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
         none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)
-        terms = RunSpec(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
-        self.supervisor = Supervisor(terms, self.stage, self.kept, none, self.told)
+        run_spec = RunSpec(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
+        self.supervisor = Supervisor(run_spec, self.stage, self.kept, none, self.told)
 
     def stops_after(self, step, meanwhile=lambda: None):
         calls = []

@@ -29,7 +29,7 @@ def starting(*, by_rank=False):
 def live(*, by_rank=False):
     """The same, in iteration 3 of the first generation; 1,000 seconds on."""
     membership = starting(by_rank=by_rank)
-    everybody = [seat.member for seat in membership.seats.values()]
+    everybody = [status.member for status in membership.statuses.values()]
     membership = told(membership, *(Ready(member, 1000) for member in everybody), Tick(1000))
     membership = told(membership, *(Formed(member, 1, frozenset(), 1000) for member in everybody), Tick(1000))
     return told(membership, *(Beat(member, 1, 3, 2, 1000) for member in everybody))
@@ -144,7 +144,7 @@ def test_a_worker_has_a_row_with_what_it_does():
         ["1", "1", "starting", "-", "-", "0"],
     ]
     membership = live()
-    a, b, c, d = (seat.member for seat in membership.seats.values())
+    a, b, c, d = (status.member for status in membership.statuses.values())
     assert printed(worker_table(membership))[1] == ["0", "0", "live", "3", "1", "0"]
     membership = told(membership, Died(d, 1000, "signal 9"), Tick(1000))
     membership = told(membership, Started(Member(d.process, 1), 1000))

@@ -55,14 +55,14 @@ class History:
         return self
 
     def of(self, make, process, *args):
-        return self.tell(make(self.membership.seats[process].member, *args)._replace(time=self.time))
+        return self.tell(make(self.membership.statuses[process].member, *args)._replace(time=self.time))
 
     def tick(self):
         return self.tell(Tick(self.time))
 
     def start(self, *processes):
         for process in processes:
-            incarnation = self.membership.seats[process].member.incarnation + 1
+            incarnation = self.membership.statuses[process].member.incarnation + 1
             self.tell(Started(Member(process, incarnation), self.time))
             self.of(Ready, process, 0)
         return self.tick()
@@ -92,7 +92,7 @@ class History:
 
     def alive(self):
         for process in ALL:
-            if self.membership.seats[process].state is not State.DEAD:
+            if self.membership.statuses[process].state is not State.DEAD:
                 self.of(Beat, process, 0, 0, 0, 0)
         return self.tick()
 
@@ -407,7 +407,7 @@ def test_windows_of_iterations_count_as_many(live):
 def test_the_step_of_a_note_goes_back_with_the_run_and_old_beats_do_not_count(live):
     live.at(6).finish(4).die(D).at(7).form(held={3})
     assert live.noted("epoch")[-1].step == 3
-    live.enter(4, A).tell(Beat(live.membership.seats[A].member, 1, 9, 9, live.time)).at(7.5)
+    live.enter(4, A).tell(Beat(live.membership.statuses[A].member, 1, 9, 9, live.time)).at(7.5)
     assert live.spent() == {"startup": 2, "useful": 4, "reconfiguration": 1.5}, "the first iteration is not done"
     live.die(C)
     assert live.noted("death")[-1].step == 3
@@ -503,13 +503,15 @@ class Drill(History):
 
     def running(self):
         return [
-            m.process for m in self.journal._running if self.membership.seats[m.process].lived == self.membership.went
+            m.process
+            for m in self.journal._running
+            if self.membership.statuses[m.process].lived == self.membership.went
         ]
 
     def act(self, action, who, seconds):
         self.time += seconds
         process, generation = ALL[who], self.membership.generation
-        state = self.membership.seats[process].state
+        state = self.membership.statuses[process].state
         match action:
             case "kill" if state is not State.DEAD:
                 self.journal.chaos(process, self.time - seconds / 2)
@@ -541,8 +543,8 @@ class Drill(History):
 
     def run(self, process, generation):
         """One process finishes its next iteration, for which the others are not more than one behind."""
-        seat = self.membership.seats[process]
-        if process not in self.running() or seat.state is State.DEAD:
+        status = self.membership.statuses[process]
+        if process not in self.running() or status.state is State.DEAD:
             return
         step = max(stamp.step for stamp in self.kept[process]) + 1
         if generation.form.after is not None and not generation.is_live and step > generation.form.after:
@@ -560,10 +562,10 @@ class Drill(History):
     def reap(self):
         """Who is to be killed dies, and whoever lives is heard."""
         for process in ALL:
-            if self.membership.seats[process].doomed:
+            if self.membership.statuses[process].is_dying:
                 self.die(process)
         for process in ALL:
-            if self.random.random() < 0.9 and self.membership.seats[process].state is not State.DEAD:
+            if self.random.random() < 0.9 and self.membership.statuses[process].state is not State.DEAD:
                 self.of(Beat, process, 0, 0, 0, 0)
         self.tick()
 

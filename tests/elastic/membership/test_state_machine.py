@@ -45,7 +45,7 @@ class Script:
 
     def tell(self, make, process, *args, incarnation=None):
         """Tells an event of a process, which then has the newest incarnation unless told."""
-        newest = self.membership.seats[process].member.incarnation
+        newest = self.membership.statuses[process].member.incarnation
         member = Member(process, newest if incarnation is None else incarnation)
         event = make(member, *args)._replace(time=self.time)
         self.membership, commands = self.membership.on(event)
@@ -53,7 +53,7 @@ class Script:
 
     def start(self, *processes):
         for process in processes:
-            self.tell(Started, process, 0, incarnation=self.membership.seats[process].member.incarnation + 1)
+            self.tell(Started, process, 0, incarnation=self.membership.statuses[process].member.incarnation + 1)
 
     def ready(self, *processes):
         for process in processes:
@@ -84,12 +84,12 @@ class Script:
         return list(commands)
 
     def now(self, *processes):
-        return tuple(self.membership.seats[process].member for process in processes)
+        return tuple(self.membership.statuses[process].member for process in processes)
 
     def alive(self):
         """Everybody who has not died beats, without being in an iteration of this generation."""
-        for process, seat in self.membership.seats.items():
-            if seat.state is not State.DEAD:
+        for process, status in self.membership.statuses.items():
+            if status.state is not State.DEAD:
                 self.tell(Beat, process, 0, 0, 0, 0)
 
 
@@ -103,7 +103,7 @@ def live():
     script.formed(dict.fromkeys([A, B, C, D], ()))
     script.tick()
     script.beat(dict.fromkeys([A, B, C, D], 5))
-    assert {seat.state for seat in script.membership.seats.values()} == {State.LIVE}
+    assert {status.state for status in script.membership.statuses.values()} == {State.LIVE}
     return script
 
 
@@ -183,7 +183,7 @@ def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
         live.alive()
         live.tick(1.5)
     live.alive()
-    assert live.membership.seats[C].doomed
+    assert live.membership.statuses[C].is_dying
     assert live.tick() == []
     live.die(C)
     assert live.tick() == [Form(3, live.now(A, B))]
@@ -200,7 +200,7 @@ def test_who_has_met_the_others_is_given_time_to_compile(live):
     for _ in range(2):
         live.alive()
         live.tick(1.5)
-    assert [process for process, seat in live.membership.seats.items() if seat.doomed] == [A]
+    assert [process for process, status in live.membership.statuses.items() if status.is_dying] == [A]
 
 
 def test_joiners_are_admitted_together_after_the_iteration_that_nobody_has_entered_yet(live):
@@ -270,13 +270,13 @@ def test_a_thawed_process_is_killed_when_it_speaks(live):
     for _ in range(2):
         live.beat({A: 6, B: 6, C: 6})
         live.tick(1.1)
-    assert live.membership.seats[D].doomed
+    assert live.membership.statuses[D].is_dying
     assert live.tell(Beat, D, 1, 6, 5, 0) == ()
     live.die(D)
     assert [kill.member for kill in live.tell(Beat, D, 1, 6, 5, 0)] == [Member(D, old)]
     live.start(D)
     assert [kill.member for kill in live.tell(Ready, D, 0, incarnation=old)] == [Member(D, old)]
-    assert live.membership.seats[D].state is State.STARTING
+    assert live.membership.statuses[D].state is State.STARTING
 
 
 def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
@@ -289,7 +289,7 @@ def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
     assert retire == Retire(kill.member, "was killed, and has not died in 5 s")
     (form,) = live.tick()
     assert C not in {process for process, _ in form.members}
-    assert live.membership.seats[C].state is State.RETIRED
+    assert live.membership.statuses[C].state is State.RETIRED
     assert not live.membership.is_manned or C not in {process for process, _ in live.membership.present()}
 
 
@@ -312,7 +312,7 @@ def test_what_a_retired_process_says_changes_nothing_nor_does_its_death(live):
     assert live.die(C) == []
     assert live.membership == before
     _, (restart,) = live.membership.restarted("a test", live.time)
-    assert not live.membership.restarted("a test", live.time)[0].seats[C].doomed, restart
+    assert not live.membership.restarted("a test", live.time)[0].statuses[C].is_dying, restart
 
 
 def test_who_is_killed_again_has_no_longer_to_die(live):
@@ -326,7 +326,7 @@ def test_a_stuck_process_whose_heart_beats_is_found_by_its_progress(live):
     for _ in range(5):
         live.beat({A: 6, B: 6, C: 6, D: 5})
         live.tick(1.5)
-    assert [process for process, seat in live.membership.seats.items() if seat.doomed] == [D]
+    assert [process for process, status in live.membership.statuses.items() if status.is_dying] == [D]
     live.die(D)
     assert live.tick() == [Form(2, live.now(A, B, C))]
 

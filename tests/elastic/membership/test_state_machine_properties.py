@@ -301,8 +301,8 @@ class World:
 
     def check_patience(self):
         """Whoever was to be killed has died since, or is retired, or has not had its time yet."""
-        for seat in self.membership.seats.values():
-            if seat.is_there and (killed_at := self.by_member(seat.member).killed_at) is not None:
+        for status in self.membership.statuses.values():
+            if status.is_there and (killed_at := self.by_member(status.member).killed_at) is not None:
                 assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"
 
     def check_running(self):

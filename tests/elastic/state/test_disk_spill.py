@@ -111,12 +111,17 @@ class Full:
 )
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
     """What it has kept before stays: the others may have nothing newer."""
-    crew = WorkerProcess.__new__(WorkerProcess)
-    crew._saving, crew._own, crew._records, crew._kept = threading.Lock(), set(), {}, Full(*room)
-    crew._states = {NEW: {}, NEWEST: {}}
-    crew._keep_states()
-    assert crew._kept.kept == kept
-    assert crew._own == kept - {OLD}
+    worker_process = WorkerProcess.__new__(WorkerProcess)
+    worker_process._saving, worker_process._own, worker_process._records, worker_process._kept = (
+        threading.Lock(),
+        set(),
+        {},
+        Full(*room),
+    )
+    worker_process._states = {NEW: {}, NEWEST: {}}
+    worker_process._keep_states()
+    assert worker_process._kept.kept == kept
+    assert worker_process._own == kept - {OLD}
     said = capsys.readouterr().err
     assert all(f"the state after iteration {stamp.step} is not kept" in said for stamp in {NEW, NEWEST} - kept)
 
