@@ -19,7 +19,7 @@ def closed_form(trainee: Trainee) -> dict[str, int]:
     experiment, gpt, ranks = trainee.experiment, trainee.program.gpt, trainee.program.live.num_ranks
     slots = experiment.experts.slots_per_rank
     exchange = {
-        name: exchange_bytes(group.num_rows, ranks, slots if group.is_expert else 1, group.size, ITEMSIZE)
+        name: exchange_bytes(group.num_layers, ranks, slots if group.is_expert else 1, group.size, ITEMSIZE)
         for name, group in gpt.groups.items()
     }
     local_tokens = experiment.tokens_per_step // experiment.num_microbatches // ranks

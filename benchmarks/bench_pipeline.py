@@ -36,8 +36,8 @@ from swift.pipeline import (
     StepSpec,
     barrier_step,
     batch_of_rows,
-    lone_step,
     put_batch,
+    single_worker_step,
     split_stage,
     stash_bytes,
     table_arrays,
@@ -98,7 +98,7 @@ class Plain:
     """The same model, optimizer and batch on one device, as one would write it."""
 
     def __init__(self, setup: Experiment, batch: Batch):
-        program = lone_program(setup, batch)
+        program = single_worker_program(setup, batch)
         gpt, optimizer = program.gpt, program.optimizer
         classes = jnp.arange(8, dtype=jnp.int32)
         placement_LNS = jnp.broadcast_to(classes, (program.num_moe_layers, 1, 8))
@@ -136,8 +136,8 @@ class Lone:
     """The library's own step of a lone worker, which takes nothing apart."""
 
     def __init__(self, setup: Experiment, batch: Batch):
-        program = lone_program(setup, batch)
-        self.step, self.rows = lone_step(program), put_batch(batch, program.live)
+        program = single_worker_program(setup, batch)
+        self.step, self.rows = single_worker_step(program), put_batch(batch, program.live)
         self.state = program.init(jax.random.key(0))
 
     def __call__(self) -> Any:
@@ -146,7 +146,7 @@ class Lone:
         return metrics["loss"]
 
 
-def lone_program(setup: Experiment, batch: Batch) -> StepSpec:
+def single_worker_program(setup: Experiment, batch: Batch) -> StepSpec:
     """The whole global batch on one rank, which has a slot for every class."""
     alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
     return replace(alone.program(), num_microbatches=len(batch.inputs))

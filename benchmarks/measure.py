@@ -16,7 +16,7 @@ import jax
 
 from swift.experts.placement import PlacementPolicy
 from swift.models import model_size
-from swift.pipeline import StepSpec, TrainState, lone_step, put_batch
+from swift.pipeline import StepSpec, TrainState, put_batch, single_worker_step
 from swift.train import Experiment
 
 
@@ -108,7 +108,7 @@ class Trainee:
         self.experiment = experiment
         self.program: StepSpec = experiment.program()
         self.state: TrainState = self.program.init(jax.random.key(experiment.seed))
-        self.step = lone_step(self.program)
+        self.step = single_worker_step(self.program)
         loader = experiment.loader("train")
         self.batches = [put_batch(loader.batch(i), self.program.live) for i in range(16)]
         self.count = 0

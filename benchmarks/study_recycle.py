@@ -113,7 +113,7 @@ def scale() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for num_devices, (D, P) in SCALES.items():
         whole = Problem(Topology(D, P), 2 * P)
-        without, plain = period_of(whole), period(one_f_one_b(whole.lone_pipeline()))
+        without, plain = period_of(whole), period(one_f_one_b(whole.single_pipeline()))
         for percent in (1, 5, 10):
             down = round(num_devices * percent / 100)
             with_failures = period_of(canonical(whole, spread(whole, down)))

@@ -19,7 +19,7 @@ from measure import Trainee, demo, median, paired_costs, publish
 from swift.checkpoint import CheckpointConfig
 from swift.experts.placement import Static, Symi
 from swift.mesh import EXPERT_AXIS, SHARED
-from swift.pipeline import StepSpec, TrainState, lone_evaluation
+from swift.pipeline import StepSpec, TrainState, single_worker_evaluation
 from swift.runlog import measure, read_run
 from swift.train import Experiment, TrainOptions, train
 
@@ -103,7 +103,7 @@ def breakdown() -> dict[str, Any]:
     """Shares of an iteration; forward and backward are what is left of it."""
     trainee = Trainee(demo(Symi(), "decoupled", num_sequences=128))
     trainee()
-    forward, state = lone_evaluation(trainee.program), jax.tree.map(jax.numpy.copy, trainee.state)
+    forward, state = single_worker_evaluation(trainee.program), jax.tree.map(jax.numpy.copy, trainee.state)
     calls = {name: (lambda part=part: part(state)) for name, part in parts_of(trainee.program).items()}
     calls |= {"forward": lambda: forward(state, trainee.batches[0]), "iteration": trainee}
     cpu_s = {name: median(values) for name, values in paired_costs(calls, rounds=11).items()}

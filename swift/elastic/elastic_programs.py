@@ -15,8 +15,8 @@ def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
         experiment: what is run.
         by_rank: whether each expert rank has a process.
     """
-    is_lone = len(experiment.topology.workers) == 1
-    return by_rank and is_lone and experiment.optimizer.layout == "decoupled"
+    is_single_worker = len(experiment.topology.workers) == 1
+    return by_rank and is_single_worker and experiment.optimizer.layout == "decoupled"
 
 
 class ElasticPrograms:

@@ -88,7 +88,7 @@ class LiveMesh:
         return np.array([place.stage for place in self.places], np.int32)
 
     @property
-    def num_rows(self) -> int:
+    def num_live(self) -> int:
         """Rows of the axis ``worker``, R: the live workers."""
         return len(self.places)
 
@@ -131,7 +131,7 @@ class LiveMesh:
 
         A constant where there is one row: virtual ranks have no axis ``worker`` to ask.
         """
-        return jnp.int32(0) if self.num_rows == 1 else lax.axis_index(WORKER_AXIS)
+        return jnp.int32(0) if self.num_live == 1 else lax.axis_index(WORKER_AXIS)
 
     def shardings(self, specs: Any) -> Any:
         """The tree of shardings for a tree of specs."""

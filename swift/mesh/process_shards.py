@@ -102,7 +102,7 @@ def share_rows(live: LiveMesh, specs: Any, has_R: Sequence[bool]) -> Callable[[A
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         has_R: whose rows are the state; every stage needs one.
     """
-    gives_R = np.zeros(live.num_rows, bool)
+    gives_R = np.zeros(live.num_live, bool)
     gives_R[list(giving_rows(live.stage_R, has_R))] = True
     peer_sum = PeerSum(live.peers, how_unequal(live.mesh.devices.flat[0].platform))
 

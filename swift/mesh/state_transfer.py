@@ -51,7 +51,7 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
         source_R: for every row of ``new`` a row of ``old``, as by ``source_rows``.
     """
     assert old.topology == new.topology
-    assert len(source_R) == new.num_rows
+    assert len(source_R) == new.num_live
     if new.virtual:
         return tree
     routes = list(_routes(old, new, source_R))
@@ -62,7 +62,7 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
         assert leaf.sharding.is_equivalent_to(old.shardings(spec), leaf.ndim), f"{leaf.sharding} is not on the old mesh"
         part_on = {shard.device: shard.data for shard in leaf.addressable_shards}
         parts = [part_on[here] if here == there else jax.device_put(part_on[here], there) for here, there in routes]
-        shape = (new.num_rows, *leaf.shape[1:])
+        shape = (new.num_live, *leaf.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, new.shardings(spec), parts)
 
     return map_specs(move, specs, tree)

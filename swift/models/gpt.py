@@ -51,12 +51,12 @@ class GPT:
             Group("expert", num_moe, self.num_classes, lambda rngs: Expert(config, rngs), is_expert=True),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
-        object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_rows})
+        object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
 
     @property
     def num_parameters(self) -> int:
         """Parameters of all classes of all layers."""
-        return sum(group.num_rows * group.num_classes * group.size for group in self.groups.values())
+        return sum(group.num_layers * group.num_classes * group.size for group in self.groups.values())
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Fresh parameters, float32 ``[rows, classes, size]`` for each group."""

@@ -29,14 +29,14 @@ class Group:
 
     Attributes:
         name: such as ``attention``.
-        num_rows: layers that have such a module.
+        num_layers: layers that have such a module.
         num_classes: E for experts, 1 for everything else.
         create: makes one module from random keys.
         is_expert: whether the group's classes are placed in slots.
     """
 
     name: str
-    num_rows: int
+    num_layers: int
     num_classes: int
     create: Callable[[nnx.Rngs], nnx.Module]
     is_expert: bool = False
@@ -58,7 +58,7 @@ class Group:
         def one(key: jax.Array) -> jax.Array:
             return self.pack(nnx.state(self.create(nnx.Rngs(key))))
 
-        keys = jax.random.split(key, (self.num_rows, self.num_classes))
+        keys = jax.random.split(key, (self.num_layers, self.num_classes))
         return jax.vmap(jax.vmap(one))(keys)
 
     def pack(self, state: Any) -> jax.Array:

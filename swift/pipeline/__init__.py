@@ -15,7 +15,12 @@ from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshap
 from swift.pipeline.runtime.batch_layout import sequences_per_rank
 from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_sizes, stash_bytes
 from swift.pipeline.runtime.metrics import by_iteration
-from swift.pipeline.runtime.single_worker import lone_evaluation, lone_gradients, lone_step, put_batch
+from swift.pipeline.runtime.single_worker import (
+    put_batch,
+    single_worker_evaluation,
+    single_worker_gradients,
+    single_worker_step,
+)
 from swift.pipeline.runtime.stage import Sums
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState, materialize_all
 from swift.pipeline.runtime.tick_arrays import table_arrays
@@ -42,15 +47,15 @@ __all__ = [
     "batch_of_rows",
     "by_iteration",
     "evaluation_step",
-    "lone_evaluation",
-    "lone_gradients",
-    "lone_step",
     "materialize_all",
     "neighbours",
     "put_batch",
     "reshape_state",
     "reshaped",
     "sequences_per_rank",
+    "single_worker_evaluation",
+    "single_worker_gradients",
+    "single_worker_step",
     "split",
     "split_stage",
     "stage_costs",

@@ -103,7 +103,7 @@ class Problem:
         """Fs, Bs and Ws of one iteration."""
         return 3 * self.num_pipelines * self.num_microbatches * self.num_stages
 
-    def lone_pipeline(self) -> "Problem":
+    def single_pipeline(self) -> "Problem":
         """The work of one pipeline whose workers are all up."""
         return replace(self, topology=Topology(num_stages=self.num_stages), failed=frozenset())
 

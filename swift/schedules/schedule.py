@@ -105,7 +105,7 @@ class Schedule:
         """Repeats what ``plan`` finds; without a failure it is asked for one pipeline, since all do the same."""
         if problem.failed:
             return cls.from_round(problem, solver, plan(problem))
-        return cls.from_round(problem, solver, plan(problem.lone_pipeline()).repeated(problem.num_pipelines))
+        return cls.from_round(problem, solver, plan(problem.single_pipeline()).repeated(problem.num_pipelines))
 
     @property
     def num_ops(self) -> int:

@@ -38,7 +38,7 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, pro
         "learning_rate": float(metrics["learning_rate"]),
         "step_ms": 1000 * step_s,
         "tokens_per_s": tokens / step_s,
-        "live_workers": live.num_rows,
+        "live_workers": live.num_live,
         "live_ranks": live.num_ranks,
         "popularity": popularity_LE.tolist(),
         "replicas": replicas_LE.tolist(),

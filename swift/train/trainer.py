@@ -136,20 +136,24 @@ class _Run:
             pipelines=topology.num_pipelines,
             stages=topology.num_stages,
             ranks=topology.num_expert_ranks,
-            live_workers=program.live.num_rows,
+            live_workers=program.live.num_live,
             failed=self.cluster.down,
             kind=self.experiment.ranks,
             device=jax.devices()[0].device_kind,
             jax=jax.__version__,
-            ends_bytes_per_worker=program.ends_bytes,
+            ends_bytes_per_worker=program.embedding_and_head_bytes,
             state_bytes_per_worker=program.state_bytes,
             stash_bytes_per_rank=self.engine.stash_bytes,
         )
         self._tell_plan(done)
-        workers = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x " if not program.is_lone else ""
+        workers = (
+            f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x "
+            if not program.is_single_worker
+            else ""
+        )
         self.progress.note(
             f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {self.experiment.ranks} expert "
-            f"ranks; embedding, head and their moments: {program.ends_bytes / 1e6:.1f} MB per worker"
+            f"ranks; embedding, head and their moments: {program.embedding_and_head_bytes / 1e6:.1f} MB per worker"
         )
         if start is not None:
             for line in restore_lines(start, ledger_after(self.experiment, start)):
@@ -248,12 +252,12 @@ class _Run:
 
     def _tell_plan(self, step: int) -> None:
         """Records what the live run from now on; nothing for a lone worker."""
-        if not self.engine.program.is_lone:
+        if not self.engine.program.is_single_worker:
             self.directory.log_event("plan", step, **plan_facts(self.engine.steps))
 
     def _pipeline_record(self, **more: Any) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""
-        if self.engine.program.is_lone:
+        if self.engine.program.is_single_worker:
             return {}
         return {"bubble_share": self.engine.bubble_share, "period_ratio": self.engine.period_ratio, **more}
 

@@ -39,7 +39,7 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
     exchange = {}
     for name, group in GPT(model, experiment.data.vocab_size, experts.num_classes).groups.items():
         rows = {"embedding": first, "head": last}.get(name, len(live))
-        layers = 1 if name in ("embedding", "head") else group.num_rows // topology.num_stages
+        layers = 1 if name in ("embedding", "head") else group.num_layers // topology.num_stages
         slots = experts.slots_per_rank if group.is_expert else 1
         size = math.ceil(group.size / ranks) * ranks
         exchange[name] = rows * layers * 2 * slots * ranks * size * num_bytes

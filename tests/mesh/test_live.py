@@ -15,7 +15,7 @@ def test_rows_say_their_worker_and_its_stage():
     assert live.places == (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 1), 1))
     assert live.workers == ((0, 0), (0, 1), (1, 1))
     assert live.failed == {(1, 0)}
-    assert (live.num_rows, live.num_ranks) == (3, 2)
+    assert (live.num_live, live.num_ranks) == (3, 2)
     assert live.peers == ((0,), (1, 2))
     assert live.first_rows == (0, 1)
     np.testing.assert_array_equal(live.stage_R, np.array([0, 1, 1], np.int32), strict=True)

@@ -42,7 +42,7 @@ def test_who_has_nothing_gets_the_bits_of_a_peer(live, dtype, missing):
     emptied = jax.tree.map(np.copy, host)
     for leaf in jax.tree.leaves(emptied):
         leaf[missing] = 0
-    has_R = [row not in missing for row in range(live.num_rows)]
+    has_R = [row not in missing for row in range(live.num_live)]
     shared, has_arrived = jax.jit(share_rows(live, SPECS, has_R))(live.put(emptied, SPECS))
     assert raw(shared) == raw(host)
     assert jax.device_get(has_arrived).all()
@@ -57,14 +57,14 @@ def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype, monkeypatch):
             return jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].add(is_third.astype(leaf.dtype)), bits), checksum
 
     monkeypatch.setattr("swift.mesh.process_shards.PeerSum", Noisy)
-    whole = [True] * live.num_rows
+    whole = [True] * live.num_live
     _, has_arrived = jax.jit(share_rows(live, SPECS, whole))(live.put(state(live, dtype), SPECS))
     assert np.flatnonzero(~jax.device_get(has_arrived)).tolist() == [3]
 
 
 def test_a_stage_that_nobody_has_is_not_made_up(live):
     with pytest.raises(AssertionError, match="only the stages"):
-        share_rows(live, SPECS, [row not in live.peers[1] for row in range(live.num_rows)])
+        share_rows(live, SPECS, [row not in live.peers[1] for row in range(live.num_live)])
 
 
 def test_parts_on_the_host_are_put_back_as_they_were(live):

@@ -20,7 +20,7 @@ def mesh(failed=(), places=None):
 
 def state_on(live):
     """A state, on the host and on the mesh; no two numbers of an array are equal."""
-    num_rows = live.num_rows
+    num_rows = live.num_live
     host = {
         "master": np.arange(num_rows * 3 * 2 * 5, dtype=np.float32).reshape(num_rows, 3, 2, 5),
         "counters": [
@@ -78,7 +78,7 @@ def test_rows_go_where_they_are_needed(old, new, source_R, copied_rows):
     assert moved["master"].sharding == new.shardings(RANKED)
 
     kept = {d for r, s in enumerate(source_R) if new.workers[r] == old.workers[s] for d in new.mesh.devices[r]}
-    assert len(kept) == 2 * (new.num_rows - copied_rows)
+    assert len(kept) == 2 * (new.num_live - copied_rows)
     for before, after in zip(buffers(tree), buffers(moved), strict=True):
         assert {device for device in after if before.get(device) == after[device]} == kept
     assert moved_bytes(tree, old, new, source_R) == copied_rows * ROW_BYTES

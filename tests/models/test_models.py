@@ -35,7 +35,7 @@ def test_packing_is_lossless(tiny):
     again = gpt.pack(gpt.unpack(params))
     chex.assert_trees_all_equal(again, params)
     assert {name: p.shape for name, p in params.items()} == {
-        name: (group.num_rows, group.num_classes, group.size) for name, group in gpt.groups.items()
+        name: (group.num_layers, group.num_classes, group.size) for name, group in gpt.groups.items()
     }
 
 

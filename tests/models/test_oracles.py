@@ -97,7 +97,7 @@ def packed(gpt, flat):
     """A flat vector as parameters ``[rows, classes, size]`` by group."""
     params, start = {}, 0
     for name, group in gpt.groups.items():
-        shape = (group.num_rows, group.num_classes, group.size)
+        shape = (group.num_layers, group.num_classes, group.size)
         params[name] = flat[start : start + math.prod(shape)].reshape(shape)
         start += math.prod(shape)
     return params

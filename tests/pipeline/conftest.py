@@ -140,7 +140,7 @@ class Rig:
         """
         random = np.random.default_rng(seed)
         groups = self.program.gpt.groups.items()
-        params = {name: scale * random.standard_normal((g.num_rows, g.num_classes, g.size)) for name, g in groups}
+        params = {name: scale * random.standard_normal((g.num_layers, g.num_classes, g.size)) for name, g in groups}
         experts, rows = self.experiment.experts, self.program.num_moe_layers
         more = self.num_ranks * experts.slots_per_rank - NUM_CLASSES
         placements = [
@@ -216,7 +216,7 @@ class Rig:
         for name, per_rank in found.items():
             if (name, stage) in (("embedding", 0), ("head", last)) or name not in EMBEDDING_AND_HEAD:
                 wanted = expected.gradients[name].reshape(
-                    -1, program.num_rows[name], *expected.gradients[name].shape[1:]
+                    -1, program.num_layers[name], *expected.gradients[name].shape[1:]
                 )
                 classes = program.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
                 assert_close(program, name, classes, wanted[0 if name in EMBEDDING_AND_HEAD else stage], 1e-10)

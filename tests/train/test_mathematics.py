@@ -20,7 +20,7 @@ from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static
 from swift.mesh import RANKED, SHARED
 from swift.models import ModelConfig, plain_sums
-from swift.pipeline import TrainState, lone_gradients, lone_step, materialize_all, put_batch
+from swift.pipeline import TrainState, materialize_all, put_batch, single_worker_gradients, single_worker_step
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -109,7 +109,7 @@ def compiled(case):
 
     def gradients(master, placement_LNS, batch):
         slots = materialize_all(program, master, placement_LNS)
-        return lone_gradients(program, TrainState(None, None, None, slots, placement_LNS, None), batch)
+        return single_worker_gradients(program, TrainState(None, None, None, slots, placement_LNS, None), batch)
 
     parallel = jax.jit(program.live.per_rank(gradients, (RANKED, SHARED, RANKED), (RANKED, SHARED)))
     return program, parallel, jax.jit(plain_gradients(program))
@@ -155,7 +155,7 @@ def draw_params(program, seed):
     """Whole classes away from where training starts, where norms are all ones and their biases all zeros."""
     random = np.random.default_rng(seed)
     groups = program.gpt.groups.items()
-    return {name: 0.3 * random.standard_normal((g.num_rows, g.num_classes, g.size)) for name, g in groups}
+    return {name: 0.3 * random.standard_normal((g.num_layers, g.num_classes, g.size)) for name, g in groups}
 
 
 def assert_close(program, actual, expected, tolerance):
@@ -239,7 +239,7 @@ def plain_training(program, experiment, params, batches):
 def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
     setup = experiment(case)
     program = setup.program()
-    params, step = draw_params(program, 0), lone_step(program)
+    params, step = draw_params(program, 0), single_worker_step(program)
     state = program.adopt(params)
     batches = [draw_batch(case, seed) for seed in range(20)]
     placements = []

@@ -7,7 +7,7 @@ from swift.experts import ExpertConfig, exchange_bytes
 from swift.experts.placement import MinMax, Packed, Static, Symi
 from swift.mesh import collective_bytes
 from swift.models import ModelConfig
-from swift.pipeline import lone_step, put_batch
+from swift.pipeline import put_batch, single_worker_step
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -36,10 +36,10 @@ def test_bytes_of_an_iteration(policy, capacity):
     program = experiment.program()
     state = program.init(jax.random.key(0))
     batch = put_batch(experiment.loader("train").batch(0), program.live)
-    measured = collective_bytes(lone_step(program).lower(state, batch).compile().as_text(), ranks)
+    measured = collective_bytes(single_worker_step(program).lower(state, batch).compile().as_text(), ranks)
 
     groups = program.gpt.groups.values()
-    weights = sum(exchange_bytes(g.num_rows, ranks, slots if g.is_expert else 1, g.size, itemsize=4) for g in groups)
+    weights = sum(exchange_bytes(g.num_layers, ranks, slots if g.is_expert else 1, g.size, itemsize=4) for g in groups)
     rows = ranks * slots * experiment.experts.rows_per_slot(2 * 8, ranks)
     if capacity == "rank":
         rows = ranks * experiment.experts.rows_per_buffer(2 * 8, ranks)

@@ -18,7 +18,7 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Static, Symi, uniform_placement
 from swift.models import ModelConfig
-from swift.pipeline import lone_step, put_batch
+from swift.pipeline import put_batch, single_worker_step
 from swift.runlog import read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
@@ -95,7 +95,7 @@ def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, polic
 
 def test_fifty_placements_are_one_program(experiment):
     program = experiment.program()
-    state, step, loader = program.init(jax.random.key(0)), lone_step(program), experiment.loader("train")
+    state, step, loader = program.init(jax.random.key(0)), single_worker_step(program), experiment.loader("train")
     placements = []
     for _ in range(50):
         state, _ = step(state, put_batch(next(loader), program.live))
@@ -112,7 +112,7 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
         for kind in ("emulated", "virtual"):
             setup = replace(experiment, ranks=kind, compute_dtype="float64", placement=policy)
             program = setup.program()
-            state, step, loader = program.init(jax.random.key(0)), lone_step(program), setup.loader("train")
+            state, step, loader = program.init(jax.random.key(0)), single_worker_step(program), setup.loader("train")
             for _ in range(5):
                 state, metrics = step(state, put_batch(next(loader), program.live))
             metrics = jax.device_get(metrics)

@@ -14,7 +14,7 @@ from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.mesh import RANKED, SHARED, live_mesh
 from swift.models import ModelConfig
-from swift.pipeline import lone_evaluation, lone_step
+from swift.pipeline import single_worker_evaluation, single_worker_step
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -43,7 +43,9 @@ def traced(policy, experts, layout):
     state = jax.eval_shape(lambda: program.fill_slots(program.init(jax.random.key(0))))
     types = (jnp.int32, jnp.int32, jnp.bool_)
     batch = Batch(*(jax.ShapeDtypeStruct((1, 2, 4, 1, 8), dtype) for dtype in types))
-    return [jax.make_jaxpr(step)(state, batch) for step in (lone_step(program), lone_evaluation(program))]
+    return [
+        jax.make_jaxpr(step)(state, batch) for step in (single_worker_step(program), single_worker_evaluation(program))
+    ]
 
 
 def test_with_capacity_by_rank_only_the_grouped_matmul_counts_its_own_rows(varying_branches):

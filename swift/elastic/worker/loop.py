@@ -90,7 +90,7 @@ class IterationLoop:
         members = leave.go.holders or self.order.form.members
         self._is_recorder = self.process in [member.process for member in members[:2]]
         self.channel.generation, self.channel.finished = self.number, done
-        if self._is_recorder and not self.steps.program.is_lone:
+        if self._is_recorder and not self.steps.program.is_single_worker:
             self.channel.say(Planned, number=self.number, facts=plan_facts(self.steps))
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
@@ -158,7 +158,7 @@ class IterationLoop:
 
     def _plan_record(self, was_discarded: bool) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""
-        if self.steps.program.is_lone:
+        if self.steps.program.is_single_worker:
             return {}
         plan = self.steps.plan
         ratio = plan.period / self.fault_free

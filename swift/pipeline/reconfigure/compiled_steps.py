@@ -17,7 +17,7 @@ from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
 from swift.pipeline.runtime.batch_layout import sequences_per_rank
 from swift.pipeline.runtime.metrics import by_iteration
-from swift.pipeline.runtime.single_worker import lone_evaluation, lone_step, put_batch
+from swift.pipeline.runtime.single_worker import put_batch, single_worker_evaluation, single_worker_step
 from swift.pipeline.runtime.stage import DeviceBatch, Sums
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.pipeline.runtime.tick_arrays import table_arrays
@@ -127,7 +127,7 @@ class Steps:
     def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
         live = self.program.live
-        if self.program.is_lone:
+        if self.program.is_single_worker:
             return put_batch(batches[0], live)
         table = self.configuration.plans[len(batches)].table
         return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
@@ -159,11 +159,11 @@ class Steps:
         """A program before it is compiled; of shapes alone, so that its devices need not be there."""
         program, live = self.program, self.program.live
         state = program.abstract(with_slots=True)
-        if program.is_lone:
-            lone_rows = self._abstract_rows((1, program.num_microbatches))
-            step = partial(lone_step, keep_state=self._keeps_state)
-            lone = lone_evaluation if kind == "evaluate" else step
-            return lone(program).lower(state, lone_rows)
+        if program.is_single_worker:
+            single_worker_rows = self._abstract_rows((1, program.num_microbatches))
+            step = partial(single_worker_step, keep_state=self._keeps_state)
+            lone = single_worker_evaluation if kind == "evaluate" else step
+            return lone(program).lower(state, single_worker_rows)
         table = _table(self.configuration, kind)
         common, columns = table_arrays(table)
         arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
@@ -172,7 +172,7 @@ class Steps:
     def _compile(self, kind: Kind) -> Callable[..., Any]:
         program = self.program
         call = self._get(kind)
-        if program.is_lone:
+        if program.is_single_worker:
             return call
         common, columns = table_arrays(_table(self.configuration, kind))
         arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)

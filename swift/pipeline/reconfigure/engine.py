@@ -110,7 +110,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """Live workers."""
-        return self.program.live.num_rows
+        return self.program.live.num_live
 
     @property
     def period_ratio(self) -> float:

@@ -31,7 +31,7 @@ class UpdateRecord(NamedTuple):
         """The record of the iteration that starts from ``state``."""
         replicas_LE = replica_counts(state.placement, program.experts.num_classes)
         imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
-        return cls(square_norm, jnp.asarray(program.schedule(state.step)), load, replicas_LE, imbalance_L)
+        return cls(square_norm, jnp.asarray(program.learning_rate(state.step)), load, replicas_LE, imbalance_L)
 
 
 def metrics_of(
@@ -63,7 +63,7 @@ def metrics_of(
 def over_stages(program: StepSpec, record: UpdateRecord) -> UpdateRecord:
     """Per rank: the same of the layers of all stages, in the order of the model; leaves have leading dims K and L."""
     live = program.live
-    if live.num_rows == 1:
+    if live.num_live == 1:
         return record
     rows = np.array(live.first_rows)
 

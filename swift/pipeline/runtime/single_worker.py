@@ -31,7 +31,9 @@ def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
     return live.put(Batch(*(share_sequences(leaf[None], live.num_ranks) for leaf in batch)), RANKED)
 
 
-def lone_gradients(program: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
+def single_worker_gradients(
+    program: StepSpec, state: TrainState, batch: DeviceBatch
+) -> tuple[dict[str, jax.Array], Sums]:
     """Gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
     The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
@@ -64,14 +66,14 @@ def lone_gradients(program: StepSpec, state: TrainState, batch: DeviceBatch) -> 
     return reduce_gradients(program, state, gradients, divisor, _BOTH), sums.over_ranks()
 
 
-def lone_step(program: StepSpec, *, keep_state: bool = False) -> Wrapped:
+def single_worker_step(program: StepSpec, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
     The old state's buffers are given up, unless ``keep_state``. For the metrics see ``metrics_of``.
     """
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
-        gradients, sums = lone_gradients(program, state, batch)
+        gradients, sums = single_worker_gradients(program, state, batch)
         square = square_norm(program, gradients, state.placement)
         norm = jnp.sqrt(square)
         scale = clip_scale(program, norm)
@@ -90,7 +92,7 @@ def lone_step(program: StepSpec, *, keep_state: bool = False) -> Wrapped:
     )
 
 
-def lone_evaluation(program: StepSpec) -> Wrapped:
+def single_worker_evaluation(program: StepSpec) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:

@@ -48,7 +48,7 @@ class StepSpec:
         policy: places the experts.
         live: the mesh that it runs on.
         optimizer: an elementwise optax transformation, without clip.
-        schedule: the learning rate of an iteration, for the record.
+        learning_rate: of an iteration, for the record.
         clip_norm: largest global gradient norm, or None.
         layouts: for each group, where its master weights live.
         compute_dtype: type of slots and activations.
@@ -62,7 +62,7 @@ class StepSpec:
     policy: PlacementPolicy
     live: LiveMesh
     optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
+    learning_rate: optax.Schedule
     clip_norm: float | None
     layouts: Mapping[str, Layout]
     compute_dtype: DTypeLike
@@ -92,7 +92,7 @@ class StepSpec:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.row_shapes))
 
     @property
-    def is_lone(self) -> bool:
+    def is_single_worker(self) -> bool:
         """Whether there is one worker only: no pipeline, and no peers."""
         return len(self.live.topology.workers) == 1
 
@@ -117,10 +117,10 @@ class StepSpec:
         return jnp.promote_types(self.compute_dtype, jnp.float32)
 
     @cached_property
-    def num_rows(self) -> dict[str, int]:
+    def num_layers(self) -> dict[str, int]:
         """For each group, the rows of a stage."""
         return {
-            name: g.num_rows // (1 if name in EMBEDDING_AND_HEAD else self.num_stages)
+            name: g.num_layers // (1 if name in EMBEDDING_AND_HEAD else self.num_stages)
             for name, g in self.gpt.groups.items()
         }
 
@@ -138,7 +138,7 @@ class StepSpec:
         return replace(self, live=live)
 
     @cached_property
-    def ends_bytes(self) -> int:
+    def embedding_and_head_bytes(self) -> int:
         """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
         ends = {jax.tree_util.DictKey(name) for name in EMBEDDING_AND_HEAD}
         state = self.row_shapes
@@ -151,7 +151,7 @@ class StepSpec:
         """For each group, its placement; a dense group is one class with a slot on every rank."""
         return {
             name: experts_LNS if group.is_expert else jnp.zeros((rows, self.live.num_ranks, 1), jnp.int32)
-            for (name, group), rows in zip(self.gpt.groups.items(), self.num_rows.values(), strict=True)
+            for (name, group), rows in zip(self.gpt.groups.items(), self.num_layers.values(), strict=True)
         }
 
     def init(self, key: jax.Array) -> TrainState:
@@ -170,12 +170,12 @@ class StepSpec:
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
         """Shapes, types and shardings of a state; without its slots it is what a checkpoint holds."""
-        shardings, state, num_rows = self.live.shardings(self.specs), self.row_shapes, self.live.num_rows
+        shardings, state, num_live = self.live.shardings(self.specs), self.row_shapes, self.live.num_live
         if not with_slots:
             shardings, state = replace(shardings, slots={}), replace(state, slots={})
         return jax.tree.map(
             lambda sharding, sub: jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((num_rows, *leaf.shape), leaf.dtype, sharding=sharding), sub
+                lambda leaf: jax.ShapeDtypeStruct((num_live, *leaf.shape), leaf.dtype, sharding=sharding), sub
             ),
             shardings,
             state,
@@ -215,7 +215,7 @@ class StepSpec:
         def by_stage(name: str, classes: jax.Array) -> jax.Array:
             if name in EMBEDDING_AND_HEAD:
                 return jnp.broadcast_to(classes[None], (self.num_stages, *classes.shape))
-            return classes.reshape(self.num_stages, self.num_rows[name], *classes.shape[1:])
+            return classes.reshape(self.num_stages, self.num_layers[name], *classes.shape[1:])
 
         stages = jax.vmap(self._lay_out_stage, axis_size=self.num_stages)(
             {name: by_stage(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}

@@ -197,7 +197,7 @@ class _Rank(NamedTuple):
     def norm(self, square: jax.Array) -> jax.Array:
         """The norm of the whole model's gradients, from the squared norms of the stages'."""
         live = self.program.live
-        speaks = np.zeros(live.num_rows, bool)
+        speaks = np.zeros(live.num_live, bool)
         speaks[list(live.first_rows)] = True
         # Every stage once; all ranks of a worker know the same.
         mine = jnp.where(jnp.asarray(speaks)[live.row_index()], square, jnp.zeros_like(square))
@@ -212,5 +212,5 @@ class _Rank(NamedTuple):
 
 def _everywhere(program: StepSpec, value: jax.Array) -> jax.Array:
     """The sum over all ranks of all workers."""
-    axes = (EXPERT_AXIS,) if program.live.num_rows == 1 else (WORKER_AXIS, EXPERT_AXIS)
+    axes = (EXPERT_AXIS,) if program.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
     return lax.psum(value, axes)

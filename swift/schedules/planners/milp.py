@@ -165,8 +165,8 @@ class _Search:
 
     def details(self, num_slots: int) -> Iterator[Detail]:
         """The models worth asking: none that is the same as the next one, and none that is too large."""
-        is_lone_P = [len(peers) == 1 for peers in self.problem.survivors]
-        same = {Detail.POOLED: all(is_lone_P), Detail.BY_WORKER: all(is_lone_P[:-1]), Detail.BY_PATH: False}
+        is_single_P = [len(peers) == 1 for peers in self.problem.survivors]
+        same = {Detail.POOLED: all(is_single_P), Detail.BY_WORKER: all(is_single_P[:-1]), Detail.BY_PATH: False}
         for detail in Detail:
             if not same[detail] and num_columns(self.problem, num_slots, detail) <= _MAX_COLUMNS_OF_FINER:
                 yield detail

@@ -44,7 +44,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     leaders: list[Candidate] = []
     num_in_vain = 0
     # What suits the stages without a failure is found on one pipeline, at little cost.
-    lone = problem.lone_pipeline()
+    lone = problem.single_pipeline()
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
     for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)

@@ -155,7 +155,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     live = program.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
     found = collectives(compiled.as_text() or "", live.mesh.size)
-    table = None if program.is_lone else plan.table
+    table = None if program.is_single_worker else plan.table
     runs = Runs(program, table, plan.schedule.problem.num_iterations)
     work, coords = works(program, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
     num_flops, by_group = total_flops(runs, work), exchange(found, runs)
@@ -171,7 +171,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
         | {"groups": by_group},
         "tokens": tokens(found, runs, num_sequences),
         "flops": num_flops,
-        "bubble_share": 0.0 if program.is_lone else plan.bubble_share,
+        "bubble_share": 0.0 if program.is_single_worker else plan.bubble_share,
         "predicted": step,
     }
 

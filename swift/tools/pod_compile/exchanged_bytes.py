@@ -70,10 +70,10 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     if num_ranks == 1:
         return 0  # nothing leaves the device
     is_first, is_last = runs.end_rows
-    num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, program.live.num_rows)
+    num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, program.live.num_live)
     num_slots = program.row_shapes.slots[name].shape[2]
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
-    both = [exchange_bytes(program.num_rows[name], num_ranks, num_slots, layout.size, size) for size in sizes]
+    both = [exchange_bytes(program.num_layers[name], num_ranks, num_slots, layout.size, size) for size in sizes]
     return int(num_rows) * sum(both) / 2
 
 

@@ -52,7 +52,7 @@ def works(program: StepSpec, num_sequences: int) -> Mapping[str, Work]:
         program: on any mesh.
         num_sequences: of a micro-batch on one rank.
     """
-    ops = _lone(program, num_sequences) if program.is_lone else _ops(program, num_sequences)
+    ops = _single_worker(program, num_sequences) if program.is_single_worker else _ops(program, num_sequences)
     return {**ops, scopes.UPDATE: _update(program)}
 
 
@@ -86,7 +86,7 @@ def _ops(program: StepSpec, num_sequences: int) -> dict[str, Work]:
     }
 
 
-def _lone(program: StepSpec, num_sequences: int) -> dict[str, Work]:
+def _single_worker(program: StepSpec, num_sequences: int) -> dict[str, Work]:
     weights = _rank_weights(program)
     placement = jax.ShapeDtypeStruct(program.row_shapes.placement.shape, jnp.int32)
 

@@ -78,7 +78,7 @@ class Runs:
         return 1 if self.table is None else int(self.table.phase_bounds[-1])
 
     def _runs(self, name: str, path: tuple[str, ...]) -> np.ndarray:
-        everywhere = np.ones(self.program.live.num_rows, np.int64)
+        everywhere = np.ones(self.program.live.num_live, np.int64)
         if name in _OPS:
             return self.ops(name)
         if name in _MESSAGES:
@@ -99,7 +99,7 @@ class Runs:
             return is_first.astype(np.int64)
         if "branch_1_fun" in path and "head" in path:
             return is_last.astype(np.int64)
-        return np.ones(self.program.live.num_rows, np.int64)
+        return np.ones(self.program.live.num_live, np.int64)
 
 
 def _number(path: tuple[str, ...], first: int, prefix: str) -> int:

@@ -24,7 +24,7 @@ _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
     """Floating-point operations of an iteration, over all devices."""
     live, K = runs.program.live, runs.num_iterations
-    total = live.num_rows * K * work[scopes.UPDATE].num_flops
+    total = live.num_live * K * work[scopes.UPDATE].num_flops
     if runs.table is None:
         total += runs.program.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
@@ -52,7 +52,7 @@ def predict(
         return None
     busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
     inside: dict[str, float] = dict.fromkeys((*_OPS.values(), scopes.MICROBATCH), 0.0)
-    update_R, messages, other = np.zeros(runs.program.live.num_rows), 0.0, 0.0
+    update_R, messages, other = np.zeros(runs.program.live.num_live), 0.0, 0.0
     for one in found:
         part, runs_R = runs.part(one).partition("/")[0], runs.of(one)
         seconds = links.seconds(one)

@@ -25,7 +25,7 @@ class Periods:
 
     problem: Problem
     _known: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False, compare=False)
-    _known_lone: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    _known_single: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
     _known_spread: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -64,13 +64,13 @@ class Periods:
             num_pipelines: that are left, at least one.
         """
         share = -(-self.problem.num_microbatches * self.problem.num_pipelines // num_pipelines)
-        return self._lone_period(share) / self._lone_period(self.problem.num_microbatches)
+        return self._single_period(share) / self._single_period(self.problem.num_microbatches)
 
-    def _lone_period(self, num_microbatches: int) -> float:
-        if num_microbatches not in self._known_lone:
-            lone = replace(self.problem.lone_pipeline(), num_microbatches=num_microbatches)
-            self._known_lone[num_microbatches] = period(one_f_one_b(lone))
-        return self._known_lone[num_microbatches]
+    def _single_period(self, num_microbatches: int) -> float:
+        if num_microbatches not in self._known_single:
+            lone = replace(self.problem.single_pipeline(), num_microbatches=num_microbatches)
+            self._known_single[num_microbatches] = period(one_f_one_b(lone))
+        return self._known_single[num_microbatches]
 
     def _period(self, failures_P: tuple[int, ...]) -> float:
         if failures_P not in self._known:

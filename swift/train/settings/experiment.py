@@ -119,13 +119,13 @@ class Experiment:
             raise SettingError("Experiment.placement", self.placement, "must be a placement policy, such as @Symi()")
 
     def _check_pipeline(self) -> None:
-        is_lone = len(self.topology.workers) == 1
+        is_single_worker = len(self.topology.workers) == 1
         for name in ("remat", "move_roles"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"Experiment.{name}", getattr(self, name), "must be True or False")
         check_count("Experiment.window", self.window, least=1)
         for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
-            if is_lone and getattr(self, name) != only:
+            if is_single_worker and getattr(self, name) != only:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
         periods = {f"Experiment.{name}": getattr(self, name) for name in ("num_steps", "eval_every")}
         periods |= {f"CheckpointConfig.{name}": getattr(self.checkpoint, name) for name in ("every", "snapshot_every")}
@@ -231,7 +231,7 @@ class Experiment:
             policy=self.placement,
             live=live,
             optimizer=make_optimizer(self.optimizer, self.num_steps),
-            schedule=learning_rate(self.optimizer, self.num_steps),
+            learning_rate=learning_rate(self.optimizer, self.num_steps),
             clip_norm=self.optimizer.clip_norm,
             layouts={name: self._layout(group) for name, group in gpt.groups.items()},
             compute_dtype=jnp.dtype(self.compute_dtype),

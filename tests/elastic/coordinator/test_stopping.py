@@ -179,7 +179,9 @@ class Run:
     """A run of two members that is told to stop after some iterations."""
 
     def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0):
-        monkeypatch.setattr(supervising, "Service", lambda *_: SimpleNamespace(address="", close=lambda: None))
+        monkeypatch.setattr(
+            supervising, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
+        )
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
         none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)

@@ -22,7 +22,7 @@ def test_exchange_of_a_lone_worker(lone):
     one, report = lone
     groups = one.program().gpt.groups.values()
     slots = [3 if group.is_expert else 1 for group in groups]
-    wanted = sum(2 * g.num_rows * s * 4 * padded(g.size, 4) * 4 for g, s in zip(groups, slots, strict=True))
+    wanted = sum(2 * g.num_layers * s * 4 * padded(g.size, 4) * 4 for g, s in zip(groups, slots, strict=True))
     assert report["exchange"]["compiled_bytes"] == report["exchange"]["formula_bytes"] == wanted
     # 4 ways, 3 micro-batches, 1 layer, 4 ranks, 12 slots of ceil(16 tokens / 12) rows of 16 numbers.
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] == 4 * 3 * 4 * 12 * 2 * 16 * 4
@@ -35,7 +35,7 @@ def test_exchange_of_a_pipeline_that_has_lost_a_worker(pipelines):
     rows = {"embedding": 3, "head": 2}
     wanted = {
         name: rows.get(name, 5)
-        * (1 if name in rows else group.num_rows // 2)
+        * (1 if name in rows else group.num_layers // 2)
         * (3 if group.is_expert else 1)
         * 2
         * padded(group.size, 2)
@@ -65,7 +65,7 @@ def test_flops_do_not_depend_on_who_runs_them(lone):
     one, report = lone
     gpt = one.program().gpt
     met = [group for name, group in gpt.groups.items() if name not in ("embedding", "expert")]
-    dense = sum(group.num_rows * group.size for group in met)
+    dense = sum(group.num_layers * group.size for group in met)
     slots_rows = 3 * 4 * 4 * 2 * 3  # slots, ranks, sources, rows of a source, micro-batches
     tokens = 3 * 8 * 8
     experts = 6 * slots_rows * gpt.groups["expert"].size
