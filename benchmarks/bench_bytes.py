@@ -16,7 +16,7 @@ ITEMSIZE = 4
 
 def closed_form(trainee: Trainee) -> dict[str, int]:
     """Bytes of one iteration: weights and gradients of every group, and tokens to experts and back, twice."""
-    experiment, gpt, ranks = trainee.experiment, trainee.program.gpt, trainee.program.live.num_ranks
+    experiment, gpt, ranks = trainee.experiment, trainee.spec.gpt, trainee.spec.live.num_ranks
     slots = experiment.experts.slots_per_rank
     exchange = {
         name: exchange_bytes(group.num_layers, ranks, slots if group.is_expert else 1, group.size, ITEMSIZE)
@@ -24,14 +24,14 @@ def closed_form(trainee: Trainee) -> dict[str, int]:
     }
     local_tokens = experiment.tokens_per_step // experiment.num_microbatches // ranks
     rows = experiment.experts.rows_sent(local_tokens, ranks)
-    tokens = 4 * trainee.program.num_moe_layers * ranks * rows * experiment.model.model_dim * ITEMSIZE
+    tokens = 4 * trainee.spec.num_moe_layers * ranks * rows * experiment.model.model_dim * ITEMSIZE
     return {"experts": exchange.pop("expert"), "dense": sum(exchange.values()), "tokens": tokens}
 
 
 def measured(trainee: Trainee) -> dict[str, int]:
     """Bytes of every kind of collective in the compiled iteration; a loop's body counts once."""
     compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
-    return collective_bytes(compiled.as_text(), trainee.program.live.num_ranks)
+    return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)
 
 
 def migration(trainee: Trainee) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def migration(trainee: Trainee) -> dict[str, Any]:
         "slots_moved_on_average": round(average, 1),
         "bytes_of_one_move_point_to_point": one_move,
         "bytes_of_a_migration_point_to_point": round(average * one_move),
-        "bytes_of_a_migration_as_broadcasts": round(average * one_move * trainee.program.live.num_ranks),
+        "bytes_of_a_migration_as_broadcasts": round(average * one_move * trainee.spec.live.num_ranks),
     }
 
 

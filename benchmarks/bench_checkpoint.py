@@ -51,14 +51,14 @@ class Ours:
     def __init__(self, trainee: Trainee, directory: Path, k: Any):
         self._trainee = trainee
         experiment = replace(trainee.experiment, checkpoint=CheckpointConfig(every=1, experts_per_layer=k))
-        self._saver = Checkpointer(experiment, trainee.program, RunDirectory.create(directory, ""), None)
+        self._saver = Checkpointer(experiment, trainee.spec, RunDirectory.create(directory, ""), None)
         self.begin()  # which is full
         self.end()
 
     def begin(self) -> None:
         """What training waits for."""
         trainee = self._trainee
-        self._saver.save(trainee.program, trainee.state, {}, trainee.count + 1, full=False)
+        self._saver.save(trainee.spec, trainee.state, {}, trainee.count + 1, full=False)
 
     def end(self) -> None:
         """The rest of it."""
@@ -153,7 +153,7 @@ def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
     """Shares of a full checkpoint, by the shapes of the state alone."""
-    split = split_of(experiment.program(storage_mesh(experiment.topology)))
+    split = split_of(experiment.step_spec(storage_mesh(experiment.topology)))
     num_bytes = {name: int(np.prod(leaf.shape)) * leaf.dtype.itemsize for name, leaf in split.shapes.items()}
     dense = sum(num_bytes[name] for name in split.dense_shapes)
     total = sum(num_bytes.values())

@@ -47,7 +47,7 @@ def flexmoe_costs(rounds: int) -> dict[str, Any]:
 
 def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
     """CPU-seconds of the placement of one iteration on all ranks, popularity as met in training."""
-    experiment, live = trainee.experiment, trainee.program.live
+    experiment, live = trainee.experiment, trainee.spec.live
     popularity_XLE = jnp.stack([trainee()["popularity"][0, 0] for _ in range(8)])
     shape = (popularity_XLE.shape[1], experiment.experts.num_classes, live.num_ranks, experiment.experts.slots_per_rank)
 

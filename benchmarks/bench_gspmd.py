@@ -50,14 +50,14 @@ class Gspmd:
 
     Args:
         setup: whose model and optimizer it has.
-        program: the same, as this library runs it.
+        spec: the same, as this library runs it.
         batch: the global batch, micro-batches and all; every step is given it again.
         num_groups: groups of tokens among which the room of a class is shared out, GShard's G.
     """
 
-    def __init__(self, setup: Experiment, program: StepSpec, batch: Batch, num_groups: int):
-        self._experts, self._gpt, self._groups = setup.experts, program.gpt, num_groups
-        self._optimizer, self._pattern = program.optimizer, setup.model.moe_layers
+    def __init__(self, setup: Experiment, spec: StepSpec, batch: Batch, num_groups: int):
+        self._experts, self._gpt, self._groups = setup.experts, spec.gpt, num_groups
+        self._optimizer, self._pattern = spec.optimizer, setup.model.moe_layers
         self._mesh = Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,))
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), batch)
         self._batch = jax.device_put(flat, self._over(0, 2))
@@ -144,7 +144,7 @@ def expert_parallel(num_sequences: int, rounds: int) -> dict[str, Any]:
     ours = {policy.name: Trainee(demo(policy, "decoupled", num_sequences)) for policy in (Static(), Symi())}
     setup = ours["static"].experiment
     batch = setup.loader("train").batch(0)
-    peer = Gspmd(setup, ours["static"].program, batch, DEVICES)
+    peer = Gspmd(setup, ours["static"].spec, batch, DEVICES)
     losses = float(np.ravel(jax.device_get(ours["static"]()["loss"]))[0]), float(peer())
     assert abs(losses[0] - losses[1]) < 1e-4, f"they compute different losses: {losses}"
     calls: dict[str, Callable[[], Any]] = {**ours, "gspmd": peer}
@@ -157,7 +157,7 @@ def pipeline(rounds: int, *, moe: bool) -> dict[str, Any]:
     batch = draw_batch(setup)
     with setup.engine(frozenset(), "none") as engine:
         ours = Stepped(engine, [batch])
-        peer = Gspmd(setup, engine.program, batch, len(batch.inputs) * 2)
+        peer = Gspmd(setup, engine.spec, batch, len(batch.inputs) * 2)
         losses = float(np.ravel(jax.device_get(ours()))[0]), float(peer())
         assert abs(losses[0] - losses[1]) < 1e-4, f"they compute different losses: {losses}"
         return in_turns({"pipeline": ours, "gspmd": peer}, rounds)

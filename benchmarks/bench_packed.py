@@ -98,7 +98,7 @@ def costs(num_sequences: int, rounds: int) -> dict[str, Any]:
     """CPU-seconds of an iteration, and the split's part of it; FLOPs and bytes by the programs themselves."""
     made = trainees(num_sequences)
     measured = paired_costs(dict(made), rounds)
-    split_s = split_cost(made["rank_spare8"]) * made["rank_spare8"].program.num_moe_layers
+    split_s = split_cost(made["rank_spare8"]) * made["rank_spare8"].spec.num_moe_layers
     flops = {name: iteration_flops(trainee) for name, trainee in made.items()}
     sent = {name: token_bytes(trainee) for name, trainee in made.items()}
     experiment = made["symi"].experiment
@@ -123,14 +123,14 @@ def iteration_flops(trainee: Trainee) -> int:
 def token_bytes(trainee: Trainee) -> int:
     """Bytes of all-to-alls of a compiled iteration, less what moves weights and gradients: the same in all programs."""
     compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
-    found = collective_bytes(compiled.as_text(), trainee.program.live.num_ranks)["all-to-all"]
+    found = collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"]
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(trainee.state.slots))
     return found - 2 * weights
 
 
 def split_cost(trainee: Trainee) -> float:
     """CPU-seconds of the split of one layer and micro-batch on all ranks, for counts as met in training."""
-    experiment, live = trainee.experiment, trainee.program.live
+    experiment, live = trainee.experiment, trainee.spec.live
     tokens, ranks = experiment.tokens_per_step // live.num_ranks, live.num_ranks
     placement_LNS = np.asarray(trainee.state.placement)[0]
     share_LE = np.asarray(trainee()["popularity"][0, 0]) / (tokens * ranks)

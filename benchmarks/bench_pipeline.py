@@ -73,18 +73,18 @@ class Pipelined:
 
     def __init__(self, setup: Experiment, failed: frozenset[Worker], batch: Batch):
         engine = setup.engine(failed, "none")
-        self.program, self.plan, self.table = engine.program, engine.configuration, engine.configuration.plans[1].table
-        live = self.program.live
+        self.spec, self.plan, self.table = engine.spec, engine.configuration, engine.configuration.plans[1].table
+        live = self.spec.live
         self.rows = live.put(batch_of_rows([batch], self.table, self.plan.pipeline_D, live.num_ranks), RANKED)
         self.run, self.compile_s = self.compiled(self.table)
-        self.state = self.program.init(jax.random.key(0))
+        self.state = self.spec.init(jax.random.key(0))
 
     def compiled(self, table: TickTable) -> tuple[Callable[..., Any], float]:
         """The program of a table, and the seconds that it took to compile."""
-        live, (common, columns) = self.program.live, table_arrays(table)
+        live, (common, columns) = self.spec.live, table_arrays(table)
         arrays = live.put(common, REPLICATED), live.put(columns, SHARED)
         started = time.perf_counter()
-        lowered = barrier_step(self.program, table).lower(self.program.abstract(with_slots=True), *arrays, self.rows)
+        lowered = barrier_step(self.spec, table).lower(self.spec.abstract(with_slots=True), *arrays, self.rows)
         call = lowered.compile()
         return lambda state, rows: call(state, *arrays, rows), time.perf_counter() - started
 
@@ -98,14 +98,14 @@ class Plain:
     """The same model, optimizer and batch on one device, as one would write it."""
 
     def __init__(self, setup: Experiment, batch: Batch):
-        program = single_worker_program(setup, batch)
-        gpt, optimizer = program.gpt, program.optimizer
+        spec = single_worker_program(setup, batch)
+        gpt, optimizer = spec.gpt, spec.optimizer
         classes = jnp.arange(8, dtype=jnp.int32)
-        placement_LNS = jnp.broadcast_to(classes, (program.num_moe_layers, 1, 8))
+        placement_LNS = jnp.broadcast_to(classes, (spec.num_moe_layers, 1, 8))
         aux_weight = setup.experts.aux_loss_coefficient * batch.valid.sum() / len(batch.inputs)
 
         def objective(weights: Any, microbatch: Any) -> tuple[jax.Array, jax.Array]:
-            sums = forward(program, weights, placement_LNS, microbatch)
+            sums = forward(spec, weights, placement_LNS, microbatch)
             return sums.loss + aux_weight * sums.aux, sums.loss
 
         def iterate(weights: Any, moments: Any, batch: Any) -> Any:
@@ -120,7 +120,7 @@ class Plain:
 
         everywhere = PartitionSpec()
         on_one_rank = jax.shard_map(
-            iterate, mesh=program.live.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+            iterate, mesh=spec.live.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
         )
         self.weights = jax.jit(lambda key: gpt.unpack(gpt.init(key)))(jax.random.key(0))
         self.moments, self.batch = optimizer.init(self.weights), jax.device_put(batch)
@@ -136,9 +136,9 @@ class Lone:
     """The library's own step of a lone worker, which takes nothing apart."""
 
     def __init__(self, setup: Experiment, batch: Batch):
-        program = single_worker_program(setup, batch)
-        self.step, self.rows = single_worker_step(program), put_batch(batch, program.live)
-        self.state = program.init(jax.random.key(0))
+        spec = single_worker_program(setup, batch)
+        self.step, self.rows = single_worker_step(spec), put_batch(batch, spec.live)
+        self.state = spec.init(jax.random.key(0))
 
     def __call__(self) -> Any:
         """One iteration; its loss."""
@@ -149,7 +149,7 @@ class Lone:
 def single_worker_program(setup: Experiment, batch: Batch) -> StepSpec:
     """The whole global batch on one rank, which has a slot for every class."""
     alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
-    return replace(alone.program(), num_microbatches=len(batch.inputs))
+    return replace(alone.step_spec(), num_microbatches=len(batch.inputs))
 
 
 def draw_batch(setup: Experiment) -> Batch:
@@ -189,7 +189,7 @@ class Stepped:
 
     def __init__(self, engine: Engine, batches: list[Batch]):
         self.engine, self.batches = engine, batches
-        self.state = engine.program.init(jax.random.key(0))
+        self.state = engine.spec.init(jax.random.key(0))
 
     def __call__(self) -> Any:
         """A window, or as many iterations; the last loss."""
@@ -213,7 +213,7 @@ def idle_tick_cpu_us(setup: Experiment) -> float:
         call()
         return statistics.median(cost_of(call) for _ in range(ROUNDS))
 
-    return 1e6 * (seconds(IDLE_TICKS) - seconds(1)) / IDLE_TICKS / pipeline.program.live.mesh.size
+    return 1e6 * (seconds(IDLE_TICKS) - seconds(1)) / IDLE_TICKS / pipeline.spec.live.mesh.size
 
 
 def idle(table: TickTable, num_ticks: int) -> TickTable:
@@ -249,11 +249,11 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     fused_flops = {}
     for remat in (False, True):
-        program = experiment((1, 2, 1), 1, moe=moe, remat=remat).program()
-        parts, (weights, extras, x) = split_stage(program, SEQUENCES)
+        spec = experiment((1, 2, 1), 1, moe=moe, remat=remat).step_spec()
+        parts, (weights, extras, x) = split_stage(spec, SEQUENCES)
         out = (x, jax.ShapeDtypeStruct((), jnp.float32))
 
-        fused = fused_pass(stage_function(program))
+        fused = fused_pass(stage_function(spec))
         split_flops = (
             flops(parts.forward, weights, extras, x)
             + flops(parts.backward_input, weights, extras, parts.b_shapes, parts.h_shapes, out)

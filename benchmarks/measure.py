@@ -106,11 +106,11 @@ class Trainee:
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
-        self.program: StepSpec = experiment.program()
-        self.state: TrainState = self.program.init(jax.random.key(experiment.seed))
-        self.step = single_worker_step(self.program)
+        self.spec: StepSpec = experiment.step_spec()
+        self.state: TrainState = self.spec.init(jax.random.key(experiment.seed))
+        self.step = single_worker_step(self.spec)
         loader = experiment.loader("train")
-        self.batches = [put_batch(loader.batch(i), self.program.live) for i in range(16)]
+        self.batches = [put_batch(loader.batch(i), self.spec.live) for i in range(16)]
         self.count = 0
 
     def __call__(self) -> Any:

@@ -64,32 +64,32 @@ def capacity() -> dict[str, Any]:
     return {"steps": STEPS, "by_capacity_factor": figures}
 
 
-def parts_of(program: StepSpec) -> dict[str, Any]:
+def parts_of(spec: StepSpec) -> dict[str, Any]:
     """The parts of an update as jitted functions of a state, as ``swift.pipeline.runtime.update`` puts them together.
 
     Slots stand for their gradients, which have their shapes, and master weights for theirs.
     """
-    specs = program.specs
+    specs = spec.specs
 
     def jitted(part: Any, out_specs: Any) -> Any:
-        return jax.jit(program.live.per_rank(part, (specs,), out_specs))
+        return jax.jit(spec.live.per_rank(part, (specs,), out_specs))
 
     def collect(state: TrainState) -> Any:
-        placements = program.placements(state.placement)
-        return {name: program.layouts[name].collect(of, placements[name]) for name, of in state.slots.items()}
+        placements = spec.placements(state.placement)
+        return {name: spec.layouts[name].collect(of, placements[name]) for name, of in state.slots.items()}
 
     def materialize(state: TrainState) -> Any:
-        placements = program.placements(state.placement)
-        return {name: program.layouts[name].materialize(of, placements[name]) for name, of in state.master.items()}
+        placements = spec.placements(state.placement)
+        return {name: spec.layouts[name].materialize(of, placements[name]) for name, of in state.master.items()}
 
     def optimize(state: TrainState) -> Any:
-        updates, moments = program.optimizer.update(state.master, state.moments, state.master)
+        updates, moments = spec.optimizer.update(state.master, state.moments, state.master)
         return optax.apply_updates(state.master, updates), moments
 
     def place(state: TrainState) -> Any:
-        counts_LE = jax.numpy.arange(program.experts.num_classes) + state.placement[:, :1, 0]
+        counts_LE = jax.numpy.arange(spec.experts.num_classes) + state.placement[:, :1, 0]
         popularity_LE = jax.lax.psum(counts_LE, EXPERT_AXIS)
-        return program.policy(popularity_LE, state.placement, state.policy)[0]
+        return spec.policy(popularity_LE, state.placement, state.policy)[0]
 
     return {
         "collect gradients": jitted(collect, specs.master),
@@ -103,14 +103,14 @@ def breakdown() -> dict[str, Any]:
     """Shares of an iteration; forward and backward are what is left of it."""
     trainee = Trainee(demo(Symi(), "decoupled", num_sequences=128))
     trainee()
-    forward, state = single_worker_evaluation(trainee.program), jax.tree.map(jax.numpy.copy, trainee.state)
-    calls = {name: (lambda part=part: part(state)) for name, part in parts_of(trainee.program).items()}
+    forward, state = single_worker_evaluation(trainee.spec), jax.tree.map(jax.numpy.copy, trainee.state)
+    calls = {name: (lambda part=part: part(state)) for name, part in parts_of(trainee.spec).items()}
     calls |= {"forward": lambda: forward(state, trainee.batches[0]), "iteration": trainee}
     cpu_s = {name: median(values) for name, values in paired_costs(calls, rounds=11).items()}
     whole = cpu_s.pop("iteration")
     cpu_s["backward, and the rest"] = whole - sum(cpu_s.values())
     return {
-        "tokens_per_rank": trainee.experiment.tokens_per_step // trainee.program.live.num_ranks,
+        "tokens_per_rank": trainee.experiment.tokens_per_step // trainee.spec.live.num_ranks,
         "iteration_cpu_s": whole,
         "shares": {name: round(value / whole, 5) for name, value in cpu_s.items()},
     }

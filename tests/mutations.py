@@ -171,13 +171,13 @@ MUTATIONS = (
     ),
     Mutation(
         "pipeline/runtime/update.py",
-        "jnp.minimum(1, program.clip_norm / ",
+        "jnp.minimum(1, spec.clip_norm / ",
         "jnp.maximum(1, program.clip_norm / ",
         ("tests/pipeline/test_transactions.py", "tests/pipeline/test_barrier.py"),
     ),
     Mutation(
         "pipeline/runtime/train_step.py",
-        "aux_loss_coefficient * self.divisor_K / program.num_microbatches",
+        "aux_loss_coefficient * self.divisor_K / spec.num_microbatches",
         "aux_loss_coefficient * self.divisor_K",
         LAW,
     ),
@@ -189,7 +189,7 @@ MUTATIONS = (
     ),
     Mutation(
         "pipeline/runtime/single_worker.py",
-        "aux_loss_coefficient * divisor / program.num_microbatches",
+        "aux_loss_coefficient * divisor / spec.num_microbatches",
         "aux_loss_coefficient * divisor",
         ("tests/train/test_mathematics.py",),
     ),

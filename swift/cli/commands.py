@@ -81,7 +81,7 @@ def compare(options: argparse.Namespace) -> None:
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     _prepare(experiments)
     for experiment in experiments:  # so that a mistake in the last is told before the first has run
-        experiment.program()
+        experiment.step_spec()
         try_placement(experiment)
     top = options.run_dir or _new_run_dir(names[0])
     run_dirs = [top / name for name in names]

@@ -7,8 +7,8 @@ import traceback
 
 from swift.cli.configuration import load_experiment
 from swift.elastic.membership.protocol import Process
-from swift.elastic.services.checkpoint_service import run as run_keeper
-from swift.elastic.services.compile_service import prepare
+from swift.elastic.services.checkpoint_service import run_checkpoint_service as run_keeper
+from swift.elastic.services.compile_service import run_compile_service
 from swift.elastic.state.run_files import RunFiles
 from swift.elastic.worker.process_setup import settle_jax
 from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
@@ -41,7 +41,7 @@ def keeper(options: argparse.Namespace) -> None:
 def preparer(options: argparse.Namespace) -> None:
     """The process that compiles what may be needed next."""
     experiment, scratch = _told(options)
-    prepare(experiment, scratch.programs, scratch.sockets, _num_devices(experiment, options.by_rank))
+    run_compile_service(experiment, scratch.programs, scratch.sockets, _num_devices(experiment, options.by_rank))
 
 
 def _told(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:

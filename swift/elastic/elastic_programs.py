@@ -34,7 +34,7 @@ class ElasticPrograms:
         """The program on so many ranks; to be put on a live mesh."""
         if num_ranks not in self._by_ranks:
             fewer = self._experiment.on_ranks(num_ranks)
-            self._by_ranks[num_ranks] = fewer.program(storage_mesh(fewer.topology))
+            self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology))
         return self._by_ranks[num_ranks]
 
 

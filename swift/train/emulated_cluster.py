@@ -167,7 +167,7 @@ class EmulatedCluster:
     def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Checkpointer) -> Followed:
         """Goes on with other expert ranks, by way of the host."""
         times = [time.perf_counter()]
-        before, old, ranks, k = self.ranks, self.engine.program, self._left(lost), saver.ledger.k
+        before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), saver.ledger.k
         who = _changed(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
@@ -185,14 +185,14 @@ class EmulatedCluster:
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
             raise StateLost(why, "rank_lost", who, f"a CheckpointConfig.{remedy} above 0") from None
         jax.tree.map(lambda leaf: leaf.delete(), state)
-        state = jax.block_until_ready(put_state(steps.program, reshape_state(found.state, old, steps.program)))
+        state = jax.block_until_ready(put_state(steps.spec, reshape_state(found.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
         for other in self._engines.keys() - {ranks, self._left(frozenset())}:
             self._engines.pop(other).close()
-        saver.go_on_with(steps.program, found.ledger)
+        saver.go_on_with(steps.spec, found.ledger)
         change = _change(state, times, is_prepared=is_prepared)
-        slots, had = (program.experts.slots_per_rank for program in (steps.program, old))
+        slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
         lines = [
             f"{_who(who)}; {len(ranks)} expert ranks live; {_took(change)}",
             *found.lines,

@@ -40,11 +40,11 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     if step is not None and step not in steps:
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
     _check_new(out)
-    program = experiment.program(storage_mesh(experiment.topology))
+    spec = experiment.step_spec(storage_mesh(experiment.topology))
     plan = plan_restore(run_dir / "checkpoints", experiment.identity(), step)
-    state = load_state(run_dir / "checkpoints", plan, program)
-    weights = program.gpt.unpack(program.whole_classes(state))
-    save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(program.gpt)})
+    state = load_state(run_dir / "checkpoints", plan, spec)
+    weights = spec.gpt.unpack(spec.whole_classes(state))
+    save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(spec.gpt)})
     return plan
 
 

@@ -167,11 +167,11 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def begin(experiment: Experiment, program: StepSpec, options: TrainOptions, start: RestorePlan | None) -> TrainState:
+def begin(experiment: Experiment, spec: StepSpec, options: TrainOptions, start: RestorePlan | None) -> TrainState:
     """The state to go on from."""
     if start is None:
-        return program.init(jax.random.key(experiment.seed))
-    return put_state(program, load_state(options.run_dir / "checkpoints", start, program))
+        return spec.init(jax.random.key(experiment.seed))
+    return put_state(spec, load_state(options.run_dir / "checkpoints", start, spec))
 
 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:

@@ -11,19 +11,19 @@ from swift.pipeline import Steps, StepSpec, Sums
 from swift.schedules import plan_document
 
 
-def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, program: StepSpec) -> dict[str, Any]:
+def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec) -> dict[str, Any]:
     """The record of one iteration; with ``misplaced`` where its placement was not sound, and the iteration not either.
 
     Args:
         step: iterations done, from 1.
         metrics: what the step returned, on the host, without its worker dim.
         step_s: how long the iteration took, in seconds.
-        program: whose workers and expert ranks took part.
+        spec: whose workers and expert ranks took part.
     """
-    live = program.live
+    live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
     routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
-    flaw = unsound(replicas_LE, live.num_ranks * program.experts.slots_per_rank)
+    flaw = unsound(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
     return ({} if flaw is None else {"misplaced": flaw}) | {
         "step": step,
         "loss": float(metrics["loss"]),

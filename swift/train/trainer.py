@@ -89,12 +89,12 @@ def _train(
         Interrupt(options.stopping_s) as interrupt,
     ):
         cluster.check(listed)
-        program = cluster.engine.program
-        first_state = [begin(experiment, program, options, start)]
+        spec = cluster.engine.spec
+        first_state = [begin(experiment, spec, options, start)]
         changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
         with (
             open_run(experiment, options, done, lease) as directory,
-            Checkpointer(experiment, program, directory, start) as saver,
+            Checkpointer(experiment, spec, directory, start) as saver,
             ProgressDisplay(options.run_dir.name, last_step, done + 1) as progress,
         ):
             run = _Run(experiment, options, cluster, directory, saver, progress, interrupt)
@@ -127,8 +127,8 @@ class _Run:
         return self.cluster.engine
 
     def announce(self, done: int, start: RestorePlan | None, changes: Sequence[str]) -> None:
-        program = self.engine.program
-        topology, parameters = program.live.topology, program.gpt.num_parameters
+        spec = self.engine.spec
+        topology, parameters = spec.live.topology, spec.gpt.num_parameters
         self.directory.log_event(
             "resume" if done else "start",
             done,
@@ -136,24 +136,22 @@ class _Run:
             pipelines=topology.num_pipelines,
             stages=topology.num_stages,
             ranks=topology.num_expert_ranks,
-            live_workers=program.live.num_live,
+            live_workers=spec.live.num_live,
             failed=self.cluster.down,
             kind=self.experiment.ranks,
             device=jax.devices()[0].device_kind,
             jax=jax.__version__,
-            ends_bytes_per_worker=program.embedding_and_head_bytes,
-            state_bytes_per_worker=program.state_bytes,
+            ends_bytes_per_worker=spec.embedding_and_head_bytes,
+            state_bytes_per_worker=spec.state_bytes,
             stash_bytes_per_rank=self.engine.stash_bytes,
         )
         self._tell_plan(done)
         workers = (
-            f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x "
-            if not program.is_single_worker
-            else ""
+            f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x " if not spec.is_single_worker else ""
         )
         self.progress.note(
             f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {self.experiment.ranks} expert "
-            f"ranks; embedding, head and their moments: {program.embedding_and_head_bytes / 1e6:.1f} MB per worker"
+            f"ranks; embedding, head and their moments: {spec.embedding_and_head_bytes / 1e6:.1f} MB per worker"
         )
         if start is not None:
             for line in restore_lines(start, ledger_after(self.experiment, start)):
@@ -165,7 +163,7 @@ class _Run:
             clip = self.experiment.optimizer.clip_norm
             self.progress.note(
                 f"windows of {self.experiment.window} iterations keep the state before them: "
-                f"{program.state_bytes / 1e6:.1f} MB more per worker"
+                f"{spec.state_bytes / 1e6:.1f} MB more per worker"
                 + ("" if clip is None else f"; where the gradient's norm is above {clip:g} they are run again")
             )
 
@@ -177,7 +175,7 @@ class _Run:
             raise RunError(f"{trouble}: stopped; {self._how_to_go_on()}, {_MENDED}") from trouble
         while done < last_step:
             first, end = done + 1, done + len(batches)
-            self.saver.snapshot(self.engine.program, state, done)
+            self.saver.snapshot(self.engine.spec, state, done)
             state, is_changed = self._follow(state, first, end)
             engine = self.engine
             if rows is None or is_changed:
@@ -193,7 +191,7 @@ class _Run:
             done, state, batches = end, outcome.state, upcoming
             step_s = (time.perf_counter() - started) / len(outcome.metrics)
             records = [
-                step_record(step, metrics, step_s, engine.program)
+                step_record(step, metrics, step_s, engine.spec)
                 | self._pipeline_record(was_discarded=outcome.was_discarded)
                 for step, metrics in enumerate(outcome.metrics, first)
             ]
@@ -235,14 +233,14 @@ class _Run:
             self.directory.log_event(lost.event, first, **lost.facts)
             raise RunError(f"{lost}: stopped; {self._how_to_go_on(lost.remedy)}") from None
         engine = self.engine
-        self.saver.snapshot(engine.program, followed.state, first - 1)
+        self.saver.snapshot(engine.spec, followed.state, first - 1)
         self.directory.log_event(
             "reconfigure",
             first,
             **followed.facts,
             **self._pipeline_record(),
             live_workers=engine.num_live,
-            live_ranks=engine.program.live.num_ranks,
+            live_ranks=engine.spec.live.num_ranks,
             stash_bytes_per_rank=engine.stash_bytes,
         )
         self._tell_plan(first)
@@ -252,12 +250,12 @@ class _Run:
 
     def _tell_plan(self, step: int) -> None:
         """Records what the live run from now on; nothing for a lone worker."""
-        if not self.engine.program.is_single_worker:
+        if not self.engine.spec.is_single_worker:
             self.directory.log_event("plan", step, **plan_facts(self.engine.steps))
 
     def _pipeline_record(self, **more: Any) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""
-        if self.engine.program.is_single_worker:
+        if self.engine.spec.is_single_worker:
             return {}
         return {"bubble_share": self.engine.bubble_share, "period_ratio": self.engine.period_ratio, **more}
 
@@ -286,7 +284,7 @@ class _Run:
             self._check_placed(done, self._misplaced(state))
             self._check_finite(done, loss_after=self._evaluate(state, validation, num_batches=1))
             self._follow_save(wait=True)  # one at a time
-            self.saver.save(self.engine.program, state, position, done, full=is_end)
+            self.saver.save(self.engine.spec, state, position, done, full=is_end)
 
     def _is_due(self, done: int, every: int) -> bool:
         return is_due(done, every, self.experiment.num_steps)
@@ -379,7 +377,7 @@ class _Run:
         """Saves an iteration after which no other follows, unless it is saved."""
         self._follow_save(wait=True)
         if done not in checkpoint_steps(self.directory.checkpoints_path):
-            self.saver.save(self.engine.program, state, position, done, full=True)
+            self.saver.save(self.engine.spec, state, position, done, full=True)
             self._follow_save(wait=True)
 
     def _interrupted(self, state: TrainState, position: dict[str, Any], done: int) -> None:

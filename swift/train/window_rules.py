@@ -6,7 +6,7 @@ from swift.errors import SettingError
 from swift.mesh import MeshRow
 from swift.pipeline import Engine
 from swift.topology import Topology, Worker
-from swift.train.settings.failure_list import SETTING, FailureList
+from swift.train.settings.failure_list import FAILURES_SETTING, FailureList
 
 
 def window_length(
@@ -66,13 +66,13 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
     Raises:
         SettingError: a stage's state is lost, or there is no plan for some of the failures.
     """
-    topology, before = engine.program.live.topology, frozenset[Worker]()
+    topology, before = engine.spec.live.topology, frozenset[Worker]()
     places = engine.configure(before).places
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
         for stage in lost_stages(topology, places, before, failed):
             allowed = f"leave nobody with the state of stage {stage} at step {step}, after roles have moved"
             raise SettingError(
-                SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
+                FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
             )
         places, before = engine.configure(failed).places, failed

@@ -34,18 +34,18 @@ TINY = Experiment(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run directory with a sound checkpoint, and the weights in it; a newer one is damaged."""
-    directory, program = tmp_path_factory.mktemp("run"), TINY.program()
-    state = program.init(jax.random.key(3))
-    split = split_of(program)
+    directory, spec = tmp_path_factory.mktemp("run"), TINY.step_spec()
+    state = spec.init(jax.random.key(3))
+    split = split_of(spec)
     ledger = Ledger.first(split.num_layers, split.num_classes, 3)
-    snapshot = begin_snapshot(split, state, program.live, ledger.choose("sequential", full=True))()
+    snapshot = begin_snapshot(split, state, spec.live, ledger.choose("sequential", full=True))()
     for step in (7, 8):
         options = {"identity": TINY.identity(), "extra": {}, "num_kept": 2}
         ledger = save_checkpoint(directory / "checkpoints", step, snapshot, split, ledger, **options).ledger
         snapshot.dense["step"] += 1
     (file,) = (directory / "checkpoints/step-00000008/arrays/state/step").glob("[0-9]*")
     file.write_bytes(b"?" + file.read_bytes()[1:])
-    return directory, program.gpt.unpack(program.whole_classes(state))
+    return directory, spec.gpt.unpack(spec.whole_classes(state))
 
 
 @pytest.fixture(scope="module")

@@ -19,22 +19,22 @@ SETTINGS_ONLY = ("train", "compare", "launch")
 MADE_BY_THE_READER = ("CONFIG.gin", "mine.gin", "ranks.gin")
 
 
-def commands(document: str, program: str) -> Iterator[list[str]]:
+def commands(document: str, spec: str) -> Iterator[list[str]]:
     """The arguments of every command of a program that a document has, in code blocks, lines or between backticks."""
     text = (ROOT / document).read_text().replace("\\\n", " ")
     for line in text.splitlines():
         for piece in line.split("`"):
-            _, found, arguments = piece.partition(f"{program} ")
+            _, found, arguments = piece.partition(f"{spec} ")
             words = [word for word in shlex.split(arguments, comments=True) if word != "$@"] if found else []
             if words and "..." not in words:
                 yield words
 
 
-def documented(program: str) -> list:
+def documented(spec: str) -> list:
     return [
         pytest.param(words, id=f"{document}: {' '.join(words)}")
         for document in DOCUMENTS
-        for words in commands(document, program)
+        for words in commands(document, spec)
     ]
 
 

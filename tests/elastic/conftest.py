@@ -82,9 +82,9 @@ def kept():
 
     def load(keeper, process, stamp):
         num_devices = 1 if keeper.by_rank else keeper.experiment.topology.num_expert_ranks
-        specs = replace(keeper.program.specs, slots={})
+        specs = replace(keeper.spec.specs, slots={})
         return SharedMemoryStore(keeper.keeps, process).load(
-            stamp, part_shapes(specs, keeper.program.abstract(), num_devices)
+            stamp, part_shapes(specs, keeper.spec.abstract(), num_devices)
         )
 
     return load

@@ -311,7 +311,7 @@ class Path:
 def paths(function: Callable) -> Iterator[Path]:
     """All paths of a per-rank function."""
     jaxpr = jax.make_jaxpr(on_devices(function, 2))(*inputs())
-    (program,) = (equation.params["jaxpr"] for equation in jaxpr.eqns if equation.primitive.name == "shard_map")
+    (spec,) = (equation.params["jaxpr"] for equation in jaxpr.eqns if equation.primitive.name == "shard_map")
     choices: list[int] | None = []
     while choices is not None:
         taken: list[tuple[int, int]] = []
@@ -321,7 +321,7 @@ def paths(function: Callable) -> Iterator[Path]:
             return taken[-1][0]
 
         path = Path(choose)
-        path.jaxpr(program, [After()] * len(program.invars))
+        path.jaxpr(spec, [After()] * len(spec.invars))
         yield path
         choices = following(taken)
 

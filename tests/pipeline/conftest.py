@@ -121,7 +121,7 @@ class Rig:
         )
         self.configuration = Configurator(settings).configure(case.failed)
         live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.places)
-        self.program = self.experiment.program(live)
+        self.spec = self.experiment.step_spec(live)
 
     @property
     def table(self):
@@ -131,7 +131,7 @@ class Rig:
     @cached_property
     def step(self):
         """The jitted window, which gives its gradients, too."""
-        return window_step(self.program, self.table, self.case.window, keep_gradients=True)
+        return window_step(self.spec, self.table, self.case.window, keep_gradients=True)
 
     def draw(self, seed: int, num_batches: int | None = None, scale: float = 0.3) -> Drawn:
         """Inputs that end early, or have no token at all; parameters away from where training starts.
@@ -139,9 +139,9 @@ class Rig:
         A router's two best logits are nearer to each other than errors of rounding once in 1e10 tokens or so.
         """
         random = np.random.default_rng(seed)
-        groups = self.program.gpt.groups.items()
+        groups = self.spec.gpt.groups.items()
         params = {name: scale * random.standard_normal((g.num_layers, g.num_classes, g.size)) for name, g in groups}
-        experts, rows = self.experiment.experts, self.program.num_moe_layers
+        experts, rows = self.experiment.experts, self.spec.num_moe_layers
         more = self.num_ranks * experts.slots_per_rank - NUM_CLASSES
         placements = [
             random.permutation([*range(NUM_CLASSES), *random.integers(0, NUM_CLASSES, more)])
@@ -154,7 +154,7 @@ class Rig:
 
     def _draw_batch(self, random: np.random.Generator) -> Batch:
         setup, length = self.experiment, self.experiment.model.sequence_length
-        shape = (self.program.num_microbatches, setup.sequences_per_microbatch)
+        shape = (self.spec.num_microbatches, setup.sequences_per_microbatch)
         tokens = random.integers(0, setup.data.vocab_size, (*shape, length + 1), dtype=np.int32)
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
@@ -163,24 +163,24 @@ class Rig:
     @cached_property
     def _begin(self):
         def begin(params, placement_R):
-            return self.program.fill_slots(replace(self.program.adopt(params), placement=placement_R))
+            return self.spec.fill_slots(replace(self.spec.adopt(params), placement=placement_R))
 
-        return jax.jit(begin, out_shardings=self.program.live.shardings(self.program.specs))
+        return jax.jit(begin, out_shardings=self.spec.live.shardings(self.spec.specs))
 
     def start(self, drawn: Drawn):
         """The state before the first iteration."""
         # Emulated devices share few threads: no other program with collectives is to be under way.
-        return jax.block_until_ready(self._begin(drawn.params, drawn.placement_PLNS[self.program.live.stage_R]))
+        return jax.block_until_ready(self._begin(drawn.params, drawn.placement_PLNS[self.spec.live.stage_R]))
 
     def put_table(self, table):
         """Its arrays on the devices."""
         common, columns = table_arrays(table)
-        return self.program.live.put(common, REPLICATED), self.program.live.put(columns, SHARED)
+        return self.spec.live.put(common, REPLICATED), self.spec.live.put(columns, SHARED)
 
     def put_batches(self, batches: list[Batch], table):
         """The batches of a window on the devices of the rows that meet them."""
         rows = batch_of_rows(batches, table, self.configuration.pipeline_D, self.num_ranks)
-        return self.program.live.put(rows, RANKED)
+        return self.spec.live.put(rows, RANKED)
 
     def run(self, drawn: Drawn, step=None, table=None):
         """(state, metrics, ok, gradients) of a window."""
@@ -207,24 +207,24 @@ class Rig:
             np.testing.assert_array_equal(value, np.broadcast_to(value[:1], value.shape))
         for k, expected in enumerate(self.plain(drawn)[0]):
             assert_metrics(found[k], expected)
-            for row, place in enumerate(self.program.live.places):
+            for row, place in enumerate(self.spec.live.places):
                 self._check_gradients({name: g[row, k] for name, g in gradients.items()}, expected, place.stage)
 
     def _check_gradients(self, found, expected: Plain, stage: int) -> None:
         """Those of a row ``[rank, row, ...]``, of the groups that its stage uses."""
-        program, last = self.program, self.num_stages - 1
+        spec, last = self.spec, self.num_stages - 1
         for name, per_rank in found.items():
             if (name, stage) in (("embedding", 0), ("head", last)) or name not in EMBEDDING_AND_HEAD:
                 wanted = expected.gradients[name].reshape(
-                    -1, program.num_layers[name], *expected.gradients[name].shape[1:]
+                    -1, spec.num_layers[name], *expected.gradients[name].shape[1:]
                 )
-                classes = program.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
-                assert_close(program, name, classes, wanted[0 if name in EMBEDDING_AND_HEAD else stage], 1e-10)
+                classes = spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
+                assert_close(spec, name, classes, wanted[0 if name in EMBEDDING_AND_HEAD else stage], 1e-10)
 
     def check_params(self, state, expected: dict[str, np.ndarray], tolerance: float) -> None:
         """The master weights of a state are those of the plain model."""
-        for name, classes in self.program.whole_classes(state).items():
-            assert_close(self.program, name, classes, expected[name], tolerance)
+        for name, classes in self.spec.whole_classes(state).items():
+            assert_close(self.spec, name, classes, expected[name], tolerance)
 
 
 def assert_metrics(found: dict[str, np.ndarray], expected: Plain) -> None:
@@ -237,9 +237,9 @@ def assert_metrics(found: dict[str, np.ndarray], expected: Plain) -> None:
     np.testing.assert_array_equal(found["overflowed"], expected.overflowed)
 
 
-def assert_close(program, name: str, found, wanted, tolerance: float) -> None:
+def assert_close(spec, name: str, found, wanted, tolerance: float) -> None:
     """Rows of a group, parameter by parameter and layer by layer, relative to the largest; none may be all zeros."""
-    unpack = program.gpt.groups[name].unpack
+    unpack = spec.gpt.groups[name].unpack
     pairs = zip(jax.tree.leaves(unpack(np.asarray(found))), jax.tree.leaves(unpack(np.asarray(wanted))), strict=True)
     for leaf, (ours, plain) in enumerate(pairs):
         axes = tuple(range(1, plain.ndim))
@@ -253,21 +253,21 @@ def assert_close(program, name: str, found, wanted, tolerance: float) -> None:
 def plain_training(case: Case) -> tuple[Callable, Callable]:
     """(an iteration of AdamW on whole classes: (state, batch) -> (state, Plain), the state before the first)."""
     setup = Rig(case).experiment
-    program = setup.program()
-    policy, num_stages = program.policy, program.num_stages
+    spec = setup.step_spec()
+    policy, num_stages = spec.policy, spec.num_stages
 
     def objective(params, placement_PLNS, batch):
-        weights, placement_LNS = program.gpt.unpack(params), placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
+        weights, placement_LNS = spec.gpt.unpack(params), placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
 
         def add(sums, microbatch):
-            *losses, loads = plain_sums(program.gpt, program.experts, weights, placement_LNS, *microbatch)
+            *losses, loads = plain_sums(spec.gpt, spec.experts, weights, placement_LNS, *microbatch)
             load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else (no_load,) * 3
             return jax.tree.map(jnp.add, sums, (*losses, *load)), None
 
         no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
         (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3), batch)
         loss, aux = loss / batch.valid.sum(), aux / len(batch.valid)
-        return loss + program.experts.aux_loss_coefficient * aux, (loss, aux, *load)
+        return loss + spec.experts.aux_loss_coefficient * aux, (loss, aux, *load)
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is most of what it takes
     def iterate(state, batch):
@@ -277,7 +277,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
         )
         norm = optax.tree.norm(raw)
         scale = 1.0 if case.clip_norm is None else jnp.minimum(1, case.clip_norm / norm)
-        updates, moments = program.optimizer.update(jax.tree.map(lambda g: g * scale, raw), moments, params)
+        updates, moments = spec.optimizer.update(jax.tree.map(lambda g: g * scale, raw), moments, params)
         if popularity.size:
             by_stage = popularity.reshape(num_stages, -1, NUM_CLASSES)
             placement_PLNS, policy_P = jax.vmap(policy)(by_stage, placement_PLNS, policy_P)
@@ -286,7 +286,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
 
     def first(params, placement_PLNS):
         params = jax.tree.map(jnp.asarray, params)
-        return params, program.optimizer.init(params), placement_PLNS, np.zeros(num_stages, np.uint32)
+        return params, spec.optimizer.init(params), placement_PLNS, np.zeros(num_stages, np.uint32)
 
     return iterate, first
 

@@ -38,9 +38,9 @@ def draw_batches(count):
 def two_steps():
     """(what a window with a lost worker comes to, the program that most iterations need)."""
     engine, batches = SETUP.engine(frozenset({(1, 0)}), "none"), draw_batches(2)
-    state = engine.program.init(jax.random.key(0))
+    state = engine.spec.init(jax.random.key(0))
     outcome = engine.start(state, batches, engine.put(batches))()
-    return outcome, engine.program.whole_classes(outcome.state), engine.steps.main
+    return outcome, engine.spec.whole_classes(outcome.state), engine.steps.main
 
 
 @pytest.mark.slow

@@ -40,14 +40,14 @@ def make_engine(prepare="none", window=1):
 
 def make_state(engine):
     """Any state will do that takes no time to compile, in which moments are not negative."""
-    program, random = engine.program, np.random.default_rng(0)
+    spec, random = engine.spec, np.random.default_rng(0)
 
     def fill(leaf):
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         return (random.uniform(0, 0.1, leaf.shape) if is_float else np.zeros(leaf.shape)).astype(leaf.dtype)
 
-    host = jax.tree.map(fill, program.abstract(with_slots=True))
-    return jax.block_until_ready(program.live.put(host, program.specs))
+    host = jax.tree.map(fill, spec.abstract(with_slots=True))
+    return jax.block_until_ready(spec.live.put(host, spec.specs))
 
 
 def batch(*, has_tokens=True):
@@ -55,9 +55,9 @@ def batch(*, has_tokens=True):
     return Batch(tokens_MBT[..., :-1], tokens_MBT[..., 1:], np.full((2, 1, 4), has_tokens))
 
 
-def trivial(program, table, **options):
+def trivial(spec, table, **options):
     """A program that costs nothing to compile."""
-    del program, table, options
+    del spec, table, options
     return jax.jit(lambda state, *_: (state, {}))
 
 
@@ -78,7 +78,7 @@ def break_planner(monkeypatch):
 
 
 def break_compiler(monkeypatch):
-    step = fails_without_0(steps_module.barrier_step, lambda program, _: program.live.failed, RuntimeError("no memory"))
+    step = fails_without_0(steps_module.barrier_step, lambda spec, _: spec.live.failed, RuntimeError("no memory"))
     monkeypatch.setattr(steps_module, "barrier_step", step)
 
 

@@ -52,7 +52,7 @@ def test_the_cases_are_what_they_are_for(rig):
     (first, second), *_ = dropping.plain(dropping.draw(0))
     assert first.dropped.any(axis=1).all()
     assert second.dropped.any()
-    permuted, moved = (rig(**CASES[number]).program.live for number in (1, 4))
+    permuted, moved = (rig(**CASES[number]).spec.live for number in (1, 4))
     assert [place.worker for place in permuted.places] != sorted(permuted.workers)
     assert any(place.stage != place.worker[1] for place in moved.places)
 
@@ -77,7 +77,7 @@ def test_ten_steps_with_failures_and_their_return(rig):
         np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
         np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
     one.check_params(state, params, 1e-8)
-    np.testing.assert_array_equal(np.asarray(state.placement)[list(one.program.live.first_rows)], placement_PLNS)
+    np.testing.assert_array_equal(np.asarray(state.placement)[list(one.spec.live.first_rows)], placement_PLNS)
     assert {done.was_discarded for done in outcomes if len(done.metrics) > 1} == {True, False}
 
 

@@ -38,11 +38,11 @@ def test_no_collective_is_in_a_branch_that_not_all_of_its_devices_take(rig, pper
     one = rig(**case, clip_norm=1.0)
     window, single = one.table, one.configuration.plans[1].table
     steps = (
-        (window_step(one.program, window, 2), window),
-        (barrier_step(one.program, single), single),
-        (evaluation_step(one.program, single.forward_only()), single.forward_only()),
+        (window_step(one.spec, window, 2), window),
+        (barrier_step(one.spec, single), single),
+        (evaluation_step(one.spec, single.forward_only()), single.forward_only()),
     )
-    state, batches = one.program.abstract(with_slots=True), one.draw(0).batches
+    state, batches = one.spec.abstract(with_slots=True), one.draw(0).batches
     for step, table in steps:
         rows = batch_of_rows(batches, table, one.configuration.pipeline_D, one.num_ranks)
         jaxpr = jax.make_jaxpr(step)(state, *table_arrays(table), rows)
@@ -54,12 +54,12 @@ def test_no_collective_is_in_a_branch_that_not_all_of_its_devices_take(rig, pper
 def test_tables_of_one_shape_share_a_compiled_program(rig):
     """Two planners' schedules of the same problem."""
     one, other = (rig(microbatches=3, planner=planner) for planner in ("gpipe", "zero_bubble"))
-    assert one.program.live == other.program.live
+    assert one.spec.live == other.spec.live
     assert one.configuration.pipeline_D == other.configuration.pipeline_D
     shape = common_shape([one.table.shape, other.table.shape])
     tables = [each.table.padded(shape) for each in (one, other)]
     assert (tables[0].opcode_TR != tables[1].opcode_TR).any()
-    step = window_step(one.program, tables[0], 2, keep_gradients=True)
+    step = window_step(one.spec, tables[0], 2, keep_gradients=True)
     for table in tables:
         one.check(one.draw(0), step, table)
     assert step._cache_size() == 1
@@ -77,12 +77,12 @@ def test_tables_of_one_shape_share_a_compiled_program(rig):
 )
 def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     one = rig(topology=(3, 3, 1), failed=failed, planner=planner, microbatches=5, pattern=(False, True))
-    program, table_K = one.program, one.case.window
-    costs = replace(stage_costs(program, num_sequences=2), inbox=0)
+    spec, table_K = one.spec, one.case.window
+    costs = replace(stage_costs(spec, num_sequences=2), inbox=0)
     settings = PlanSettings(one.experiment.topology, 5, planner, table_K, costs)
     configuration = Configurator(settings).configure(one.case.failed)
     schedule, table = configuration.plans[table_K].schedule, configuration.plans[table_K].table
-    parts, (_, _, message) = split_stage(program, num_sequences=2)
+    parts, (_, _, message) = split_stage(spec, num_sequences=2)
     stashes = SlotBytes(*map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes)))
 
     peaks = peak_memory(schedule).reshape(3, 3) * (stashes.b_stash + stashes.held)
@@ -90,9 +90,9 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     np.testing.assert_allclose(held_bytes(table, stashes).between_ticks_R, planned_R, rtol=0.05)
 
     slots = stashes._replace(activation=stash_bytes((message,)), gradient=stash_bytes((message,)))
-    weights = program.gpt.unpack({n: leaf[0, :, 0] for n, leaf in jax.device_get(one.start(one.draw(0))).slots.items()})
+    weights = spec.gpt.unpack({n: leaf[0, :, 0] for n, leaf in jax.device_get(one.start(one.draw(0))).slots.items()})
     carry = jax.eval_shape(
-        lambda: empty_carry(program, table, parts, weights, jnp.zeros(message.shape, message.dtype), table_K)
+        lambda: empty_carry(spec, table, parts, weights, jnp.zeros(message.shape, message.dtype), table_K)
     )
     buffers = carry.b_stash, carry.held, carry.w_stash, carry.activations, carry.gradients
     assert sum(stash_bytes(tuple(jax.tree.leaves(buffer))) for buffer in buffers) == allocated_bytes(table, slots)
@@ -109,25 +109,25 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
 def test_evaluation_is_that_of_the_plain_model(rig, case):
     one = rig(**case)
     table = one.configuration.plans[1].table
-    forward, step = table.forward_only(), evaluation_step(one.program, table.forward_only())
+    forward, step = table.forward_only(), evaluation_step(one.spec, table.forward_only())
     for seed in range(3):
         drawn = one.draw(seed, num_batches=1)
         sums = jax.device_get(step(one.start(drawn), *one.put_table(forward), one.put_batches(drawn.batches, forward)))
         ((expected,), *_) = one.plain(drawn)
         np.testing.assert_array_equal(sums.tokens, drawn.batches[0].valid.sum())
         np.testing.assert_allclose(sums.loss / sums.tokens, np.full(len(sums.loss), expected.loss), rtol=1e-10)
-        aux = sums.aux / one.program.num_microbatches
+        aux = sums.aux / one.spec.num_microbatches
         np.testing.assert_allclose(aux, np.full(len(aux), expected.aux), rtol=1e-10)
 
 
 def test_a_state_goes_through_the_form_of_a_checkpoint_to_other_workers(rig):
     one, other = rig(failed=[(0, 1)]), rig(failed=[(1, 0)])
-    live, stages, new = one.program.live, one.program.stages_mesh(), other.program.live
+    live, stages, new = one.spec.live, one.spec.stages_mesh(), other.spec.live
     assert [place.stage for place in stages.places] == [0, 1]
     state = one.start(one.draw(0))
     before = jax.device_get(state)
-    saved = move_rows(state, live, stages, one.program.specs, source_rows(live, stages))
-    after = jax.device_get(move_rows(saved, stages, new, one.program.specs, source_rows(stages, new)))
+    saved = move_rows(state, live, stages, one.spec.specs, source_rows(live, stages))
+    after = jax.device_get(move_rows(saved, stages, new, one.spec.specs, source_rows(stages, new)))
     for row, place in enumerate(new.places):
         old_row = live.first_rows[place.stage]
         for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):

@@ -43,17 +43,17 @@ def start() -> Engine:
 
 
 def draw(engine: Engine) -> Batch:
-    tokens = np.random.default_rng(0).integers(0, 256, (engine.program.num_microbatches, 4, 17), np.int32)
+    tokens = np.random.default_rng(0).integers(0, 256, (engine.spec.num_microbatches, 4, 17), np.int32)
     return Batch(tokens[..., :-1], tokens[..., 1:], np.ones(tokens[..., 1:].shape, bool))
 
 
 def main(task: str, path: Path) -> None:
     engine = start()
-    program, live, table = engine.program, engine.program.live, engine.configuration.plans[1].table
+    spec, live, table = engine.spec, engine.spec.live, engine.configuration.plans[1].table
     common, columns = table_arrays(table)
     inputs = live.put(common, REPLICATED), live.put(columns, SHARED), *engine.put([draw(engine)])
-    first = jax.device_get(program.init(jax.random.key(0)))
-    lowered = barrier_step(program, table).lower(live.put(first, program.specs), *inputs)
+    first = jax.device_get(spec.init(jax.random.key(0)))
+    lowered = barrier_step(spec, table).lower(live.put(first, spec.specs), *inputs)
     if task == "save":
         step = lowered.compile()
         path.write_bytes(serialize_executable.serialize(step)[0])
@@ -63,7 +63,7 @@ def main(task: str, path: Path) -> None:
         step = serialize_executable.deserialize_and_load(path.read_bytes(), *trees, execution_devices=devices)
 
     def losses() -> list[float]:
-        state, found = live.put(first, program.specs), []
+        state, found = live.put(first, spec.specs), []
         for _ in range(NUM_ITERATIONS):
             state, metrics = step(state, *inputs)
             found.append(float(jax.device_get(metrics["loss"])[0, 0]))

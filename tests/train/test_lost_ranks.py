@@ -78,11 +78,11 @@ def run_and_keep_states(experiment, run_dir):
     """The run's record, and its states by iteration, arrays by name."""
     states, snapshot = {}, Checkpointer.snapshot
 
-    def keep(saver, program, state, done):
-        specs = replace(program.specs, slots={})
+    def keep(saver, spec, state, done):
+        specs = replace(spec.specs, slots={})
         # The first one: after a loss there is another, of the ranks that are left.
-        states.setdefault(done, by_name(host_stages(replace(state, slots={}), program.live, specs)))
-        snapshot(saver, program, state, done)
+        states.setdefault(done, by_name(host_stages(replace(state, slots={}), spec.live, specs)))
+        snapshot(saver, spec, state, done)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpointer, "snapshot", keep)
@@ -129,7 +129,7 @@ def assert_slices(experiment, states, found, lost):
     Args:
         lost: for every rank, what gives the step of a part: (is it a weight, expert or None) -> step.
     """
-    split = split_of(experiment.program(storage_mesh(experiment.topology)))
+    split = split_of(experiment.step_spec(storage_mesh(experiment.topology)))
     arrays = by_name(found.state)
     for name in split.ranked_names:
         of_experts = name in split.expert_names
@@ -318,7 +318,7 @@ def test_a_rank_of_one_stage_leaves_all_stages_and_its_slices_of_the_others_are_
     record = run(losing(setup, failures, 2), tmp_path / "run")
     at = 5 if window == 1 else 4  # a window does without who fails in it
     (found,) = recovered
-    split = split_of(setup.program(storage_mesh(setup.topology)))
+    split = split_of(setup.step_spec(storage_mesh(setup.topology)))
     for name in split.ranked_names:
         mine, then = by_name(found.state)[name], states[at][name]
         np.testing.assert_array_equal(mine[0], then[0], err_msg=name)

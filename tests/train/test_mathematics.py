@@ -105,30 +105,30 @@ def experiment(case):
 @cache
 def compiled(case):
     """(program, gradients of the parallel model, objective and gradients of the plain one)."""
-    program = experiment(case).program()
+    spec = experiment(case).step_spec()
 
     def gradients(master, placement_LNS, batch):
-        slots = materialize_all(program, master, placement_LNS)
-        return single_worker_gradients(program, TrainState(None, None, None, slots, placement_LNS, None), batch)
+        slots = materialize_all(spec, master, placement_LNS)
+        return single_worker_gradients(spec, TrainState(None, None, None, slots, placement_LNS, None), batch)
 
-    parallel = jax.jit(program.live.per_rank(gradients, (RANKED, SHARED, RANKED), (RANKED, SHARED)))
-    return program, parallel, jax.jit(plain_gradients(program))
+    parallel = jax.jit(spec.live.per_rank(gradients, (RANKED, SHARED, RANKED), (RANKED, SHARED)))
+    return spec, parallel, jax.jit(plain_gradients(spec))
 
 
-def plain_gradients(program):
+def plain_gradients(spec):
     def objective(params, placement_LNS, batch):
-        weights = program.gpt.unpack(params)
+        weights = spec.gpt.unpack(params)
         tokens = batch.valid.sum()
         loss, aux, loads = jnp.zeros(()), jnp.zeros(()), []
         for m in range(batch.inputs.shape[0]):
             microbatch = jax.tree.map(lambda leaf: leaf[m], batch)  # noqa: B023 - used at once
-            one_loss, one_aux, load = plain_sums(program.gpt, program.experts, weights, placement_LNS, *microbatch)
+            one_loss, one_aux, load = plain_sums(spec.gpt, spec.experts, weights, placement_LNS, *microbatch)
             loss, aux = loss + one_loss, aux + one_aux
             loads.append(jax.tree.map(lambda *rows: jnp.stack(rows), *load))
         tokens = jnp.maximum(tokens, 1)
         aux = aux / batch.inputs.shape[0]
         total = jax.tree.map(lambda *parts: sum(parts), *loads)
-        return loss / tokens + program.experts.aux_loss_coefficient * aux, (loss / tokens, aux, total)
+        return loss / tokens + spec.experts.aux_loss_coefficient * aux, (loss / tokens, aux, total)
 
     return jax.value_and_grad(objective, has_aux=True)
 
@@ -151,19 +151,19 @@ def draw_placement(case, seed):
     return random.permutation(classes).astype(np.int32).reshape(1, case.ranks, case.slots)
 
 
-def draw_params(program, seed):
+def draw_params(spec, seed):
     """Whole classes away from where training starts, where norms are all ones and their biases all zeros."""
     random = np.random.default_rng(seed)
-    groups = program.gpt.groups.items()
+    groups = spec.gpt.groups.items()
     return {name: 0.3 * random.standard_normal((g.num_layers, g.num_classes, g.size)) for name, g in groups}
 
 
-def assert_close(program, actual, expected, tolerance):
+def assert_close(spec, actual, expected, tolerance):
     """Parameter by parameter, relative to its largest magnitude; none may be all zeros."""
     actual, expected = jax.device_get((actual, expected))  # emulated devices may deadlock on many small programs
     pairs = zip(
-        jax.tree_util.tree_leaves_with_path(program.gpt.unpack(expected)),
-        jax.tree.leaves(program.gpt.unpack(actual)),
+        jax.tree_util.tree_leaves_with_path(spec.gpt.unpack(expected)),
+        jax.tree.leaves(spec.gpt.unpack(actual)),
         strict=True,
     )
     for (name, wanted), found in pairs:
@@ -180,18 +180,18 @@ def assert_close(program, actual, expected, tolerance):
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**16))
 def test_gradients_are_those_of_the_plain_model(case, seed):
-    program, parallel, plain = compiled(case)
+    spec, parallel, plain = compiled(case)
     placement_LNS, batch = draw_placement(case, seed), draw_batch(case, seed)
     batch.valid[0, 0, 0] = True  # gradients of no token at all are zeros
-    params = draw_params(program, seed)
-    master = {name: program.layouts[name].init(p, None)[None] for name, p in params.items()}
-    inputs = program.live.put((master, placement_LNS[None]), (RANKED, SHARED))
+    params = draw_params(spec, seed)
+    master = {name: spec.layouts[name].init(p, None)[None] for name, p in params.items()}
+    inputs = spec.live.put((master, placement_LNS[None]), (RANKED, SHARED))
 
-    gradients, sums = jax.device_get(parallel(*inputs, put_batch(batch, program.live)))
+    gradients, sums = jax.device_get(parallel(*inputs, put_batch(batch, spec.live)))
     (_, (loss, aux, load)), expected = plain(params, placement_LNS, batch)
 
-    whole = {name: program.layouts[name].classes(g[0], None) for name, g in gradients.items()}
-    assert_close(program, whole, expected, 1e-10)
+    whole = {name: spec.layouts[name].classes(g[0], None) for name, g in gradients.items()}
+    assert_close(spec, whole, expected, 1e-10)
     np.testing.assert_allclose(sums.loss[0] / sums.tokens[0], loss, rtol=1e-10)
     np.testing.assert_allclose(sums.aux[0] / case.microbatches, aux, rtol=1e-10)
     np.testing.assert_array_equal(sums.load.popularity_E[0], load.popularity_E)
@@ -202,19 +202,19 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
         assert not sums.load.dropped_E.any()
 
 
-def plain_training(program, experiment, params, batches):
+def plain_training(spec, experiment, params, batches):
     """AdamW on whole classes, with the policy's placements: what a program without a mesh would do."""
-    config, ranks = program.experts, experiment.topology.num_expert_ranks
-    placement, policy = program.policy.init(1, config.num_classes, ranks, config.slots_per_rank)
-    gradients_of, optimizer = plain_gradients(program), program.optimizer
+    config, ranks = spec.experts, experiment.topology.num_expert_ranks
+    placement, policy = spec.policy.init(1, config.num_classes, ranks, config.slots_per_rank)
+    gradients_of, optimizer = plain_gradients(spec), spec.optimizer
 
     @jax.jit
     def iterate(params, moments, placement, policy, batch):
         (_, (_, _, load)), gradients = gradients_of(params, placement, batch)
-        scale = jnp.minimum(1, program.clip_norm / optax.tree.norm(gradients))
+        scale = jnp.minimum(1, spec.clip_norm / optax.tree.norm(gradients))
         gradients = jax.tree.map(lambda g: g * scale, gradients)
         updates, moments = optimizer.update(gradients, moments, params)
-        placement, policy = program.policy(load.popularity_E, placement, policy)
+        placement, policy = spec.policy(load.popularity_E, placement, policy)
         return optax.apply_updates(params, updates), moments, placement, policy
 
     moments = optimizer.init(params)
@@ -238,13 +238,13 @@ def plain_training(program, experiment, params, batches):
 )
 def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
     setup = experiment(case)
-    program = setup.program()
-    params, step = draw_params(program, 0), single_worker_step(program)
-    state = program.adopt(params)
+    spec = setup.step_spec()
+    params, step = draw_params(spec, 0), single_worker_step(spec)
+    state = spec.adopt(params)
     batches = [draw_batch(case, seed) for seed in range(20)]
     placements = []
     for batch in batches:
-        state, metrics = step(state, put_batch(batch, program.live))
+        state, metrics = step(state, put_batch(batch, spec.live))
         metrics = jax.device_get(metrics)
         placements.append(np.asarray(state.placement)[0])
         kept = metrics["popularity"] - metrics["dropped"]
@@ -252,11 +252,11 @@ def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
         assert metrics["popularity"].sum() == batch.valid.sum() * case.top_k
         np.testing.assert_array_equal(metrics["replicas"].sum(axis=-1), case.ranks * case.slots)
 
-    expected, placement = plain_training(program, setup, params, batches)
-    assert_close(program, program.whole_classes(state), expected, 1e-8)
+    expected, placement = plain_training(spec, setup, params, batches)
+    assert_close(spec, spec.whole_classes(state), expected, 1e-8)
     np.testing.assert_array_equal(placements[-1], placement)
     moved = sum((a != b).any() for a, b in itertools.pairwise(placements))
     assert moved == 19 if isinstance(case.policy, Shuffled) else moved >= (0 if case.policy == Static() else 3)
     assert step._cache_size() == 1
-    fresh = program.fill_slots(state)
+    fresh = spec.fill_slots(state)
     chex.assert_trees_all_equal(*jax.device_get((fresh.slots, state.slots)))

@@ -87,13 +87,13 @@ def half(whole, tmp_path):
 
 def numbers(experiment, directory, step):
     """Master weights and moments as whole classes, by group: what a plain model would have."""
-    program, checkpoints = experiment.program(storage_mesh(experiment.topology)), directory / "checkpoints"
-    state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), program)
+    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)), directory / "checkpoints"
+    state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)
     moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
 
     def classes(name, slices):
         used = {"embedding": slices[:1], "head": slices[-1:]}.get(name, slices)
-        return np.concatenate([program.layouts[name].classes(of_stage, None) for of_stage in used])
+        return np.concatenate([spec.layouts[name].classes(of_stage, None) for of_stage in used])
 
     return [
         {name: classes(name, slices) for name, slices in tree.items()}
@@ -150,8 +150,8 @@ def test_every_class_keeps_its_share_of_the_slots(experiment, half):
     setup = on(experiment, 1, 1, 4)
     checkpoints = half / "checkpoints"
     plan = plan_restore(checkpoints, step=SAVED)
-    before = load_state(checkpoints, plan, experiment.program(storage_mesh(experiment.topology)))
-    after = load_state(checkpoints, plan, setup.program(storage_mesh(setup.topology)))
+    before = load_state(checkpoints, plan, experiment.step_spec(storage_mesh(experiment.topology)))
+    after = load_state(checkpoints, plan, setup.step_spec(storage_mesh(setup.topology)))
     for old, new in zip(before.placement[0], after.placement[0], strict=True):
         had, has = (np.bincount(placement.ravel(), minlength=CLASSES) for placement in (old, new))
         assert has.min() >= 1

@@ -55,7 +55,7 @@ def run(experiment, run_dir, **options):
 
 
 def state_of(experiment, run_dir, step):
-    directory, split = run_dir / "checkpoints", split_of(experiment.program())
+    directory, split = run_dir / "checkpoints", split_of(experiment.step_spec())
     state = load_plan(directory, plan_restore(directory, experiment.identity(), step), split)
     return split.shapes.keys(), split, state
 
@@ -128,7 +128,7 @@ def test_events_say_how_much_of_which_experts_was_saved(experiment, lost):
     assert [event["experts"] for event in saved] == ["all", [[0], [1]], [[1], [2]], [[2], [3]], "all"]
     assert [event["experts_per_layer"] for event in saved] == [4, 1, 1, 1, 4]
     full, partial = saved[0]["bytes"], saved[1]["bytes"]
-    split = split_of(experiment.program())
+    split = split_of(experiment.step_spec())
     expert_bytes = sum(split.shapes[name].size * 4 for name in split.expert_names)
     assert full - partial == expert_bytes * 3 // 4
     assert all(event["save_ms"] > 0 and event["stall_ms"] > 0 for event in saved)
@@ -157,10 +157,10 @@ def test_experts_are_those_of_the_saves_they_come_from(experiment, lost, tmp_pat
     [(Topology(1, 1, 2), "emulated"), (Topology(2, 2, 2), "emulated"), (Topology(1, 1, 2), "virtual")],
 )
 def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
-    program, random = replace(experiment, topology=topology, ranks=ranks).program(), np.random.default_rng(0)
-    split, live = split_of(program), program.live
+    spec, random = replace(experiment, topology=topology, ranks=ranks).step_spec(), np.random.default_rng(0)
+    split, live = split_of(spec), spec.live
     host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
-    specs = replace(program.specs, slots={})
+    specs = replace(spec.specs, slots={})
     state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), specs)
     for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
         theirs = split.host_snapshot(host, chosen)
@@ -171,9 +171,9 @@ def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
 
 
 def test_a_snapshot_is_of_the_state_that_was_given_away_meanwhile(experiment):
-    program = replace(experiment, topology=Topology(2, 1, 2)).program()
-    split, live, chosen = split_of(program), program.live, np.array([[2, 0], [1, 3]])
-    state = program.init(jax.random.key(0))
+    spec = replace(experiment, topology=Topology(2, 1, 2)).step_spec()
+    split, live, chosen = split_of(spec), spec.live, np.array([[2, 0], [1, 3]])
+    state = spec.init(jax.random.key(0))
     add_one = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
     for _ in range(20):
         host = jax.tree.map(lambda leaf: leaf[list(live.first_rows)], jax.device_get(replace(state, slots={})))

@@ -247,7 +247,7 @@ def test_an_event_tells_what_a_change_cost(small, tmp_path):
     assert failure["plan_ms"] > 0
     assert failure["compile_ms"] > 0
     assert min(change[f"{part}_ms"] for change in (failure, rejoin) for part in ("plan", "compile", "move")) >= 0
-    state = small.program().init(jax.random.key(0))
+    state = small.step_spec().init(jax.random.key(0))
     assert failure["moved_bytes"] == 0
     assert rejoin["moved_bytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 2
     assert failure["period_ratio"] == pytest.approx(2, abs=0.2)

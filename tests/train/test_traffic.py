@@ -33,12 +33,12 @@ def test_bytes_of_an_iteration(policy, capacity):
         topology=Topology(num_expert_ranks=ranks),
         sequences_per_microbatch=8,
     )
-    program = experiment.program()
-    state = program.init(jax.random.key(0))
-    batch = put_batch(experiment.loader("train").batch(0), program.live)
-    measured = collective_bytes(single_worker_step(program).lower(state, batch).compile().as_text(), ranks)
+    spec = experiment.step_spec()
+    state = spec.init(jax.random.key(0))
+    batch = put_batch(experiment.loader("train").batch(0), spec.live)
+    measured = collective_bytes(single_worker_step(spec).lower(state, batch).compile().as_text(), ranks)
 
-    groups = program.gpt.groups.values()
+    groups = spec.gpt.groups.values()
     weights = sum(exchange_bytes(g.num_layers, ranks, slots if g.is_expert else 1, g.size, itemsize=4) for g in groups)
     rows = ranks * slots * experiment.experts.rows_per_slot(2 * 8, ranks)
     if capacity == "rank":

@@ -94,11 +94,11 @@ def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, polic
 
 
 def test_fifty_placements_are_one_program(experiment):
-    program = experiment.program()
-    state, step, loader = program.init(jax.random.key(0)), single_worker_step(program), experiment.loader("train")
+    spec = experiment.step_spec()
+    state, step, loader = spec.init(jax.random.key(0)), single_worker_step(spec), experiment.loader("train")
     placements = []
     for _ in range(50):
-        state, _ = step(state, put_batch(next(loader), program.live))
+        state, _ = step(state, put_batch(next(loader), spec.live))
         placements.append(np.asarray(state.placement).tolist())
     assert sum(a != b for a, b in itertools.pairwise(placements)) > 10
     assert step._cache_size() == 1
@@ -111,19 +111,19 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
     with jax.enable_x64(True):
         for kind in ("emulated", "virtual"):
             setup = replace(experiment, ranks=kind, compute_dtype="float64", placement=policy)
-            program = setup.program()
-            state, step, loader = program.init(jax.random.key(0)), single_worker_step(program), setup.loader("train")
+            spec = setup.step_spec()
+            state, step, loader = spec.init(jax.random.key(0)), single_worker_step(spec), setup.loader("train")
             for _ in range(5):
-                state, metrics = step(state, put_batch(next(loader), program.live))
+                state, metrics = step(state, put_batch(next(loader), spec.live))
             metrics = jax.device_get(metrics)
-            losses.append((metrics["loss"], metrics["grad_norm"], jax.device_get(program.whole_classes(state))))
+            losses.append((metrics["loss"], metrics["grad_norm"], jax.device_get(spec.whole_classes(state))))
         chex.assert_trees_all_close(*losses, rtol=1e-10, atol=1e-10)
 
 
 def test_bfloat16_learns_too(experiment, tmp_path):
     summary = run(replace(experiment, compute_dtype="bfloat16", checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
     assert summary["final_loss"] < 4
-    slots = replace(experiment, compute_dtype="bfloat16").program()
+    slots = replace(experiment, compute_dtype="bfloat16").step_spec()
     state = slots.init(jax.random.key(0))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.slots)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.master)} == {"float32"}

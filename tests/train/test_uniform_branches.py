@@ -39,13 +39,11 @@ def traced(policy, experts, layout):
         optimizer=OptimizerConfig(layout=layout),
         sequences_per_microbatch=4,
     )
-    program = experiment.program()
-    state = jax.eval_shape(lambda: program.fill_slots(program.init(jax.random.key(0))))
+    spec = experiment.step_spec()
+    state = jax.eval_shape(lambda: spec.fill_slots(spec.init(jax.random.key(0))))
     types = (jnp.int32, jnp.int32, jnp.bool_)
     batch = Batch(*(jax.ShapeDtypeStruct((1, 2, 4, 1, 8), dtype) for dtype in types))
-    return [
-        jax.make_jaxpr(step)(state, batch) for step in (single_worker_step(program), single_worker_evaluation(program))
-    ]
+    return [jax.make_jaxpr(step)(state, batch) for step in (single_worker_step(spec), single_worker_evaluation(spec))]
 
 
 def test_with_capacity_by_rank_only_the_grouped_matmul_counts_its_own_rows(varying_branches):

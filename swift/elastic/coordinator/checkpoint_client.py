@@ -9,8 +9,8 @@ from pathlib import Path
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
 from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
 from swift.elastic.transport.checkpoint_messages import (
-    Answer,
-    Command,
+    CheckpointAnswer,
+    CheckpointCommand,
     LoadCheckpoint,
     Reshard,
     SaveCheckpoint,
@@ -57,7 +57,7 @@ class CheckpointClient:
         self._children, self._command, self._log, self._directory = children, command, log, directory
         self.go_on(processes)
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
-        self._asked: list[Command] = []
+        self._asked: list[CheckpointCommand] = []
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
         self._ready_by = 0.0  # when the keeper has to be at work
         self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
@@ -130,7 +130,7 @@ class CheckpointClient:
         """Asks for the parts of a state that is cut for others."""
         self._ask(Reshard(stamp, cut, generation, tuple(processes)))
 
-    def hear(self, line: str) -> Answer:
+    def hear(self, line: str) -> CheckpointAnswer:
         """What the keeper has answered, to what it was asked first."""
         self._num_lives, self._ready_by = 1, self._clock()
         answer, command = read_answer(line), self._asked.pop(0)
@@ -180,7 +180,7 @@ class CheckpointClient:
         self._again_at = None
         self._ask(save)
 
-    def _ask(self, command: Command) -> None:
+    def _ask(self, command: CheckpointCommand) -> None:
         """Saves that wait are dropped for a newer one: their parts may be gone by the time that they are due."""
         if isinstance(command, SaveCheckpoint):
             self._asked = [

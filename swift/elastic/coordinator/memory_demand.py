@@ -77,19 +77,19 @@ class MemoryDemand:
         is_alone: bool,
     ) -> "MemoryDemand":
         """With so many expert ranks of each worker; of an elastic run each is a process."""
-        program, num_here = programs.on(num_ranks), len(processes)
+        spec, num_here = programs.on(num_ranks), len(processes)
         num_devices = 1 if by_rank else num_ranks
         if num_ranks < experiment.topology.num_expert_ranks and is_alone:
             num_here = num_ranks
-        specs = replace(program.specs, slots={})
-        whole = _num_bytes(part_shapes(program.specs, program.abstract(with_slots=True), num_devices))
-        saved = _num_bytes(part_shapes(specs, program.abstract(), num_devices))
+        specs = replace(spec.specs, slots={})
+        whole = _num_bytes(part_shapes(spec.specs, spec.abstract(with_slots=True), num_devices))
+        saved = _num_bytes(part_shapes(specs, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
         # One is being written while those before are there; of the others each gets one that was restored, or two.
         snapshots = saved * ((NUM_SNAPSHOTS + 1) * num_saving + 2 * (num_here - num_saving)) if is_alone else 0
         config, copies = experiment.checkpoint, 0
         if config.snapshot_every and num_ranks > 1 and is_elastic(experiment, by_rank=by_rank):
-            split = split_of(program)
+            split = split_of(spec)
             num_classes = split.num_classes
             k = config.snapshot_k(num_classes)
             # The first has all experts; the others go round them, and one is being written.

@@ -23,7 +23,6 @@ from swift.elastic.events.message_texts import cut_text
 from swift.elastic.events.reporter import Reporter
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.membership.protocol import (
-    Command,
     Died,
     Enter,
     Event,
@@ -40,29 +39,30 @@ from swift.elastic.membership.protocol import (
     Stamp,
     Started,
     Tick,
+    WorkerCommand,
 )
 from swift.elastic.membership.state_machine import Membership
 from swift.elastic.transport.checkpoint_messages import Anew, Failed, Kept, Loaded, Saved
 from swift.elastic.transport.compile_messages import CompileFailed, CompileRequest
 from swift.elastic.transport.fleet import NODES
 from swift.elastic.transport.processes import Children, Death
-from swift.elastic.transport.worker_messages import Command as WireCommand
 from swift.elastic.transport.worker_messages import (
     DataUnreadable,
     Done,
     FormGroup,
     Halt,
     Hang,
-    News,
     Planned,
     Record,
     SnapshotKept,
     SnapshotMissed,
     StartGeneration,
     Stop,
+    WorkerNews,
     order_line,
     read_news,
 )
+from swift.elastic.transport.worker_messages import WorkerCommand as WireCommand
 from swift.errors import RunError
 
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
@@ -224,7 +224,7 @@ class Supervisor:
         generation = self._membership.generation
         return generation is not None and generation.is_live and set(generation.form.members) <= self._done
 
-    def _hear(self, news: News, who: Member) -> None:
+    def _hear(self, news: WorkerNews, who: Member) -> None:
         status = self._membership.statuses[who.process]
         if (status.member != who or not status.is_there) and not isinstance(news, Message):
             return  # of iterations and states only those count that are the run's; the membership ends who says more
@@ -302,13 +302,13 @@ class Supervisor:
     def _feed(self, event: Event) -> None:
         self._apply(*self._membership.on(event), event)
 
-    def _apply(self, after: Membership, commands: Sequence[Command], event: Event) -> None:
+    def _apply(self, after: Membership, commands: Sequence[WorkerCommand], event: Event) -> None:
         before, self._membership = self._membership, after
         self._reporter.on(event, before, after, commands)
         for command in commands:
             self._carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: WorkerCommand) -> None:
         match command:
             case Form(_, members, _):
                 self._services.append(CoordinationService(len(members), self._run_spec.services))

@@ -44,8 +44,8 @@ from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.state.state_shards import cut_parts, join_parts
 from swift.elastic.transport.checkpoint_messages import (
     Anew,
-    Answer,
-    Command,
+    CheckpointAnswer,
+    CheckpointCommand,
     Failed,
     Kept,
     LoadCheckpoint,
@@ -91,7 +91,7 @@ class CheckpointService:
     handed: Path | None = None
 
     @cached_property
-    def program(self) -> StepSpec:
+    def spec(self) -> StepSpec:
         """The run's, on the mesh that holds what a checkpoint has."""
         return self._programs.on(self.experiment.topology.num_expert_ranks)
 
@@ -106,11 +106,11 @@ class CheckpointService:
     @cached_property
     def split(self) -> StateSplit:
         """How the state falls into a dense part and experts."""
-        return split_of(self.program)
+        return split_of(self.spec)
 
     @cached_property
     def _specs(self) -> TrainState:
-        return replace(self.program.specs, slots={})
+        return replace(self.spec.specs, slots={})
 
     def serve(self, commands: TextIO, answers: TextIO) -> None:
         """Follows one command after the other, until there are no more; each is finished before the next is read."""
@@ -118,7 +118,7 @@ class CheckpointService:
             answers.write(answer_line(self.follow(read_command(line))))
             answers.flush()
 
-    def follow(self, command: Command) -> Answer:
+    def follow(self, command: CheckpointCommand) -> CheckpointAnswer:
         """Does what a command says; what fails is told, and does not raise."""
         begun = time.perf_counter()
         try:
@@ -159,13 +159,13 @@ class CheckpointService:
             RunError: a part is damaged or not of this state, the weights are not finite, or a class has no slot.
             OSError: a part is not there, or the checkpoint cannot be written.
         """
-        program = self._program_of(holders)
-        shapes, split = program.abstract(), split_of(program)
+        spec = self._spec_of(holders)
+        shapes, split = spec.abstract(), split_of(spec)
         like = part_shapes(self._specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
-        _check_state(state, stamp.step, program.experts.num_classes)
-        ledger, config = self._counts.at(program, stamp.step, _PATIENCE_S), self.experiment.checkpoint
+        _check_state(state, stamp.step, spec.experts.num_classes)
+        ledger, config = self._counts.at(spec, stamp.step, _PATIENCE_S), self.experiment.checkpoint
         if directory is None:  # what the ledger counts must not be lost while the checkpoint stays
             sync_record(self.checkpoints.parent)
         chosen_LK = ledger.choose(config.selection, full=is_full or stamp.step == self.experiment.num_steps)
@@ -177,7 +177,7 @@ class CheckpointService:
             ledger,
             identity=self.experiment.identity(),
             # Batches are by number of iteration, which is all that the loader has to know.
-            extra=extra_of(program, dict(self.data) | {"next_step": stamp.step}),
+            extra=extra_of(spec, dict(self.data) | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
         self._counts.forget_losses(stamp.step)
@@ -201,7 +201,7 @@ class CheckpointService:
             OSError: a part cannot be kept.
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
-        host = load_state(self.checkpoints, plan, self._program_of(processes))
+        host = load_state(self.checkpoints, plan, self._spec_of(processes))
         check_same_data(plan.manifest.extra["loader"], self.data)
         for nth, process in enumerate(processes):
             rank = nth if self._is_elastic else process.rank
@@ -223,26 +223,26 @@ class CheckpointService:
 
     def rehearse(self) -> None:
         """Does once what will be needed, but for files: better now than when somebody waits."""
-        self.program.abstract()  # traces the model
+        self.spec.abstract()  # traces the model
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
             self.recutting.rehearse(max(1, count))
 
-    def _stored(self, program: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
+    def _stored(self, spec: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
         """What the newest sound checkpoint up to an iteration has, as a program has it; None: there is none."""
         for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
             with suppress(SettingError):
                 plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
-                return load_state(self.checkpoints, plan, program), plan
+                return load_state(self.checkpoints, plan, spec), plan
         return None
 
     @property
     def _is_elastic(self) -> bool:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
-    def _program_of(self, processes: Sequence[Process]) -> StepSpec:
+    def _spec_of(self, processes: Sequence[Process]) -> StepSpec:
         """The program of a generation."""
-        return self._programs.on(len(processes)) if self._is_elastic else self.program
+        return self._programs.on(len(processes)) if self._is_elastic else self.spec
 
     def _ranks(self, rank: int) -> Sequence[int]:
         """The expert ranks of a process."""
@@ -259,7 +259,7 @@ class CheckpointService:
         assert sorted((process.worker[1], process.rank) for process in holders) == wanted, f"holders are {holders}"
         return [found[place] for place in wanted]
 
-    def _failure(self, command: Command, error: Exception) -> Failed:
+    def _failure(self, command: CheckpointCommand, error: Exception) -> Failed:
         why = " ".join(str(error).split())
         if not isinstance(error, SettingError | RunError | OSError):
             traceback.print_exception(error)
@@ -272,7 +272,7 @@ class CheckpointService:
         return Failed("load", newest if command.step is None else command.step, why, command.generation)
 
 
-def run(
+def run_checkpoint_service(
     experiment: Experiment,
     run_dir: Path,
     keeps: Path,

@@ -26,9 +26,9 @@ from swift.elastic.state.neighbour_copies import compiled_neighbour, neighbour_k
 from swift.elastic.transport.compile_messages import (
     Alive,
     CompileFailed,
+    CompileNews,
     CompileRequest,
     Prepared,
-    Said,
     read_wish,
     said_line,
 )
@@ -36,7 +36,7 @@ from swift.elastic.worker.process_setup import settle_jax, take_output
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, neighbours
-from swift.pipeline.reconfigure.compiled_steps import Kind, program_key
+from swift.pipeline.reconfigure.compiled_steps import StepKind, program_key
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.join_programs import compiled_share, compiled_slots, share_key, slots_key
 from swift.topology import Topology, Worker
@@ -58,7 +58,7 @@ class CompileJob(NamedTuple):
     """
 
     failed: Failed
-    kinds: tuple[Kind, ...]
+    kinds: tuple[StepKind, ...]
     returning: Worker | None = None
     num_ranks: int | None = None
 
@@ -70,7 +70,7 @@ def jobs_for(experiment: Experiment, wish: CompileRequest) -> list[CompileJob]:
     need, in the same order.
     """
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
-    kinds: tuple[Kind, ...] = ("window" if experiment.window > 1 else "single",)
+    kinds: tuple[StepKind, ...] = ("window" if experiment.window > 1 else "single",)
     kinds += ("evaluate",) if evaluates else ()
     failed, num_ranks = wish
     if num_ranks is not None:
@@ -99,8 +99,8 @@ class CompileService:
         self._experiment, self._store = experiment, ExecutableCache(programs, trims=True)
         self._sockets = sockets
         self._programs = ElasticPrograms(experiment)
-        program = self._programs.on(experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(experiment.plan_settings(program))
+        spec = self._programs.on(experiment.topology.num_expert_ranks)
+        self._configurator = Configurator(experiment.plan_settings(spec))
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 
@@ -116,14 +116,14 @@ class CompileService:
             OSError: the store has no room for the programs.
         """
         configuration = self._configurator.configure(job.failed)
-        program = self._programs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
+        spec = self._programs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
         clear_backends()
-        missing = [key for key in self._keys(job, configuration, program.live.num_ranks) if key not in self._store]
+        missing = [key for key in self._keys(job, configuration, spec.live.num_ranks) if key not in self._store]
         if missing:
-            num_devices = len(configuration.places) * program.live.num_ranks
+            num_devices = len(configuration.places) * spec.live.num_ranks
             with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as rehearsal:
                 # In a function of its own: what it makes has to be gone when the devices go.
-                self._compile(rehearsal, configuration, program, job)
+                self._compile(rehearsal, configuration, spec, job)
             _return_memory()
             if any(key not in self._store for key in missing):
                 raise OSError("what was compiled cannot be kept, see the log")
@@ -146,26 +146,26 @@ class CompileService:
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
 
     def _compile(
-        self, rehearsal: CompileOnlyGroup, configuration: Configuration, program: StepSpec, job: CompileJob
+        self, rehearsal: CompileOnlyGroup, configuration: Configuration, spec: StepSpec, job: CompileJob
     ) -> None:
         """Just as a process of the run does when it forms a generation."""
-        topology, num_sequences = program.live.topology, self._experiment.sequences_per_microbatch
+        topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
-        program = program.at(LiveMesh(topology, configuration.places, grid))
-        steps = Steps(program, configuration, num_sequences, self._store, keep_state=True)
+        spec = spec.at(LiveMesh(topology, configuration.places, grid))
+        steps = Steps(spec, configuration, num_sequences, self._store, keep_state=True)
         for kind in job.kinds:
             if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._store:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
         if not all(has_R):
-            compiled_share(program, self._store, has_R)
+            compiled_share(spec, self._store, has_R)
         if job.num_ranks is not None:
-            compiled_slots(program, self._store)
+            compiled_slots(spec, self._store)
             for k in self._experts_of_copies(job.num_ranks):
-                compiled_neighbour(program, self._store, k)
+                compiled_neighbour(spec, self._store, k)
 
 
-def prepare(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
+def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
     """The main function of the process: follows what comes on standard input until that ends.
 
     Args:
@@ -231,7 +231,7 @@ class _Voice:
         self._output, self._lock = take_output(), threading.Lock()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
-    def say(self, said: Said) -> None:
+    def say(self, said: CompileNews) -> None:
         """Ends the process where nobody listens."""
         try:
             with self._lock:

@@ -75,11 +75,11 @@ class Resharding:
 
     def rehearse(self, num_ranks: int) -> None:
         """Compiles what places experts on so many ranks: better now than when all wait for it."""
-        program = self.programs.on(num_ranks)
-        layers, classes, slots = program.num_moe_layers, program.experts.num_classes, program.experts.slots_per_rank
+        spec = self.programs.on(num_ranks)
+        layers, classes, slots = spec.num_moe_layers, spec.experts.num_classes, spec.experts.slots_per_rank
         if layers:
-            placement, policy = program.policy.init(layers, classes, num_ranks, slots)
-            program.policy(jnp.ones((layers, classes), jnp.int32), placement, policy)
+            placement, policy = spec.policy.init(layers, classes, num_ranks, slots)
+            spec.policy(jnp.ones((layers, classes), jnp.int32), placement, policy)
 
     def _joined(
         self, old: StepSpec, processes: Sequence[Process], stamp: Stamp
@@ -113,5 +113,5 @@ class Resharding:
         return None
 
 
-def _without_slots(program: StepSpec) -> TrainState:
-    return replace(program.specs, slots={})
+def _without_slots(spec: StepSpec) -> TrainState:
+    return replace(spec.specs, slots={})

@@ -45,19 +45,19 @@ class LedgerCounts:
         """That an expert may get in an iteration: a token goes to a class once at most."""
         return self.experiment.tokens_per_step
 
-    def at(self, program: StepSpec, step: int, patience_s: float) -> Ledger:
+    def at(self, spec: StepSpec, step: int, patience_s: float) -> Ledger:
         """The ledger after an iteration, for a checkpoint of a program's state; see ``counted``."""
-        base, ledger = self._base(program, step)
+        base, ledger = self._base(spec, step)
         return counted(ledger, self._run_dir, base, step, self._most_updates, patience_s)
 
-    def so_far(self, program: StepSpec, step: int) -> tuple[Ledger, int]:
+    def so_far(self, spec: StepSpec, step: int) -> tuple[Ledger, int]:
         """The same, as far as it is known now; and the last iteration that it counts."""
-        base, ledger = self._base(program, step)
+        base, ledger = self._base(spec, step)
         return counted_so_far(ledger, self._run_dir, base, step, self._most_updates)
 
-    def contained(self, program: StepSpec, step: int) -> np.ndarray:
+    def contained(self, spec: StepSpec, step: int) -> np.ndarray:
         """The token updates that experts contained after an iteration."""
-        return self.so_far(program, step)[0].tally.contained_LE
+        return self.so_far(spec, step)[0].tally.contained_LE
 
     def note_loss(self, ledger: Ledger, step: int) -> None:
         """Notes what a recovery has cost, by the ledger that counts the iterations up to ``step``."""
@@ -71,17 +71,17 @@ class LedgerCounts:
         if found is not None and found[0] <= step:
             remove_kept(self.losses)
 
-    def _base(self, program: StepSpec, step: int) -> tuple[int, Ledger]:
+    def _base(self, spec: StepSpec, step: int) -> tuple[int, Ledger]:
         """What counting begins with. A checkpoint of the same iteration is about to be replaced."""
         noted = self._noted()
-        first = first_ledger(self.experiment, split_of(program))
+        first = first_ledger(self.experiment, split_of(spec))
         if noted is not None and noted[0] <= step:
             return noted[0], replace(first, tally=noted[1], k=noted[2])
         for older in reversed(checkpoint_steps(self.checkpoints)):
             with suppress(SettingError):
                 if older < step:
                     manifest = read_manifest(checkpoint_path(self.checkpoints, older), "checkpoint")
-                    return older, ledger_for(program, manifest, manifest.ledger)
+                    return older, ledger_for(spec, manifest, manifest.ledger)
         return 0, first
 
     def _noted(self) -> tuple[int, Tally, int] | None:

@@ -35,7 +35,7 @@ class NeighbourCopies:
     """The copies that one process makes of another's slices in a generation; the first has all experts.
 
     Args:
-        program: on the generation's mesh.
+        spec: on the generation's mesh.
         store: of the run's programs.
         copies: in the memory of this node.
         process: which this is.
@@ -45,16 +45,16 @@ class NeighbourCopies:
 
     def __init__(
         self,
-        program: StepSpec,
+        spec: StepSpec,
         store: ExecutableCache,
         copies: Copies,
         process: Process,
         processes: Sequence[Process],
         config: CheckpointConfig,
     ):
-        self._program, self._store, self._copies, self._process = program, store, copies, process
+        self._spec, self._store, self._copies, self._process = spec, store, copies, process
         (self._owner,) = [one for one in processes if holder_of(one, processes) == process]
-        self._config, self._split = config, split_of(program)
+        self._config, self._split = config, split_of(spec)
         num_layers, num_classes = self._split.num_layers, self._split.num_classes
         self._ledger = Ledger.first(num_layers, num_classes, config.snapshot_k(num_classes))
         self._is_first = True
@@ -88,7 +88,7 @@ class NeighbourCopies:
         chosen_LK = self._choice()
         arrays, like = by_name(state), copy_shapes(self._split, chosen_LK.shape[-1])
         given = [{name: arrays[name] for name in like[kind]} for kind in ("dense", "experts")]
-        chosen = self._program.live.put(chosen_LK, REPLICATED)
+        chosen = self._spec.live.put(chosen_LK, REPLICATED)
         got = jax.block_until_ready(self._neighbour(chosen_LK.shape[-1])(*given, chosen))
         self.settle()
         self._ledger = self._ledger.saved(stamp.step, chosen_LK, self._copied(stamp.step, chosen_LK), {})
@@ -116,7 +116,7 @@ class NeighbourCopies:
 
     def _neighbour(self, num_experts: int) -> Neighbour:
         if num_experts not in self._programs:
-            self._programs[num_experts] = compiled_neighbour(self._program, self._store, num_experts)
+            self._programs[num_experts] = compiled_neighbour(self._spec, self._store, num_experts)
         return self._programs[num_experts]
 
     def _copied(self, step: int, chosen_LK: np.ndarray) -> dict[tuple[int, int], Copy]:
@@ -136,16 +136,16 @@ class NeighbourCopies:
         self._copies.forget(self._process, but=held)
 
 
-def neighbour_slices(program: StepSpec) -> Wrapped:
+def neighbour_slices(spec: StepSpec) -> Wrapped:
     """The jitted function that gives every rank the slices of the one before it in the ring.
 
     It takes RANKED arrays by name, ``dense`` and ``experts``, and the chosen classes ``[L, K]``, REPLICATED; it returns
     ``dense`` and ``experts``, RANKED, of experts the chosen classes.
 
     Args:
-        program: on a live mesh of one worker.
+        spec: on a live mesh of one worker.
     """
-    num_ranks = program.live.num_ranks
+    num_ranks = spec.live.num_ranks
     ring = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
 
     def per_rank(dense: Any, experts: Any, chosen_LK: jax.Array) -> dict[str, Any]:
@@ -153,25 +153,25 @@ def neighbour_slices(program: StepSpec) -> Wrapped:
         both = {"dense": dense, "experts": chosen}
         return jax.tree.map(lambda leaf: lax.ppermute(leaf, EXPERT_AXIS, ring), both)
 
-    return jax.jit(program.live.per_rank(per_rank, (RANKED, RANKED, REPLICATED), RANKED))
+    return jax.jit(spec.live.per_rank(per_rank, (RANKED, RANKED, REPLICATED), RANKED))
 
 
-def compiled_neighbour(program: StepSpec, store: ExecutableCache, num_experts: int) -> Neighbour:
+def compiled_neighbour(spec: StepSpec, store: ExecutableCache, num_experts: int) -> Neighbour:
     """``neighbour_slices`` of so many experts of every layer; which they are is data.
 
     Args:
-        program: on a live mesh of one worker.
+        spec: on a live mesh of one worker.
         store: of the run.
         num_experts: K.
     """
-    live = program.live
+    live = spec.live
 
     def compile_() -> Compiled:
-        split = split_of(program)
+        split = split_of(spec)
         like = copy_shapes(split, num_experts)
         given = [{name: split.shapes[name] for name in like[kind]} for kind in ("dense", "experts")]
         chosen = jax.ShapeDtypeStruct(like["chosen"].shape, np.int32, sharding=live.shardings(REPLICATED))
-        return neighbour_slices(program).lower(*given, chosen).compile()
+        return neighbour_slices(spec).lower(*given, chosen).compile()
 
     return store.get(neighbour_key(live.num_ranks, num_experts), compile_, list(live.mesh.devices.flat))
 

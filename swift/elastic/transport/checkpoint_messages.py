@@ -125,11 +125,11 @@ class Failed(NamedTuple):
     generation: int = 0
 
 
-Command = SaveCheckpoint | LoadCheckpoint | Reshard
-Answer = Saved | Kept | Loaded | Anew | Failed
+CheckpointCommand = SaveCheckpoint | LoadCheckpoint | Reshard
+CheckpointAnswer = Saved | Kept | Loaded | Anew | Failed
 
 
-def command_line(command: Command) -> str:
+def command_line(command: CheckpointCommand) -> str:
     """A command as a line."""
     match command:
         case SaveCheckpoint(stamp, holders, is_full, is_elsewhere):
@@ -143,7 +143,7 @@ def command_line(command: Command) -> str:
     return json.dumps(said) + "\n"
 
 
-def read_command(line: str) -> Command:
+def read_command(line: str) -> CheckpointCommand:
     """The command of a line."""
     said = json.loads(line)
     if "load" in said:
@@ -156,7 +156,7 @@ def read_command(line: str) -> Command:
     return SaveCheckpoint(Stamp(said["generation"], said["save"]), holders, said["is_full"], said["elsewhere"])
 
 
-def answer_line(answer: Answer) -> str:
+def answer_line(answer: CheckpointAnswer) -> str:
     """An answer as a line."""
     match answer:
         case Saved(step, seconds, path, facts):
@@ -172,7 +172,7 @@ def answer_line(answer: Answer) -> str:
     return json.dumps(said) + "\n"
 
 
-def read_answer(line: str) -> Answer:
+def read_answer(line: str) -> CheckpointAnswer:
     """The answer of a line."""
     said = json.loads(line)
     if "saved" in said:

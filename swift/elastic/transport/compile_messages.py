@@ -61,10 +61,10 @@ def read_wish(line: str) -> CompileRequest:
     return CompileRequest(_workers(said["failed"]), said["num_ranks"])
 
 
-Said = Prepared | CompileFailed | Alive
+CompileNews = Prepared | CompileFailed | Alive
 
 
-def said_line(said: Said) -> str:
+def said_line(said: CompileNews) -> str:
     """What the process says."""
     if isinstance(said, Alive):
         return json.dumps({"alive": True}) + "\n"
@@ -73,7 +73,7 @@ def said_line(said: Said) -> str:
     return json.dumps({"prepared": said._asdict() | {"failed": sorted(said.failed)}}) + "\n"
 
 
-def read_said(line: str) -> Said:
+def read_said(line: str) -> CompileNews:
     """What the process has said."""
     said = json.loads(line)
     if "alive" in said:

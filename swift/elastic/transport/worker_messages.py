@@ -127,11 +127,11 @@ class DataUnreadable(NamedTuple):
     why: str
 
 
-Command = FormGroup | Enter | StartGeneration | Halt | Hang | Stop
-News = Message | Record | Planned | SnapshotKept | SnapshotMissed | Done | DataUnreadable
+WorkerCommand = FormGroup | Enter | StartGeneration | Halt | Hang | Stop
+WorkerNews = Message | Record | Planned | SnapshotKept | SnapshotMissed | Done | DataUnreadable
 
 
-def order_line(order: Command) -> str:
+def order_line(order: WorkerCommand) -> str:
     """A command as a line."""
     match order:
         case FormGroup(form, address):
@@ -143,7 +143,7 @@ def order_line(order: Command) -> str:
             return _line(type(order).__name__.lower(), **order._asdict())
 
 
-def read_order(line: str) -> Command:
+def read_order(line: str) -> WorkerCommand:
     """The command of a line."""
     kind, said = _parse(line)
     match kind:
@@ -163,14 +163,14 @@ def read_order(line: str) -> Command:
     raise RunError(f"a command that no process knows: {line!r}")
 
 
-def news_line(kind: type[News], **said: Any) -> str:
+def news_line(kind: type[WorkerNews], **said: Any) -> str:
     """What a member says, as a line: all of ``kind`` but who says it and when, which the supervisor knows better."""
     wanted = [name for name in kind._fields if name not in ("member", "time")]
     assert sorted(said) == sorted(wanted), f"{kind.__name__} has {wanted}"
     return _line(kind.__name__.lower(), **said)
 
 
-def read_news(line: str, member: Member, time: float) -> News:
+def read_news(line: str, member: Member, time: float) -> WorkerNews:
     """What a member has said in a line that came at ``time``."""
     kind, said = _parse(line)
     match kind:

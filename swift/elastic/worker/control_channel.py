@@ -9,13 +9,13 @@ from typing import Any, NoReturn, TextIO
 
 from swift.elastic.membership.protocol import Beat, Enter
 from swift.elastic.transport.worker_messages import (
-    Command,
     FormGroup,
     Halt,
     Hang,
-    News,
     StartGeneration,
     Stop,
+    WorkerCommand,
+    WorkerNews,
     news_line,
     read_order,
 )
@@ -92,7 +92,7 @@ class CommandListener:
             os._exit(1)  # other threads may be in XLA, which does not end in peace
         self._gone()
 
-    def _hear(self, order: Command) -> None:
+    def _hear(self, order: WorkerCommand) -> None:
         if isinstance(order, Stop):
             os._exit(0)
         if isinstance(order, FormGroup) and order.form.after is None:
@@ -132,7 +132,7 @@ class ControlChannel:
         self.generation = self.entered = self.finished = 0
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
-    def say(self, kind: type[News], **said: Any) -> None:
+    def say(self, kind: type[WorkerNews], **said: Any) -> None:
         """Says something, see ``swift.elastic.transport.worker_messages``."""
         line = news_line(kind, **said)
         try:

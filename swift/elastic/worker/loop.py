@@ -90,7 +90,7 @@ class IterationLoop:
         members = leave.go.holders or self.order.form.members
         self._is_recorder = self.process in [member.process for member in members[:2]]
         self.channel.generation, self.channel.finished = self.number, done
-        if self._is_recorder and not self.steps.program.is_single_worker:
+        if self._is_recorder and not self.steps.spec.is_single_worker:
             self.channel.say(Planned, number=self.number, facts=plan_facts(self.steps))
         if leave.written < done:
             self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
@@ -130,7 +130,7 @@ class IterationLoop:
         done += count
         step_s = (time.perf_counter() - begun) / count
         records = [
-            step_record(step, metrics, step_s, steps.program) | self._plan_record(outcome.was_discarded)
+            step_record(step, metrics, step_s, steps.spec) | self._plan_record(outcome.was_discarded)
             for step, metrics in enumerate(outcome.metrics, done - count + 1)
         ]
         for old_step in [step for step in self.records if step < before.step]:
@@ -158,7 +158,7 @@ class IterationLoop:
 
     def _plan_record(self, was_discarded: bool) -> dict[str, Any]:
         """What the plan says of an iteration; nothing for a lone worker."""
-        if self.steps.program.is_single_worker:
+        if self.steps.spec.is_single_worker:
             return {}
         plan = self.steps.plan
         ratio = plan.period / self.fault_free
@@ -182,7 +182,7 @@ class IterationLoop:
         newest = max(self.states)
         # What is recorded is of the parameters before the update. A run that is to stop has no time to compile for it.
         loss = self._evaluate(1) if self._halt is None else None
-        live, stamp = self.steps.program.live, Stamp(self.number, newest.step)
+        live, stamp = self.steps.spec.live, Stamp(self.number, newest.step)
         if self.process.worker in [live.workers[row] for row in live.first_rows]:
             try:
                 self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))

@@ -118,13 +118,13 @@ class WorkerProcess:
         self._store, self._kept = ExecutableCache(part.scratch.programs), part.states()
         # No array of this backend is kept: a generation has its own.
         self._programs = ElasticPrograms(part.experiment)
-        program = self._programs.on(part.experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(self._experiment.plan_settings(program))
+        spec = self._programs.on(part.experiment.topology.num_expert_ranks)
+        self._configurator = Configurator(self._experiment.plan_settings(spec))
         self._handover: Handover | None = None
         if part.is_elastic:
             everybody = processes_of(part.experiment.topology, by_rank=True)
             self._handover = Handover(part.scratch.handed, part.scratch.snapshots, everybody)
-            self._num_classes = split_of(program).num_classes
+            self._num_classes = split_of(spec).num_classes
             self._programs.on(max(1, len(everybody) - 1))  # what is most likely to be needed in a hurry
         clear_backends()
         gc.collect()
@@ -173,11 +173,11 @@ class WorkerProcess:
             self._hand_over(order.form.members)
             present = {member.process.worker for member in order.form.members}
             configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
-            program = self._program_for(len(order.form.members))
+            spec = self._spec_for(len(order.form.members))
         self._channel.say(Departed, number=number)
         if not self._orders.may_enter(number):
             return
-        steps = self._form(order, configuration, program)
+        steps = self._form(order, configuration, spec)
         held = self._kept.stamps()
         self._channel.say(Formed, number=number, held=held, found=self._found(held))
         leave = self._orders.wait_for_go(number)
@@ -250,16 +250,16 @@ class WorkerProcess:
             return frozenset()
         return self._handover.found(self._part.process, held, self._num_classes)
 
-    def _program_for(self, num_members: int) -> StepSpec:
+    def _spec_for(self, num_members: int) -> StepSpec:
         """On the ranks of a generation; what it takes to find it out leaves nothing on devices."""
         num_ranks = num_members if self._part.is_elastic else self._experiment.topology.num_expert_ranks
-        program = self._programs.on(num_ranks)
+        spec = self._programs.on(num_ranks)
         clear_backends()
-        return program
+        return spec
 
-    def _form(self, order: FormGroup, configuration: Configuration, program: StepSpec) -> Steps:
+    def _form(self, order: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
         """Into the generation, up to where it can run."""
-        number, places, topology = order.form.number, configuration.places, program.live.topology
+        number, places, topology = order.form.number, configuration.places, spec.live.topology
         with self._timed(number, "link"):
             row = [place.worker for place in places].index(self._part.process.worker)
             per_worker = topology.num_expert_ranks // self._num_devices
@@ -272,41 +272,41 @@ class WorkerProcess:
         with self._timed(number, "program"):
             live = LiveMesh(topology, places, Mesh(self._link.grid(topology.num_expert_ranks), AXES))
             num_sequences = self._experiment.sequences_per_microbatch
-            steps = Steps(program.at(live), configuration, num_sequences, self._store, keep_state=True)
+            steps = Steps(spec.at(live), configuration, num_sequences, self._store, keep_state=True)
             steps.compiled(steps.main)
-        self._buddy = self._buddy_in(steps.program, [process for process, _ in order.form.members])
+        self._buddy = self._buddy_in(steps.spec, [process for process, _ in order.form.members])
         return steps
 
-    def _buddy_in(self, program: StepSpec, processes: list[Process]) -> NeighbourCopies | None:
+    def _buddy_in(self, spec: StepSpec, processes: list[Process]) -> NeighbourCopies | None:
         config = self._experiment.checkpoint
         if not (self._part.is_elastic and config.snapshot_every and len(processes) > 1):
             return None
-        return NeighbourCopies(program, self._store, self._part.copies(), self._part.process, processes, config)
+        return NeighbourCopies(spec, self._store, self._part.copies(), self._part.process, processes, config)
 
     def _take_up(self, steps: Steps, leave: StartGeneration) -> None:
         """Has the state to go on from on the devices, and no other."""
-        program, go = steps.program, leave.go
-        live, stamp = program.live, go.stamp or Stamp(go.number, 0)
+        spec, go = steps.spec, leave.go
+        live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
         if go.stamp is None:
-            state = compiled_init(program, self._store, self._experiment.seed)()
+            state = compiled_init(spec, self._store, self._experiment.seed)()
         elif leave.is_restored:
-            specs, shapes = replace(program.specs, slots={}), program.abstract()
+            specs, shapes = replace(spec.specs, slots={}), spec.abstract()
             snapshots = self._part.snapshots()
             parts = snapshots.load(stamp, part_shapes(specs, shapes, self._num_devices))
-            state = compiled_slots(program, self._store)(place_parts(parts, live, specs, shapes))
+            state = compiled_slots(spec, self._store)(place_parts(parts, live, specs, shapes))
             snapshots.forget(but=frozenset({stamp}))
         else:
-            shapes = program.abstract(with_slots=True)
+            shapes = spec.abstract(with_slots=True)
             there = {member.process for member in go.holders}
             parts = None
             if self._part.process in there:
-                like = part_shapes(program.specs, shapes, self._num_devices)
+                like = part_shapes(spec.specs, shapes, self._num_devices)
                 parts = self._kept.load(stamp, like, is_own=stamp in self._own)
-            state = place_parts(parts, live, program.specs, shapes)
+            state = place_parts(parts, live, spec.specs, shapes)
             whole = whole_workers(processes_of(live.topology, by_rank=self._part.by_rank), there)
             has_R = [worker in whole for worker in live.workers]
             if not all(has_R):
-                share = compiled_share(program, self._store, has_R)
+                share = compiled_share(spec, self._store, has_R)
                 with self._watched(_STUCK_S):
                     state, has_arrived = jax.block_until_ready(share(state))
                 if not own_row(has_arrived):

@@ -24,7 +24,7 @@ from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
 from swift.schedules import TickTable
 
-Kind = Literal["window", "single", "evaluate"]
+StepKind = Literal["window", "single", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Steps:
     """A configuration's step functions, compiled ahead of their first call; to be used from several threads.
 
     Args:
-        program: on the configuration's live mesh.
+        spec: on the configuration's live mesh.
         configuration: the plan.
         num_sequences: of a micro-batch, over all expert ranks.
         store: where processes that run the same find each other's programs.
@@ -55,25 +55,25 @@ class Steps:
 
     def __init__(
         self,
-        program: StepSpec,
+        spec: StepSpec,
         configuration: Configuration,
         num_sequences: int,
         store: ExecutableCache | None = None,
         *,
         keep_state: bool = False,
     ):
-        self.program, self.configuration, self._num_sequences = program, configuration, num_sequences
+        self.spec, self.configuration, self._num_sequences = spec, configuration, num_sequences
         self._store, self._keeps_state = store, keep_state
-        self._compiled: dict[Kind, Callable[..., Any]] = {}
+        self._compiled: dict[StepKind, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
     @property
-    def main(self) -> Kind:
+    def main(self) -> StepKind:
         """What most iterations need. Peers that cannot be summed by themselves (TPU) cannot update by themselves."""
-        return "window" if self.configuration.window > 1 and not self.program.peer_sum.in_rounds else "single"
+        return "window" if self.configuration.window > 1 and not self.spec.peer_sum.in_rounds else "single"
 
     @property
-    def others(self) -> list[Kind]:
+    def others(self) -> list[StepKind]:
         """What evaluations need, and iterations that make no whole window."""
         return ["evaluate"] if self.main == "single" else ["single", "evaluate"]
 
@@ -126,8 +126,8 @@ class Steps:
 
     def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
-        live = self.program.live
-        if self.program.is_single_worker:
+        live = self.spec.live
+        if self.spec.is_single_worker:
             return put_batch(batches[0], live)
         table = self.configuration.plans[len(batches)].table
         return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
@@ -144,67 +144,67 @@ class Steps:
         """The sums of one iteration's batch, on the host."""
         return own_row(self.compiled("evaluate")(state, self.rows([batch])))
 
-    def compiled(self, kind: Kind) -> Callable[..., Any]:
+    def compiled(self, kind: StepKind) -> Callable[..., Any]:
         """A program, compiled now unless it is there."""
         with self._lock:
             if kind not in self._compiled:
                 self._compiled[kind] = self._compile(kind)
             return self._compiled[kind]
 
-    def is_compiled(self, kind: Kind) -> bool:
+    def is_compiled(self, kind: StepKind) -> bool:
         """Whether a call would start at once."""
         return kind in self._compiled
 
-    def lowered(self, kind: Kind) -> Lowered:
+    def lowered(self, kind: StepKind) -> Lowered:
         """A program before it is compiled; of shapes alone, so that its devices need not be there."""
-        program, live = self.program, self.program.live
-        state = program.abstract(with_slots=True)
-        if program.is_single_worker:
-            single_worker_rows = self._abstract_rows((1, program.num_microbatches))
+        spec, live = self.spec, self.spec.live
+        state = spec.abstract(with_slots=True)
+        if spec.is_single_worker:
+            single_worker_rows = self._abstract_rows((1, spec.num_microbatches))
             step = partial(single_worker_step, keep_state=self._keeps_state)
             lone = single_worker_evaluation if kind == "evaluate" else step
-            return lone(program).lower(state, single_worker_rows)
+            return lone(spec).lower(state, single_worker_rows)
         table = _table(self.configuration, kind)
         common, columns = table_arrays(table)
         arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
         return self._function(kind, table).lower(state, *arrays, self._abstract_rows(table.data_Rn.shape[:2]))
 
-    def _compile(self, kind: Kind) -> Callable[..., Any]:
-        program = self.program
+    def _compile(self, kind: StepKind) -> Callable[..., Any]:
+        spec = self.spec
         call = self._get(kind)
-        if program.is_single_worker:
+        if spec.is_single_worker:
             return call
         common, columns = table_arrays(_table(self.configuration, kind))
-        arrays = program.live.put(common, REPLICATED), program.live.put(columns, SHARED)
+        arrays = spec.live.put(common, REPLICATED), spec.live.put(columns, SHARED)
         return lambda state, rows: call(state, *arrays, rows)
 
-    def _get(self, kind: Kind) -> Compiled:
+    def _get(self, kind: StepKind) -> Compiled:
         if self._store is None:
             return self.lowered(kind).compile()
-        devices = list(self.program.live.mesh.devices.flat)
-        key = program_key(self.configuration, self.program.live.num_ranks, kind, keep_state=self._keeps_state)
+        devices = list(self.spec.live.mesh.devices.flat)
+        key = program_key(self.configuration, self.spec.live.num_ranks, kind, keep_state=self._keeps_state)
         return self._store.get(key, lambda: self.lowered(kind).compile(), devices)
 
-    def _function(self, kind: Kind, table: TickTable) -> Wrapped:
+    def _function(self, kind: StepKind, table: TickTable) -> Wrapped:
         if kind == "window":
-            return window_step(self.program, table, self.configuration.window)
+            return window_step(self.spec, table, self.configuration.window)
         if kind == "single":
-            return barrier_step(self.program, table, keep_state=self._keeps_state)
-        return evaluation_step(self.program, table)
+            return barrier_step(self.spec, table, keep_state=self._keeps_state)
+        return evaluation_step(self.spec, table)
 
     def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
-        live, length = self.program.live, self.program.gpt.config.sequence_length
+        live, length = self.spec.live, self.spec.gpt.config.sequence_length
         shape = (*microbatches_Rn, live.num_ranks, sequences_per_rank(self._num_sequences, live.num_ranks), length)
         types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)
         return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]
 
 
-def program_key(configuration: Configuration, num_ranks: int, kind: Kind, *, keep_state: bool) -> object:
+def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
     """What tells a program from the others of a run; configurations that have it in common share the program."""
     stages = [place.stage for place in configuration.places]
     return kind, keep_state, num_ranks, configuration.window, stages, _table(configuration, kind).shape
 
 
-def _table(configuration: Configuration, kind: Kind) -> TickTable:
+def _table(configuration: Configuration, kind: StepKind) -> TickTable:
     table = configuration.plans[configuration.window if kind == "window" else 1].table
     return table.forward_only() if kind == "evaluate" else table

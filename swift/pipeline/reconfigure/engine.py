@@ -47,7 +47,7 @@ class Engine:
     """The configurations of a run; a context manager, since it may compile in the background.
 
     Args:
-        program: on the live mesh of all workers.
+        spec: on the live mesh of all workers.
         settings: of the plans.
         num_sequences: of a micro-batch, over all expert ranks.
         prepare: ``next`` plans and compiles, in the background, the configurations that one worker's failure or return
@@ -60,13 +60,13 @@ class Engine:
 
     def __init__(
         self,
-        program: StepSpec,
+        spec: StepSpec,
         settings: PlanSettings,
         num_sequences: int,
         prepare: Prepare = "none",
         failed: frozenset[Worker] = frozenset(),
     ):
-        self._program, self._configurator, self._num_sequences = program, Configurator(settings), num_sequences
+        self._spec, self._configurator, self._num_sequences = spec, Configurator(settings), num_sequences
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[frozenset[Worker], Steps] = {}
         self._background = ThreadPoolExecutor(1, "prepare")
@@ -98,9 +98,9 @@ class Engine:
         self._background.shutdown(wait=wait, cancel_futures=True)
 
     @property
-    def program(self) -> StepSpec:
+    def spec(self) -> StepSpec:
         """The program on the present live mesh."""
-        return self.steps.program
+        return self.steps.spec
 
     @property
     def configuration(self) -> Configuration:
@@ -110,7 +110,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """Live workers."""
-        return self.program.live.num_live
+        return self.spec.live.num_live
 
     @property
     def period_ratio(self) -> float:
@@ -175,10 +175,10 @@ class Engine:
         planned = time.perf_counter()
         steps.compiled(steps.main)
         compiled = time.perf_counter()
-        old, new = self.program.live, steps.program.live
+        old, new = self.spec.live, steps.spec.live
         sources = source_rows(old, new)
         num_bytes = moved_bytes(state, old, new, sources)
-        state = jax.block_until_ready(move_rows(state, old, new, steps.program.specs, sources))
+        state = jax.block_until_ready(move_rows(state, old, new, steps.spec.specs, sources))
         moved = time.perf_counter()
         self.steps = steps
         self._prepare_next()
@@ -190,8 +190,8 @@ class Engine:
         steps = self._steps.get(failed)
         if steps is None:
             configuration = self._configurator.configure(failed)
-            program = self._program.at(self._program.live.with_places(configuration.places))
-            steps = self._steps.setdefault(failed, Steps(program, configuration, self._num_sequences))
+            spec = self._spec.at(self._spec.live.with_places(configuration.places))
+            steps = self._steps.setdefault(failed, Steps(spec, configuration, self._num_sequences))
         return steps
 
     def _prepare_next(self) -> None:
@@ -199,7 +199,7 @@ class Engine:
         for future in self._pending:
             future.cancel()
         failed = self.configuration.failed
-        near = [failed, *neighbours(self._program.live.topology, failed)]
+        near = [failed, *neighbours(self._spec.live.topology, failed)]
         for planned in list(self._steps):
             if planned not in near:
                 del self._steps[planned]

@@ -10,20 +10,20 @@ from swift.pipeline.reconfigure.failure_config import Configuration
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 
 
-def compiled_init(program: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
+def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
     """What makes the state before the first iteration."""
-    live = program.live
-    init = jax.jit(lambda: program.init(jax.random.key(seed)))
+    live = spec.live
+    init = jax.jit(lambda: spec.init(jax.random.key(seed)))
     key = "init", live.num_ranks, live.stage_R.tolist()
     return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
 
 
-def compiled_slots(program: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
+def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
     """What gives slots to a state without, such as that of a checkpoint."""
-    live = program.live
-    fill = jax.jit(program.fill_slots)
+    live = spec.live
+    fill = jax.jit(spec.fill_slots)
     key = slots_key(live.num_ranks, live.stage_R.tolist())
-    return store.get(key, lambda: fill.lower(program.abstract()).compile(), list(live.mesh.devices.flat))
+    return store.get(key, lambda: fill.lower(spec.abstract()).compile(), list(live.mesh.devices.flat))
 
 
 def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
@@ -32,18 +32,18 @@ def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
 
 
 def compiled_share(
-    program: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
+    spec: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
 ) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
     """What gives the state to those who have nothing, see ``share_rows``.
 
     Args:
-        program: on the live mesh.
+        spec: on the live mesh.
         store: of the run.
         has_R: whose rows are the state; every stage needs one.
     """
-    live = program.live
-    share = jax.jit(share_rows(live, program.specs, has_R))
-    state = program.abstract(with_slots=True)
+    live = spec.live
+    share = jax.jit(share_rows(live, spec.specs, has_R))
+    state = spec.abstract(with_slots=True)
     key = _key(live.stage_R.tolist(), has_R)
     return store.get(key, lambda: share.lower(state).compile(), list(live.mesh.devices.flat))
 

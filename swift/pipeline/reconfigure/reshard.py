@@ -35,30 +35,30 @@ class StateShape:
     slots_per_rank: int
 
     @classmethod
-    def of(cls, program: StepSpec) -> "StateShape":
+    def of(cls, spec: StepSpec) -> "StateShape":
         """Of a program's state."""
-        return cls(program.num_stages, program.live.num_ranks, program.experts.slots_per_rank)
+        return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank)
 
     def to_json(self) -> dict[str, int]:
         """Numbers by name; the inverse is ``StateShape(**said)``."""
         return asdict(self)
 
 
-def reshaped(program: StepSpec, shape: StateShape) -> StepSpec:
+def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
     """The program of the same model for a state of another shape, on one device: it says what is where, and runs not.
 
     Optimizer state that is tied to places (the layout ``coupled``) has one shape only.
     """
-    if shape == StateShape.of(program):
-        return program
+    if shape == StateShape.of(spec):
+        return spec
     layouts = {}
-    for name, layout in program.layouts.items():
+    for name, layout in spec.layouts.items():
         assert isinstance(layout, Decoupled), "only what every rank has a slice of can be cut anew"
         layouts[name] = replace(layout, num_ranks=shape.num_ranks)
     return replace(
-        program,
+        spec,
         live=storage_mesh(Topology(1, shape.num_stages, shape.num_ranks)),
-        experts=replace(program.experts, slots_per_rank=shape.slots_per_rank),
+        experts=replace(spec.experts, slots_per_rank=shape.slots_per_rank),
         layouts=layouts,
         row_shapes=None,  # type: ignore[arg-type]
     )

@@ -16,46 +16,44 @@ from swift.pipeline.split_backward.split import Shapes, SplitStage, split
 from swift.schedules import Costs, SlotBytes
 
 
-def split_stage(
-    program: StepSpec, num_sequences: int
-) -> tuple[SplitStage, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
+def split_stage(spec: StepSpec, num_sequences: int) -> tuple[SplitStage, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
     """The split of a stage's layers outside of any mesh, and the shapes that it is for.
 
     Args:
-        program: on any mesh.
+        spec: on any mesh.
         num_sequences: of a micro-batch on one rank.
     """
-    config = program.gpt.config
-    state = jax.eval_shape(program.init, jax.random.key(0))
+    config = spec.gpt.config
+    state = jax.eval_shape(spec.init, jax.random.key(0))
 
     def of_one_rank(slots: dict[str, jax.Array]) -> Weights:
-        return program.gpt.unpack({name: leaf[0, :, 0] for name, leaf in slots.items()})
+        return spec.gpt.unpack({name: leaf[0, :, 0] for name, leaf in slots.items()})
 
     valid = jax.ShapeDtypeStruct((num_sequences, config.sequence_length), jnp.bool_)
-    x = jax.ShapeDtypeStruct((*valid.shape, config.model_dim), program.compute_dtype)
+    x = jax.ShapeDtypeStruct((*valid.shape, config.model_dim), spec.compute_dtype)
     placement = jax.ShapeDtypeStruct(state.placement.shape[1:], jnp.int32)
     extras: Any = Extras(placement, valid)  # type: ignore[arg-type]
     weights = layers_of(jax.eval_shape(of_one_rank, state.slots))
-    axes = [(EXPERT_AXIS, program.live.num_ranks)]
-    return split(stage_function(program), weights, extras, x, axis_env=axes), (weights, extras, x)
+    axes = [(EXPERT_AXIS, spec.live.num_ranks)]
+    return split(stage_function(spec), weights, extras, x, axis_env=axes), (weights, extras, x)
 
 
-def stage_costs(program: StepSpec, num_sequences: int) -> Costs:
+def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
     """The costs of a stage's layers: times in units of F, by FLOPs of matmuls; memory in units of F's stash.
 
     Embedding and head are not counted: all stages are planned alike.
 
     Args:
-        program: on any mesh.
+        spec: on any mesh.
         num_sequences: of a micro-batch on one rank.
     """
-    parts, (weights, extras, x) = split_stage(program, num_sequences)
-    axes = [(EXPERT_AXIS, program.live.num_ranks)]
+    parts, (weights, extras, x) = split_stage(spec, num_sequences)
+    axes = [(EXPERT_AXIS, spec.live.num_ranks)]
 
     def flops(op: Callable[..., Any], *arguments: Any) -> int:
         return dot_flops(jax.make_jaxpr(op, axis_env=axes)(*arguments))
 
-    aux = jax.ShapeDtypeStruct((), program.accumulate_dtype)
+    aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     t_f = flops(parts.forward, weights, extras, x)
     t_b = flops(parts.backward_input, weights, extras, parts.b_shapes, parts.h_shapes, (x, aux))
     t_w = flops(parts.backward_weight, weights, extras, parts.h_shapes, parts.w_shapes)
@@ -63,9 +61,9 @@ def stage_costs(program: StepSpec, num_sequences: int) -> Costs:
     return Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
 
 
-def stage_sizes(program: StepSpec, num_sequences: int) -> SlotBytes:
+def stage_sizes(spec: StepSpec, num_sequences: int) -> SlotBytes:
     """Bytes of one slot of each kind on a rank; for the arguments see ``stage_costs``."""
-    parts, (_, _, x) = split_stage(program, num_sequences)
+    parts, (_, _, x) = split_stage(spec, num_sequences)
     shapes = (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,), (x,))
     return SlotBytes(*map(stash_bytes, shapes))
 

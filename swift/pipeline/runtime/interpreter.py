@@ -60,12 +60,12 @@ class Carry(NamedTuple):
 
 
 def empty_carry(
-    program: StepSpec, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
+    spec: StepSpec, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
 ) -> Carry:
     """Empty buffers, and sums of nothing.
 
     Args:
-        program: the static part.
+        spec: the static part.
         table: how many slots there are.
         split: what they hold.
         weights: of the stage and the ends.
@@ -76,14 +76,14 @@ def empty_carry(
     def buffers(num_slots: int, shapes: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros((max(1, num_slots), *leaf.shape), leaf.dtype), shapes)
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, program.accumulate_dtype), weights)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, spec.accumulate_dtype), weights)
     return Carry(
         activations=buffers(table.activations.num_slots, message),
         gradients=buffers(table.gradients.num_slots, message),
         b_stash=buffers(table.num_b_stash, split.b_shapes),
         held=buffers(table.num_held, split.h_shapes),
         w_stash=buffers(table.num_w_stash, split.w_shapes),
-        sums=jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), no_sums(program)),
+        sums=jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), no_sums(spec)),
         layers=layers_of(zeros),
         embedding=zeros["embedding"],
         head=zeros["head"],

@@ -27,11 +27,11 @@ class UpdateRecord(NamedTuple):
     imbalance_L: jax.Array
 
     @classmethod
-    def of(cls, program: StepSpec, state: TrainState, square_norm: jax.Array, load: Load) -> "UpdateRecord":
+    def of(cls, spec: StepSpec, state: TrainState, square_norm: jax.Array, load: Load) -> "UpdateRecord":
         """The record of the iteration that starts from ``state``."""
-        replicas_LE = replica_counts(state.placement, program.experts.num_classes)
+        replicas_LE = replica_counts(state.placement, spec.experts.num_classes)
         imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
-        return cls(square_norm, jnp.asarray(program.learning_rate(state.step)), load, replicas_LE, imbalance_L)
+        return cls(square_norm, jnp.asarray(spec.learning_rate(state.step)), load, replicas_LE, imbalance_L)
 
 
 def metrics_of(
@@ -60,9 +60,9 @@ def metrics_of(
     }
 
 
-def over_stages(program: StepSpec, record: UpdateRecord) -> UpdateRecord:
+def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
     """Per rank: the same of the layers of all stages, in the order of the model; leaves have leading dims K and L."""
-    live = program.live
+    live = spec.live
     if live.num_live == 1:
         return record
     rows = np.array(live.first_rows)

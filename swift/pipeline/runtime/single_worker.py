@@ -31,29 +31,27 @@ def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
     return live.put(Batch(*(share_sequences(leaf[None], live.num_ranks) for leaf in batch)), RANKED)
 
 
-def single_worker_gradients(
-    program: StepSpec, state: TrainState, batch: DeviceBatch
-) -> tuple[dict[str, jax.Array], Sums]:
+def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
     """Gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
     The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
     micro-batches. Local sums are differentiated and reduced by hand; the division comes last and once.
 
     Args:
-        program: the static part; of one worker.
+        spec: the static part; of one worker.
         state: this rank's.
         batch: this rank's sequences of every micro-batch, ``[M, B, T]``.
 
     Returns:
         (gradients by group, sums over ranks and micro-batches).
     """
-    weights = program.gpt.unpack(state.slots)
+    weights = spec.gpt.unpack(state.slots)
     tokens = lax.psum(batch.valid.sum(dtype=jnp.int32), EXPERT_AXIS)
-    divisor = jnp.maximum(tokens, 1).astype(program.accumulate_dtype)
-    aux_weight = program.experts.aux_loss_coefficient * divisor / program.num_microbatches
+    divisor = jnp.maximum(tokens, 1).astype(spec.accumulate_dtype)
+    aux_weight = spec.experts.aux_loss_coefficient * divisor / spec.num_microbatches
 
     def objective(weights: Weights, microbatch: DeviceBatch) -> tuple[jax.Array, Sums]:
-        sums = forward(program, weights, state.placement, microbatch)
+        sums = forward(spec, weights, state.placement, microbatch)
         return sums.loss + aux_weight * sums.aux, sums
 
     def accumulate(total: Any, microbatch: DeviceBatch) -> tuple[Any, None]:
@@ -61,43 +59,43 @@ def single_worker_gradients(
             gradients, sums = jax.grad(objective, has_aux=True)(weights, microbatch)
         return (add(total[0], gradients), jax.tree.map(jnp.add, total[1], sums)), None
 
-    none = jax.tree.map(lambda w: jnp.zeros(w.shape, program.accumulate_dtype), weights)
-    (gradients, sums), _ = lax.scan(accumulate, (none, no_sums(program)), batch)
-    return reduce_gradients(program, state, gradients, divisor, _BOTH), sums.over_ranks()
+    none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), weights)
+    (gradients, sums), _ = lax.scan(accumulate, (none, no_sums(spec)), batch)
+    return reduce_gradients(spec, state, gradients, divisor, _BOTH), sums.over_ranks()
 
 
-def single_worker_step(program: StepSpec, *, keep_state: bool = False) -> Wrapped:
+def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
     The old state's buffers are given up, unless ``keep_state``. For the metrics see ``metrics_of``.
     """
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
-        gradients, sums = single_worker_gradients(program, state, batch)
-        square = square_norm(program, gradients, state.placement)
+        gradients, sums = single_worker_gradients(spec, state, batch)
+        square = square_norm(spec, gradients, state.placement)
         norm = jnp.sqrt(square)
-        scale = clip_scale(program, norm)
-        after = apply_gradients(program, state, gradients, sums.load.popularity_E, _BOTH, scale)
-        record = UpdateRecord.of(program, state, square, sums.load)
+        scale = clip_scale(spec, norm)
+        after = apply_gradients(spec, state, gradients, sums.load.popularity_E, _BOTH, scale)
+        record = UpdateRecord.of(spec, state, square, sums.load)
         of_window = jax.tree.map(
-            lambda leaf: leaf[None], (sums.loss, sums.aux / program.num_microbatches, sums.tokens, norm, record)
+            lambda leaf: leaf[None], (sums.loss, sums.aux / spec.num_microbatches, sums.tokens, norm, record)
         )
         return after, metrics_of(*of_window)
 
-    run = program.live.per_rank(per_rank, (program.specs, RANKED), (program.specs, SHARED))
+    run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
     # Named, so that the state of the first call, of a restore and of a previous call all meet the same program.
-    state, batch, metrics = map(program.live.shardings, (program.specs, RANKED, SHARED))
+    state, batch, metrics = map(spec.live.shardings, (spec.specs, RANKED, SHARED))
     return jax.jit(
         run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0
     )
 
 
-def single_worker_evaluation(program: StepSpec) -> Wrapped:
+def single_worker_evaluation(spec: StepSpec) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:
-        weights = program.gpt.unpack(state.slots)
-        sums = lax.map(lambda microbatch: forward(program, weights, state.placement, microbatch), batch)
+        weights = spec.gpt.unpack(state.slots)
+        sums = lax.map(lambda microbatch: forward(spec, weights, state.placement, microbatch), batch)
         return jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), sums).over_ranks()
 
-    return jax.jit(program.live.per_rank(per_rank, (program.specs, RANKED), SHARED))
+    return jax.jit(spec.live.per_rank(per_rank, (spec.specs, RANKED), SHARED))

@@ -42,10 +42,10 @@ class Sums(NamedTuple):
         return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
 
 
-def no_sums(program: StepSpec) -> Sums:
+def no_sums(spec: StepSpec) -> Sums:
     """Sums over nothing."""
-    load = jnp.zeros((program.num_moe_layers, program.experts.num_classes), jnp.int32)
-    zero = jnp.zeros((), program.accumulate_dtype)
+    load = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+    zero = jnp.zeros((), spec.accumulate_dtype)
     return Sums(zero, zero, jnp.zeros((), jnp.int32), Load(load, load, load))
 
 
@@ -55,29 +55,29 @@ def layers_of(weights: Weights) -> Weights:
 
 
 def stage_function(
-    program: StepSpec,
+    spec: StepSpec,
 ) -> Callable[[Weights, Extras, jax.Array], tuple[tuple[jax.Array, jax.Array], Load]]:
     """The layers of a stage: (their weights, extras, x_BTD) -> ((y_BTD, auxiliary loss), load[L, E])."""
-    gpt, experts = program.gpt, program.gpt.groups.get("expert")
+    gpt, experts = spec.gpt, spec.gpt.groups.get("expert")
 
     def stage(weights: Weights, extras: Extras, x_BTD: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Load]:
         def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
             assert experts is not None
             placement_NS = extras.placement_LNS[row]
             apply = experts.module(state)
-            return expert_parallel_moe(program.experts, logits_TE, x_TD, valid_T, placement_NS, apply)
+            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, placement_NS, apply)
 
-        y_BTD, aux, loads = gpt.stage(weights, program.pattern, x_BTD, extras.valid_BT, moe)
-        load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else no_sums(program).load
+        y_BTD, aux, loads = gpt.stage(weights, spec.pattern, x_BTD, extras.valid_BT, moe)
+        load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else no_sums(spec).load
         return (y_BTD, aux), load
 
-    return jax.checkpoint(stage) if program.remat else stage
+    return jax.checkpoint(stage) if spec.remat else stage
 
 
-def forward(program: StepSpec, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
+def forward(spec: StepSpec, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
     """Runs one micro-batch ``[B, T]`` of this rank through the whole model, where one stage is all of it."""
-    gpt = program.gpt
+    gpt = spec.gpt
     x = gpt.embed(weights, batch.inputs)
-    (y, aux), load = stage_function(program)(layers_of(weights), Extras(placement_LNS, batch.valid), x)
+    (y, aux), load = stage_function(spec)(layers_of(weights), Extras(placement_LNS, batch.valid), x)
     loss = gpt.head_loss(weights, y, batch.labels, batch.valid)
     return Sums(loss, aux, batch.valid.sum(dtype=jnp.int32), load)

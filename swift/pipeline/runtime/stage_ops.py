@@ -27,7 +27,7 @@ class StageOps:
     """The ops of one rank's stage. Made while a step function is traced: it holds that trace's arrays.
 
     Attributes:
-        program: the static part.
+        spec: the static part.
         split: the stage as F, B and W.
         weights: of the stage and the ends.
         placement_LNS: the class in every slot.
@@ -36,7 +36,7 @@ class StageOps:
         aux_weight_K: in each iteration, what the auxiliary loss counts beside the sum of the tokens' losses.
     """
 
-    program: StepSpec
+    spec: StepSpec
     split: SplitStage
     weights: Weights
     placement_LNS: jax.Array
@@ -62,7 +62,7 @@ class StageOps:
         own = sums_of(sums, op.iteration, aux=aux, load=load)
 
         def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
-            loss = lambda head, y: self.program.gpt.head_loss({"head": head}, y, data.labels, data.valid)  # noqa: E731
+            loss = lambda head, y: self.spec.gpt.head_loss({"head": head}, y, data.labels, data.valid)  # noqa: E731
             value, (d_head, dy) = jax.value_and_grad(loss, argnums=(0, 1))(self.weights["head"], y)
             tokens = data.valid.sum(dtype=jnp.int32)
             sums = sums_of(sums, op.iteration, loss=value, tokens=tokens)
@@ -73,7 +73,7 @@ class StageOps:
 
     def evaluate(self, op: TickOp, activations: jax.Array, sums: Sums) -> tuple[jax.Array, Sums]:
         """F without a backward pass to come: the message to the next stage, and the sums."""
-        data, gpt = self._data(op), self.program.gpt
+        data, gpt = self._data(op), self.spec.gpt
         (y, aux), load, *_ = self.split.forward(
             layers_of(self.weights), self._extras(data), self._input(op, data, activations)
         )
@@ -96,7 +96,7 @@ class StageOps:
         )
 
         def embed(embedding: Any) -> Any:
-            look_up = lambda weights: self.program.gpt.embed({"embedding": weights}, data.inputs)  # noqa: E731
+            look_up = lambda weights: self.spec.gpt.embed({"embedding": weights}, data.inputs)  # noqa: E731
             _, pull_back = jax.vjp(look_up, self.weights["embedding"])
             return add(embedding, pull_back(dx)[0])
 
@@ -119,7 +119,7 @@ class StageOps:
         return Extras(self.placement_LNS, data.valid)
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
-        gpt = self.program.gpt
+        gpt = self.spec.gpt
         return lax.cond(self.ends.is_first, lambda: gpt.embed(self.weights, data.inputs), lambda: activations[op.inbox])
 
 

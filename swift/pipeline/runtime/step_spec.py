@@ -231,9 +231,7 @@ class StepSpec:
         return jax.tree.map(jnp.asarray, state)
 
 
-def materialize_all(
-    program: StepSpec, master: Mapping[str, jax.Array], placement_LNS: jax.Array
-) -> dict[str, jax.Array]:
+def materialize_all(spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: jax.Array) -> dict[str, jax.Array]:
     """Per rank: the slots of every group."""
-    placements = program.placements(placement_LNS)
-    return {name: program.layouts[name].materialize(master[name], placements[name]) for name in master}
+    placements = spec.placements(placement_LNS)
+    return {name: spec.layouts[name].materialize(master[name], placements[name]) for name in master}

@@ -33,23 +33,23 @@ from swift.schedules import TickTable
 _IN = (REPLICATED, SHARED, RANKED)
 
 
-def window_step(program: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
+def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
     """The jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
 
     The old state stays as it is. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the same
     in all rows: every gradient was finite and none was to be clipped. If not, the new state means nothing.
 
     Args:
-        program: on the live mesh whose rows the table has.
+        spec: on the live mesh whose rows the table has.
         table: of K iterations; only its shape is used.
         num_iterations: K.
         keep_gradients: for tests: the result has a fourth part, the iterations' mean gradients of the master weights by
             group, ``[worker, K, rank, ...]``.
     """
-    assert not program.peer_sum.in_rounds, "peers that all workers have to help cannot update by themselves"
+    assert not spec.peer_sum.in_rounds, "peers that all workers have to help cannot update by themselves"
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
-        rank = _Rank.enter(program, table, num_iterations, state, common, columns, batch)
+        rank = _Rank.enter(spec, table, num_iterations, state, common, columns, batch)
 
         def phase(loop: Any, now: Any) -> tuple[Any, None]:
             (state, carry, outcome), ((first, end), iteration) = loop, now
@@ -59,8 +59,8 @@ def window_step(program: StepSpec, table: TickTable, num_iterations: int, *, kee
                 gradients, record = rank.reduce(state, totals, carry.sums, iteration)
                 # The stage's norm is no larger than the model's: 1 in a window that counts. Without it XLA would fuse
                 # the update, and round it, otherwise than in ``barrier_step``, and a window would be another run.
-                scale = clip_scale(program, jnp.sqrt(record.square_norm))
-                after = apply_gradients(program, state, gradients, record.load.popularity_E, rank.ends, scale)
+                scale = clip_scale(spec, jnp.sqrt(record.square_norm))
+                after = apply_gradients(spec, state, gradients, record.load.popularity_E, rank.ends, scale)
                 kept = (record, gradients) if keep_gradients else (record,)
                 outcome = jax.tree.map(lambda all_K, one: all_K.at[iteration].set(one), outcome, kept)
                 return after, jax.tree.map(jnp.zeros_like, totals), outcome
@@ -74,66 +74,66 @@ def window_step(program: StepSpec, table: TickTable, num_iterations: int, *, kee
         loop, _ = lax.scan(phase, (state, rank.start, outcome), (common.phases_H2, columns.update_H))
         after, carry, (record, *gradients_K) = loop
         norm_K = rank.norm(record.square_norm)
-        most = jnp.inf if program.clip_norm is None else program.clip_norm
+        most = jnp.inf if spec.clip_norm is None else spec.clip_norm
         ok = jnp.all(jnp.isfinite(norm_K) & (norm_K <= most))
         return (after, rank.metrics(carry.sums, norm_K, record), ok, *gradients_K)
 
-    out_specs = (program.specs, SHARED, SHARED, *[RANKED] * keep_gradients)
-    return _jitted(program, per_rank, out_specs)
+    out_specs = (spec.specs, SHARED, SHARED, *[RANKED] * keep_gradients)
+    return _jitted(spec, per_rank, out_specs)
 
 
-def barrier_step(program: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
+def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
 
     The old state's buffers are given up, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. It is also what runs
     where peers of unequal number can only be summed with everybody's help (TPU).
 
     Args:
-        program: on the live mesh whose rows the table has.
+        spec: on the live mesh whose rows the table has.
         table: of one iteration; only its shape is used, and its updates are not: all come together in the end.
         keep_state: leave the old state as it is.
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
-        rank = _Rank.enter(program, table, 1, state, common, columns, batch)
+        rank = _Rank.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state), 0, common.phases_H2[-1, 1], rank.start)
         gradients, record = rank.reduce(state, carry.totals, carry.sums, 0)
         norm = rank.norm(record.square_norm)
-        scale = clip_scale(program, norm)
-        after = apply_gradients(program, state, gradients, record.load.popularity_E, rank.ends, scale)
+        scale = clip_scale(spec, norm)
+        after = apply_gradients(spec, state, gradients, record.load.popularity_E, rank.ends, scale)
         return after, rank.metrics(carry.sums, norm[None], jax.tree.map(lambda leaf: leaf[None], record))
 
-    return _jitted(program, per_rank, (program.specs, SHARED), donate_argnums=() if keep_state else 0)
+    return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
 
 
-def evaluation_step(program: StepSpec, table: TickTable) -> Wrapped:
+def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does.
 
     Args:
-        program: on the live mesh whose rows the table has.
+        spec: on the live mesh whose rows the table has.
         table: its Fs only, see ``TickTable.forward_only``.
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
-        rank = _Rank.enter(program, table, 1, state, common, columns, batch)
+        rank = _Rank.enter(spec, table, 1, state, common, columns, batch)
         sums = rank.interpreter.evaluate(rank.ops(state), common.phases_H2[-1, 1], rank.start)
-        return jax.tree.map(lambda leaf: _everywhere(program, leaf[0]), sums)
+        return jax.tree.map(lambda leaf: _everywhere(spec, leaf[0]), sums)
 
-    return _jitted(program, per_rank, SHARED)
+    return _jitted(spec, per_rank, SHARED)
 
 
-def _jitted(program: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
-    in_specs = (program.specs, *_IN)
-    run = program.live.per_rank(per_rank, in_specs, out_specs)
+def _jitted(spec: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
+    in_specs = (spec.specs, *_IN)
+    run = spec.live.per_rank(per_rank, in_specs, out_specs)
     # Named, so that the state of the first call, of a restore and of a previous call all meet the same program.
-    ins, outs = map(program.live.shardings, (in_specs, out_specs))
+    ins, outs = map(spec.live.shardings, (in_specs, out_specs))
     return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)
 
 
 class _Rank(NamedTuple):
     """What a rank knows before the first tick of a step function; lives as long as its trace."""
 
-    program: StepSpec
+    spec: StepSpec
     split: SplitStage
     interpreter: Interpreter
     start: Carry
@@ -144,7 +144,7 @@ class _Rank(NamedTuple):
     @classmethod
     def enter(
         cls,
-        program: StepSpec,
+        spec: StepSpec,
         table: TickTable,
         num_iterations: int,
         state: TrainState,
@@ -153,64 +153,64 @@ class _Rank(NamedTuple):
         batch: DeviceBatch,
     ) -> "_Rank":
         """Splits the stage, counts the tokens and empties the buffers."""
-        weights = program.gpt.unpack(state.slots)
-        message = jnp.zeros((*batch.inputs.shape[1:], program.gpt.config.model_dim), program.compute_dtype)
+        weights = spec.gpt.unpack(state.slots)
+        message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         extras = Extras(state.placement, batch.valid[0])
-        parts = split(stage_function(program), layers_of(weights), extras, message)
+        parts = split(stage_function(spec), layers_of(weights), extras, message)
         permutations = table.activations.permutations, table.gradients.permutations
-        stage = jnp.asarray(program.live.stage_R)[program.live.row_index()]
-        ends = EmbeddingAndHead(stage == 0, stage == program.num_stages - 1)
+        stage = jnp.asarray(spec.live.stage_R)[spec.live.row_index()]
+        ends = EmbeddingAndHead(stage == 0, stage == spec.num_stages - 1)
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32) * ends.is_first
         is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.data_iteration_n[None]
         return cls(
-            program,
+            spec,
             parts,
             Interpreter(permutations, common, columns, message),
-            empty_carry(program, table, parts, weights, message, num_iterations),
+            empty_carry(spec, table, parts, weights, message, num_iterations),
             batch,
             ends,
-            _everywhere(program, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
         )
 
     @property
     def divisor_K(self) -> jax.Array:
         """What the iterations' sums are divided by."""
-        return jnp.maximum(self.tokens_K, 1).astype(self.program.accumulate_dtype)
+        return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
 
     def ops(self, state: TrainState) -> StageOps:
         """The ops with the weights of a stretch of ticks."""
-        program, weights = self.program, self.program.gpt.unpack(state.slots)
-        aux_weight_K = program.experts.aux_loss_coefficient * self.divisor_K / program.num_microbatches
-        return StageOps(program, self.split, weights, state.placement, self.ends, self.batch, aux_weight_K)
+        spec, weights = self.spec, self.spec.gpt.unpack(state.slots)
+        aux_weight_K = spec.experts.aux_loss_coefficient * self.divisor_K / spec.num_microbatches
+        return StageOps(spec, self.split, weights, state.placement, self.ends, self.batch, aux_weight_K)
 
     def reduce(
         self, state: TrainState, totals: Weights, sums_K: Sums, iteration: Any
     ) -> tuple[dict[str, jax.Array], UpdateRecord]:
         """The first half of U: gradients of the master weights, and the record of the iteration."""
-        gradients = reduce_gradients(self.program, state, totals, self.divisor_K[iteration], self.ends)
+        gradients = reduce_gradients(self.spec, state, totals, self.divisor_K[iteration], self.ends)
         load = jax.tree.map(lambda load_K: load_K[iteration], sums_K.load)
         with jax.named_scope(scopes.UPDATE):
-            load = self.program.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
-        square = square_norm(self.program, gradients, state.placement)
-        return gradients, UpdateRecord.of(self.program, state, square, load)
+            load = self.spec.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
+        square = square_norm(self.spec, gradients, state.placement)
+        return gradients, UpdateRecord.of(self.spec, state, square, load)
 
     def norm(self, square: jax.Array) -> jax.Array:
         """The norm of the whole model's gradients, from the squared norms of the stages'."""
-        live = self.program.live
+        live = self.spec.live
         speaks = np.zeros(live.num_live, bool)
         speaks[list(live.first_rows)] = True
         # Every stage once; all ranks of a worker know the same.
         mine = jnp.where(jnp.asarray(speaks)[live.row_index()], square, jnp.zeros_like(square))
-        return jnp.sqrt(_everywhere(self.program, mine) / live.num_ranks)
+        return jnp.sqrt(_everywhere(self.spec, mine) / live.num_ranks)
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""
-        loss_K, aux_K = (_everywhere(self.program, part) for part in (sums_K.loss, sums_K.aux))
-        record = over_stages(self.program, record)
-        return metrics_of(loss_K, aux_K / self.program.num_microbatches, self.tokens_K, norm_K, record)
+        loss_K, aux_K = (_everywhere(self.spec, part) for part in (sums_K.loss, sums_K.aux))
+        record = over_stages(self.spec, record)
+        return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
 
 
-def _everywhere(program: StepSpec, value: jax.Array) -> jax.Array:
+def _everywhere(spec: StepSpec, value: jax.Array) -> jax.Array:
     """The sum over all ranks of all workers."""
-    axes = (EXPERT_AXIS,) if program.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
+    axes = (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
     return lax.psum(value, axes)

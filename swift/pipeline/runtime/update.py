@@ -29,24 +29,24 @@ class EmbeddingAndHead(NamedTuple):
 
 
 def used(
-    program: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
+    spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
     """``compute()``, but ``otherwise()`` for embedding and head in a row that does not use them."""
-    if name not in EMBEDDING_AND_HEAD or program.num_stages == 1:
+    if name not in EMBEDDING_AND_HEAD or spec.num_stages == 1:
         return compute()
     return lax.cond(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
 
 @jax.named_scope(scopes.UPDATE)
 def reduce_gradients(
-    program: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: EmbeddingAndHead
+    spec: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: EmbeddingAndHead
 ) -> dict[str, jax.Array]:
     """This rank's sums of slot gradients -> the mean gradients of its master weights, the same on all peers.
 
     Summed over replicas, expert ranks and peers; divided once, in the end.
 
     Args:
-        program: the static part.
+        spec: the static part.
         state: this rank's; its placement is that of the gradients.
         gradients: of the stage's weights, summed over the micro-batches that this worker ran.
         divisor: the global batch's tokens.
@@ -55,40 +55,40 @@ def reduce_gradients(
     Returns:
         gradients by group, in the layout of the master weights.
     """
-    placements, peer_sum = program.placements(state.placement), program.peer_sum
+    placements, peer_sum = spec.placements(state.placement), spec.peer_sum
 
     def reduce(name: str, packed: jax.Array) -> jax.Array:
         def collect() -> jax.Array:
-            return program.layouts[name].collect(packed, placements[name])
+            return spec.layouts[name].collect(packed, placements[name])
 
         with jax.named_scope(f"{scopes.COLLECT}/{name}"):
-            mine = used(program, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
+            mine = used(spec, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
         with jax.named_scope(f"{scopes.PEERS}/{name}"):
             if peer_sum.in_rounds:
                 return peer_sum(mine) / divisor
-            return used(program, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
+            return used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
 
-    return {name: reduce(name, packed) for name, packed in program.gpt.pack(gradients).items()}
+    return {name: reduce(name, packed) for name, packed in spec.gpt.pack(gradients).items()}
 
 
 @jax.named_scope(scopes.UPDATE)
-def square_norm(program: StepSpec, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
+def square_norm(spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
     """The squared norm of the stage's gradients, every class counted once."""
-    placements = program.placements(placement_LNS)
-    parts = [program.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
+    placements = spec.placements(placement_LNS)
+    parts = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(parts), EXPERT_AXIS)
 
 
-def clip_scale(program: StepSpec, norm: jax.Array) -> jax.Array | None:
+def clip_scale(spec: StepSpec, norm: jax.Array) -> jax.Array | None:
     """What gradients have to be multiplied by for the whole model's norm to be at most the clip; None: no clip."""
-    if program.clip_norm is None:
+    if spec.clip_norm is None:
         return None
-    return jnp.minimum(1, program.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+    return jnp.minimum(1, spec.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 
 @jax.named_scope(scopes.UPDATE)
 def apply_gradients(
-    program: StepSpec,
+    spec: StepSpec,
     state: TrainState,
     gradients: dict[str, jax.Array],
     popularity_LE: jax.Array,
@@ -98,7 +98,7 @@ def apply_gradients(
     """Update, place, materialize: the state of the next iteration.
 
     Args:
-        program: the static part.
+        spec: the static part.
         state: this rank's.
         gradients: of the master weights.
         popularity_LE: of all micro-batches, ranks and peers.
@@ -107,29 +107,29 @@ def apply_gradients(
     """
     if scale is not None:
         gradients = jax.tree.map(lambda g: g * scale, gradients)
-    updates, moments = program.optimizer.update(gradients, state.moments, state.master)
+    updates, moments = spec.optimizer.update(gradients, state.moments, state.master)
     master = optax.apply_updates(state.master, updates)
 
     placement, policy = state.placement, state.policy
-    if program.num_moe_layers:
-        placement, policy = program.policy(popularity_LE, placement, policy)
-        master, moments = _migrate(program, (master, moments), state.placement, placement)
-    placements = program.placements(placement)
+    if spec.num_moe_layers:
+        placement, policy = spec.policy(popularity_LE, placement, policy)
+        master, moments = _migrate(spec, (master, moments), state.placement, placement)
+    placements = spec.placements(placement)
 
     def fill(name: str) -> jax.Array:
         with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):
-            full = partial(program.layouts[name].materialize, master[name], placements[name])
-            return used(program, name, ends, full, lambda: state.slots[name])
+            full = partial(spec.layouts[name].materialize, master[name], placements[name])
+            return used(spec, name, ends, full, lambda: state.slots[name])
 
     slots = {name: fill(name) for name in master}
     return TrainState(state.step + 1, master, moments, slots, placement, policy)
 
 
-def _migrate(program: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
+def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
     """Moves the experts' part of master weights and moments to a new placement, where their layout ties them to it."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
     experts = [leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True) if mine]
-    moved = iter(program.layouts["expert"].migrate(experts, old_LNS, new_LNS))
+    moved = iter(spec.layouts["expert"].migrate(experts, old_LNS, new_LNS))
     merged = [next(moved) if mine else leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True)]
     return jax.tree.unflatten(treedef, merged)

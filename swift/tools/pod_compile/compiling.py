@@ -94,18 +94,16 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
     ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
     if lost:
         experiment, live = experiment.on_ranks(len(ranks)), live.with_ranks(ranks)
-    program = experiment.program(live)
-    configuration = Configurator(experiment.plan_settings(program)).configure(down.workers)
-    steps = Steps(
-        program.at(live.with_places(configuration.places)), configuration, experiment.sequences_per_microbatch
-    )
+    spec = experiment.step_spec(live)
+    configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
+    steps = Steps(spec.at(live.with_places(configuration.places)), configuration, experiment.sequences_per_microbatch)
     begun = time.perf_counter()
     lowered = steps.lowered(steps.main)
     lowered_s = time.perf_counter() - begun
     told: dict[str, Any] = {
         "failed": [f"{d}:{p}" for d, p in sorted(down.workers)],
         "lost_ranks": sorted(lost),
-        "devices": steps.program.live.mesh.size,
+        "devices": steps.spec.live.mesh.size,
         "program": steps.main,
         "iterations": configuration.window if steps.main == "window" else 1,
         "lower_s": round(lowered_s, 2),
@@ -151,13 +149,13 @@ def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
 
 def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:
     """Collectives, work and the time that they would take."""
-    program, plan = steps.program, steps.plan
-    live = program.live
+    spec, plan = steps.spec, steps.plan
+    live = spec.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
     found = collectives(compiled.as_text() or "", live.mesh.size)
-    table = None if program.is_single_worker else plan.table
-    runs = Runs(program, table, plan.schedule.problem.num_iterations)
-    work, coords = works(program, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
+    table = None if spec.is_single_worker else plan.table
+    runs = Runs(spec, table, plan.schedule.problem.num_iterations)
+    work, coords = works(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
     num_flops, by_group = total_flops(runs, work), exchange(found, runs)
     step = predict(runs, work, found, Interconnect(pod, coords), experiment.compute_dtype)
     if step is not None and pod.chip.peak_flops:
@@ -171,7 +169,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
         | {"groups": by_group},
         "tokens": tokens(found, runs, num_sequences),
         "flops": num_flops,
-        "bubble_share": 0.0 if program.is_single_worker else plan.bubble_share,
+        "bubble_share": 0.0 if spec.is_single_worker else plan.bubble_share,
         "predicted": step,
     }
 

@@ -43,37 +43,37 @@ def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str
     for one in found:
         runs_R = runs.of(one)
         count[one.kind] += int(runs_R.max())
-        total[one.kind] += moved_bytes(one, runs_R, runs.program.live.num_ranks)
+        total[one.kind] += moved_bytes(one, runs_R, runs.spec.live.num_ranks)
     K = runs.num_iterations
     return {kind: {"runs": count[kind] / K, "bytes": total[kind] / K} for kind in sorted(count)}
 
 
 def exchange(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
     """For every group of parameters, bytes of its exchange in an iteration: compiled, and by the closed form."""
-    program = runs.program
+    spec = runs.spec
     compiled: Counter[str] = Counter()
     for one in found:
         step, _, group = runs.part(one).partition("/")
         if step in _EXCHANGE:
-            compiled[group] += moved_bytes(one, runs.of(one), program.live.num_ranks)
+            compiled[group] += moved_bytes(one, runs.of(one), spec.live.num_ranks)
     return {
         name: {"compiled_bytes": compiled[name] / runs.num_iterations, "formula_bytes": _exchange_formula(runs, name)}
-        for name, layout in program.layouts.items()
+        for name, layout in spec.layouts.items()
         if isinstance(layout, Decoupled)
     }
 
 
 def _exchange_formula(runs: Runs, name: str) -> float:
-    program, layout = runs.program, runs.program.layouts[name]
+    spec, layout = runs.spec, runs.spec.layouts[name]
     assert isinstance(layout, Decoupled)
-    num_ranks = program.live.num_ranks
+    num_ranks = spec.live.num_ranks
     if num_ranks == 1:
         return 0  # nothing leaves the device
     is_first, is_last = runs.end_rows
-    num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, program.live.num_live)
-    num_slots = program.row_shapes.slots[name].shape[2]
+    num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, spec.live.num_live)
+    num_slots = spec.row_shapes.slots[name].shape[2]
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
-    both = [exchange_bytes(program.num_layers[name], num_ranks, num_slots, layout.size, size) for size in sizes]
+    both = [exchange_bytes(spec.num_layers[name], num_ranks, num_slots, layout.size, size) for size in sizes]
     return int(num_rows) * sum(both) / 2
 
 
@@ -87,15 +87,15 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
         runs: how often they run.
         num_sequences: of a micro-batch on one rank.
     """
-    program, ranks = runs.program, runs.program.live.num_ranks
+    spec, ranks = runs.spec, runs.spec.live.num_ranks
     compiled = sum(
         moved_bytes(one, runs.of(one), ranks) for one in found if runs.part(one) in _TOKENS and one.kind == "all-to-all"
     )
     told = {"compiled_bytes": compiled / runs.num_iterations}
-    if program.remat:
+    if spec.remat:
         return told
-    local_tokens = num_sequences * program.gpt.config.sequence_length
-    width = program.gpt.config.model_dim * jnp.dtype(program.compute_dtype).itemsize
-    size = program.experts.rows_sent(local_tokens, ranks) * width
-    num_layers = program.num_moe_layers * program.num_stages
-    return told | {"formula_bytes": 4 * num_layers * program.num_microbatches * ranks * size * (ranks > 1)}
+    local_tokens = num_sequences * spec.gpt.config.sequence_length
+    width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
+    size = spec.experts.rows_sent(local_tokens, ranks) * width
+    num_layers = spec.num_moe_layers * spec.num_stages
+    return told | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}

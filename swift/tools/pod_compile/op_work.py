@@ -45,32 +45,32 @@ class Work:
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
 
 
-def works(program: StepSpec, num_sequences: int) -> Mapping[str, Work]:
+def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
     """The work of each part of a step, each time that it runs, by the names of ``swift.pipeline.scopes``.
 
     Args:
-        program: on any mesh.
+        spec: on any mesh.
         num_sequences: of a micro-batch on one rank.
     """
-    ops = _single_worker(program, num_sequences) if program.is_single_worker else _ops(program, num_sequences)
-    return {**ops, scopes.UPDATE: _update(program)}
+    ops = _single_worker(spec, num_sequences) if spec.is_single_worker else _ops(spec, num_sequences)
+    return {**ops, scopes.UPDATE: _update(spec)}
 
 
-def _ops(program: StepSpec, num_sequences: int) -> dict[str, Work]:
-    parts, (weights, extras, x) = split_stage(program, num_sequences)
-    ranks, d_out = program.live.num_ranks, (x, jax.ShapeDtypeStruct((), program.accumulate_dtype))
+def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
+    parts, (weights, extras, x) = split_stage(spec, num_sequences)
+    ranks, d_out = spec.live.num_ranks, (x, jax.ShapeDtypeStruct((), spec.accumulate_dtype))
     b, h, w = map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes))
-    rank_weights, data = _rank_weights(program), _microbatch(program, num_sequences)
+    rank_weights, data = _rank_weights(spec), _microbatch(spec, num_sequences)
     head, embedding = rank_weights["head"], rank_weights["embedding"]
 
     def loss(head: Any, y: jax.Array) -> jax.Array:
-        return program.gpt.head_loss({"head": head}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
+        return spec.gpt.head_loss({"head": head}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
 
     def end(head: Any, y: jax.Array) -> Any:
         return jax.value_and_grad(loss, argnums=(0, 1))(head, y)
 
     def embed(embedding: Any, dx: jax.Array) -> Any:
-        look_up = lambda weights: program.gpt.embed({"embedding": weights}, jnp.asarray(data.inputs))  # noqa: E731
+        look_up = lambda weights: spec.gpt.embed({"embedding": weights}, jnp.asarray(data.inputs))  # noqa: E731
         return jax.vjp(look_up, embedding)[1](dx)
 
     f, b_, w_ = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
@@ -79,56 +79,56 @@ def _ops(program: StepSpec, num_sequences: int) -> dict[str, Work]:
         f: Work.of(parts.forward, (weights, extras, x), ranks, b + h),
         b_: Work.of(parts.backward_input, stashed, ranks, w),
         w_: Work.of(
-            parts.backward_weight, (weights, extras, parts.h_shapes, parts.w_shapes), ranks, _added(program, weights)
+            parts.backward_weight, (weights, extras, parts.h_shapes, parts.w_shapes), ranks, _added(spec, weights)
         ),
-        HEAD: Work.of(end, (head, x), ranks, _added(program, head)),
-        EMBEDDING: Work.of(embed, (embedding, x), ranks, _added(program, embedding)),
+        HEAD: Work.of(end, (head, x), ranks, _added(spec, head)),
+        EMBEDDING: Work.of(embed, (embedding, x), ranks, _added(spec, embedding)),
     }
 
 
-def _single_worker(program: StepSpec, num_sequences: int) -> dict[str, Work]:
-    weights = _rank_weights(program)
-    placement = jax.ShapeDtypeStruct(program.row_shapes.placement.shape, jnp.int32)
+def _single_worker(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
+    weights = _rank_weights(spec)
+    placement = jax.ShapeDtypeStruct(spec.row_shapes.placement.shape, jnp.int32)
 
     def objective(weights: Weights, placement_LNS: jax.Array, batch: Any) -> jax.Array:
-        sums = forward(program, weights, placement_LNS, batch)
+        sums = forward(spec, weights, placement_LNS, batch)
         return sums.loss + sums.aux
 
-    arguments = (weights, placement, _microbatch(program, num_sequences))
-    added = _added(program, weights)
-    return {scopes.MICROBATCH: Work.of(jax.grad(objective), arguments, program.live.num_ranks, added)}
+    arguments = (weights, placement, _microbatch(spec, num_sequences))
+    added = _added(spec, weights)
+    return {scopes.MICROBATCH: Work.of(jax.grad(objective), arguments, spec.live.num_ranks, added)}
 
 
-def _update(program: StepSpec) -> Work:
+def _update(spec: StepSpec) -> Work:
     """Sums over replicas; master weights and moments read and written, slots written and their gradients read."""
-    ranks, state = program.live.num_ranks, program.row_shapes
+    ranks, state = spec.live.num_ranks, spec.row_shapes
     num_flops = 0
     for name, leaf in state.slots.items():
-        gradients = jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), program.accumulate_dtype)
-        placement = program.placements(jnp.zeros(state.placement.shape, jnp.int32))[name]
-        num_flops += Work.of(program.layouts[name].collect, (gradients, placement), ranks).num_flops
+        gradients = jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), spec.accumulate_dtype)
+        placement = spec.placements(jnp.zeros(state.placement.shape, jnp.int32))[name]
+        num_flops += Work.of(spec.layouts[name].collect, (gradients, placement), ranks).num_flops
     held, slots = (_bytes(tree) // ranks for tree in ((state.master, state.moments), state.slots))
-    return Work(num_flops, 2 * held + slots + _added(program, _rank_weights(program)) // 2)
+    return Work(num_flops, 2 * held + slots + _added(spec, _rank_weights(spec)) // 2)
 
 
-def _rank_weights(program: StepSpec) -> Weights:
+def _rank_weights(spec: StepSpec) -> Weights:
     """Shapes of a rank's weights."""
 
     def unpack(slots: Mapping[str, jax.Array]) -> Weights:
-        return program.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
+        return spec.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
 
-    return jax.eval_shape(unpack, dict(program.row_shapes.slots))
+    return jax.eval_shape(unpack, dict(spec.row_shapes.slots))
 
 
-def _microbatch(program: StepSpec, num_sequences: int) -> Any:
-    shape = (num_sequences, program.gpt.config.sequence_length)
+def _microbatch(spec: StepSpec, num_sequences: int) -> Any:
+    shape = (num_sequences, spec.gpt.config.sequence_length)
     return Batch(*(jnp.zeros(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
 
 
-def _added(program: StepSpec, weights: Any) -> int:
+def _added(spec: StepSpec, weights: Any) -> int:
     """Bytes of sums of gradients that are read and written once."""
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
-    return 2 * size * jnp.dtype(program.accumulate_dtype).itemsize
+    return 2 * size * jnp.dtype(spec.accumulate_dtype).itemsize
 
 
 def _bytes(tree: Any) -> int:

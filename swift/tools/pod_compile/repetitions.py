@@ -26,12 +26,12 @@ class Runs:
     """How often the parts of a program run on every row of its mesh.
 
     Attributes:
-        program: the static part.
+        spec: the static part.
         table: that it interprets; None for a lone worker.
         num_iterations: of a call, K.
     """
 
-    program: StepSpec
+    spec: StepSpec
     table: TickTable | None
     num_iterations: int
 
@@ -65,8 +65,8 @@ class Runs:
     @property
     def end_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Whether a row serves the first, and the last stage, bool ``[R]`` each."""
-        stage_R = self.program.live.stage_R
-        return stage_R == 0, stage_R == self.program.num_stages - 1
+        stage_R = self.spec.live.stage_R
+        return stage_R == 0, stage_R == self.spec.num_stages - 1
 
     def _name(self, one: Collective) -> str:
         return next((name for name in _NAMES if name in one.path), OTHER)
@@ -78,7 +78,7 @@ class Runs:
         return 1 if self.table is None else int(self.table.phase_bounds[-1])
 
     def _runs(self, name: str, path: tuple[str, ...]) -> np.ndarray:
-        everywhere = np.ones(self.program.live.num_live, np.int64)
+        everywhere = np.ones(self.spec.live.num_live, np.int64)
         if name in _OPS:
             return self.ops(name)
         if name in _MESSAGES:
@@ -87,7 +87,7 @@ class Runs:
             turn, branch = (_number(path, path.index(name), prefix) for prefix in (scopes.ROUND, "branch_"))
             return everywhere * int((moves.permutation_TQ[:, turn] == branch - 1).sum())
         if name == scopes.MICROBATCH:
-            return everywhere * self.program.num_microbatches
+            return everywhere * self.spec.num_microbatches
         if name == scopes.UPDATE:
             return self._of_ends(path) * self.num_iterations
         return everywhere
@@ -99,7 +99,7 @@ class Runs:
             return is_first.astype(np.int64)
         if "branch_1_fun" in path and "head" in path:
             return is_last.astype(np.int64)
-        return np.ones(self.program.live.num_live, np.int64)
+        return np.ones(self.spec.live.num_live, np.int64)
 
 
 def _number(path: tuple[str, ...], first: int, prefix: str) -> int:

@@ -23,10 +23,10 @@ _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
 def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
     """Floating-point operations of an iteration, over all devices."""
-    live, K = runs.program.live, runs.num_iterations
+    live, K = runs.spec.live, runs.num_iterations
     total = live.num_live * K * work[scopes.UPDATE].num_flops
     if runs.table is None:
-        total += runs.program.num_microbatches * work[scopes.MICROBATCH].num_flops
+        total += runs.spec.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
         total += sum(int(runs.ops(name).sum()) * work[name].num_flops for name in _OPS.values())
         is_first_R, is_last_R = runs.end_rows
@@ -52,7 +52,7 @@ def predict(
         return None
     busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
     inside: dict[str, float] = dict.fromkeys((*_OPS.values(), scopes.MICROBATCH), 0.0)
-    update_R, messages, other = np.zeros(runs.program.live.num_live), 0.0, 0.0
+    update_R, messages, other = np.zeros(runs.spec.live.num_live), 0.0, 0.0
     for one in found:
         part, runs_R = runs.part(one).partition("/")[0], runs.of(one)
         seconds = links.seconds(one)
@@ -81,7 +81,7 @@ def predict(
 def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -> float:
     """Seconds of all ops of a call, each worker's one after the other, all waiting for the longest of every tick."""
     if runs.table is None:
-        return runs.program.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
+        return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
     is_first_R, is_last_R = runs.end_rows
     opcode_TR = runs.table.opcode_TR[: runs.table.phase_bounds[-1]]
     took_TR = np.zeros(opcode_TR.shape)

@@ -51,13 +51,13 @@ class Checkpointer:
 
     Args:
         experiment: what is run.
-        program: of the run, on any mesh.
+        spec: of the run, on any mesh.
         directory: of the run.
         start: where the run goes on from; None at its beginning.
     """
 
-    def __init__(self, experiment: Experiment, program: StepSpec, directory: RunDirectory, start: RestorePlan | None):
-        self._experiment, self._directory, self._split = experiment, directory, split_of(program)
+    def __init__(self, experiment: Experiment, spec: StepSpec, directory: RunDirectory, start: RestorePlan | None):
+        self._experiment, self._directory, self._split = experiment, directory, split_of(spec)
         self._ledger = first_ledger(experiment, self._split)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Checkpointer:
         if start is not None:
             after = ledger_after(experiment, start)
             self._go_on(start, after)
-            self._ledger = ledger_for(program, start.manifest, after)
+            self._ledger = ledger_for(spec, start.manifest, after)
 
     def __enter__(self) -> Self:
         return self
@@ -101,11 +101,11 @@ class Checkpointer:
         """Notes an iteration, by its record in ``metrics.jsonl``."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
-    def save(self, program: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
+    def save(self, spec: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
         """Begins a checkpoint; one that is under way has to be ended first, see ``follow``.
 
         Args:
-            program: which has the state.
+            spec: which has the state.
             state: after ``done`` iterations; it may be given away when this returns.
             position: of the loader.
             done: iterations.
@@ -115,7 +115,7 @@ class Checkpointer:
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
         try:
-            take = begin_snapshot(self._split, replace(state, slots={}), program.live, chosen_LK, self._room)
+            take = begin_snapshot(self._split, replace(state, slots={}), spec.live, chosen_LK, self._room)
         except RuntimeError as error:  # such as no memory on the devices
             take = partial(_fail, error)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
@@ -127,7 +127,7 @@ class Checkpointer:
             split=self._split,
             ledger=self._ledger,
             identity=self._experiment.identity(),
-            extra=extra_of(program, position),
+            extra=extra_of(spec, position),
             num_kept=config.num_kept,
         )
         self._saving = self._thread.submit(self._save, take, self._write)
@@ -229,12 +229,12 @@ class Checkpointer:
             **save_facts(manifest),
         )
 
-    def snapshot(self, program: StepSpec, state: TrainState, done: int) -> None:
+    def snapshot(self, spec: StepSpec, state: TrainState, done: int) -> None:
         """Begins a snapshot where one is due, or where there is none; see ``save``."""
         every = self._experiment.checkpoint.snapshot_every
-        if every and program.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
+        if every and spec.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
             updates_LE = self._ledger.tally.contained_LE
-            trouble = self._buddies.begin(replace(state, slots={}), program.live, done, updates_LE)
+            trouble = self._buddies.begin(replace(state, slots={}), spec.live, done, updates_LE)
             if trouble is not None:
                 self._directory.log_event("snapshot_failed", done, error=trouble)
 
@@ -242,7 +242,7 @@ class Checkpointer:
         """The snapshots that there are of some ranks."""
         return self._buddies.copies(ranks)
 
-    def load(self, program: StepSpec) -> tuple[TrainState, RestorePlan] | None:
+    def load(self, spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
         """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
 
         Raises:
@@ -253,21 +253,21 @@ class Checkpointer:
             return None
         try:
             plan = plan_restore(directory, self._experiment.identity())
-            return load_state(directory, plan, program), plan
+            return load_state(directory, plan, spec), plan
         except SettingError as error:
             raise RunError(str(error)) from error
 
-    def go_on_with(self, program: StepSpec, ledger: Ledger) -> None:
+    def go_on_with(self, spec: StepSpec, ledger: Ledger) -> None:
         """Goes on with a state of other ranks: of it there is nothing yet, in memory or on the disk.
 
         Args:
-            program: which has the state.
+            spec: which has the state.
             ledger: with what was lost.
         """
         assert self._saving is None, "what is being saved is of other ranks"
         config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
         k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
-        self._split, self._room, self._ledger = split_of(program), None, ledger.anew(k)
+        self._split, self._room, self._ledger = split_of(spec), None, ledger.anew(k)
         self._buddies.close()
         self._buddies = PeerSnapshots(self._split, config)
 

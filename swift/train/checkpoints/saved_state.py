@@ -14,25 +14,25 @@ from swift.train.settings.experiment import Experiment
 _SHAPE = "state_shape"
 
 
-def split_of(program: StepSpec) -> StateSplit:
+def split_of(spec: StepSpec) -> StateSplit:
     """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
-    abstract = program.at(program.stages_mesh()).abstract()
-    has_classes = isinstance(program.layouts.get("expert"), Decoupled)
-    return StateSplit(abstract, replace(program.specs, slots={}), has_classes)
+    abstract = spec.at(spec.stages_mesh()).abstract()
+    has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
+    return StateSplit(abstract, replace(spec.specs, slots={}), has_classes)
 
 
-def extra_of(program: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
+def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept beside a state: the loader's position, and the state's shape."""
-    return {"loader": dict(position), _SHAPE: StateShape.of(program).to_json()}
+    return {"loader": dict(position), _SHAPE: StateShape.of(spec).to_json()}
 
 
-def load_state(directory: Path, plan: RestorePlan, program: StepSpec) -> TrainState:
+def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState:
     """Reads what a plan says, whatever ranks, slots and stages the run had that saved it.
 
     Args:
         directory: of all checkpoints of the run.
         plan: for this directory.
-        program: that goes on; its state has one row for every stage in a checkpoint.
+        spec: that goes on; its state has one row for every stage in a checkpoint.
 
     Returns:
         The program's state on the host, without slots.
@@ -40,15 +40,15 @@ def load_state(directory: Path, plan: RestorePlan, program: StepSpec) -> TrainSt
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
     """
-    saved = reshaped(program, _shape_of(plan.manifest, program))
-    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, program)
+    saved = reshaped(spec, _shape_of(plan.manifest, spec))
+    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, spec)
 
 
-def put_state(program: StepSpec, state: TrainState) -> TrainState:
+def put_state(spec: StepSpec, state: TrainState) -> TrainState:
     """A state that is on the host, one row for every stage, on the devices of all live workers; with slots."""
-    saved, specs = program.at(program.stages_mesh()).live, replace(program.specs, slots={})
-    sources = source_rows(saved, program.live)
-    return program.fill_slots(move_rows(saved.put(state, specs), saved, program.live, specs, sources))
+    saved, specs = spec.at(spec.stages_mesh()).live, replace(spec.specs, slots={})
+    sources = source_rows(saved, spec.live)
+    return spec.fill_slots(move_rows(saved.put(state, specs), saved, spec.live, specs, sources))
 
 
 def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:
@@ -64,11 +64,11 @@ def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
     return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
 
 
-def ledger_for(program: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
+def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
     """A ledger of a checkpoint, for the checkpoints of a run that may be of another shape, see ``Ledger.anew``."""
-    is_same = _shape_of(manifest, program) == StateShape.of(program)
+    is_same = _shape_of(manifest, spec) == StateShape.of(spec)
     return ledger if is_same else ledger.anew(ledger.k)
 
 
-def _shape_of(manifest: Manifest, program: StepSpec) -> StateShape:
-    return StateShape(**manifest.extra[_SHAPE]) if _SHAPE in manifest.extra else StateShape.of(program)
+def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:
+    return StateShape(**manifest.extra[_SHAPE]) if _SHAPE in manifest.extra else StateShape.of(spec)

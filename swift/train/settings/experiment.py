@@ -219,7 +219,7 @@ class Experiment:
             failures=(),
         )
 
-    def program(self, live: LiveMesh | None = None) -> StepSpec:
+    def step_spec(self, live: LiveMesh | None = None) -> StepSpec:
         """The program of an iteration, on a mesh of its own unless one is given."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
@@ -245,18 +245,18 @@ class Experiment:
         Raises:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
-        program = self.program(live)
-        settings = self.plan_settings(program)
-        return Engine(program, settings, self.sequences_per_microbatch, prepare, failed)
+        spec = self.step_spec(live)
+        settings = self.plan_settings(spec)
+        return Engine(spec, settings, self.sequences_per_microbatch, prepare, failed)
 
-    def plan_settings(self, program: StepSpec) -> PlanSettings:
+    def plan_settings(self, spec: StepSpec) -> PlanSettings:
         """What all plans of this experiment share.
 
         Raises:
             SettingError: there is too little memory for a single micro-batch.
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
-        costs = stage_costs(program, per_rank)
+        costs = stage_costs(spec, per_rank)
         if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
             least = math.ceil(1000 * costs.microbatch_peak) / 1000
             allowed = f"must be at least {least}, which a single micro-batch takes with its message and while B runs"
@@ -268,7 +268,7 @@ class Experiment:
             self.window,
             costs,
             self.memory_limit,
-            stage_sizes(program, per_rank),
+            stage_sizes(spec, per_rank),
             self.move_roles,
         )
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 from swift.errors import SettingError
 from swift.topology import Topology, Worker
 
-SETTING = "Experiment.failures"
+FAILURES_SETTING = "Experiment.failures"
 StageRank = tuple[int, int]
 """An expert rank of the only pipeline: (stage, rank)."""
 _FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*([a-z]+)\s+([0-9]+):([0-9]+)\s*")
@@ -105,7 +105,7 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
             some window.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise SettingError(SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
+        raise SettingError(FAILURES_SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
     told = [(text, _parse(text, topology, num_steps)) for text in texts]
     told.sort(key=lambda pair: pair[1].step)
     down: dict[tuple[Worker, int | None], int] = {}
@@ -164,14 +164,14 @@ def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
     of_worker, rank = parse_rank(text)
     last_step = ("Experiment.num_steps", num_steps)
     try:
-        step, kind, worker = parse_event(SETTING, of_worker, ("fail", "rejoin"), topology, last_step)
+        step, kind, worker = parse_event(FAILURES_SETTING, of_worker, ("fail", "rejoin"), topology, last_step)
     except SettingError as error:
-        raise SettingError(SETTING, text, error.allowed) from None
+        raise SettingError(FAILURES_SETTING, text, error.allowed) from None
     if rank is not None and topology.num_pipelines > 1:
         allowed = "may name a rank with one pipeline only: where a stage has peers, its worker fails as a whole"
-        raise SettingError(SETTING, text, allowed)
+        raise SettingError(FAILURES_SETTING, text, allowed)
     if rank is not None and rank >= topology.num_expert_ranks:
-        raise SettingError(SETTING, text, f"no such rank among {topology.num_expert_ranks}, counted from 0")
+        raise SettingError(FAILURES_SETTING, text, f"no such rank among {topology.num_expert_ranks}, counted from 0")
     return FailureEvent(step, "fail" if kind == "fail" else "rejoin", worker, rank)
 
 
@@ -182,17 +182,17 @@ def _check_turn(
     (d, p), since = event.worker, down.get((event.worker, event.rank))
     if event.kind == "rejoin":
         if since is None:
-            raise SettingError(SETTING, text, f"{event.who} is live at that time")
+            raise SettingError(FAILURES_SETTING, text, f"{event.who} is live at that time")
         if event.rank is not None and since == event.step:
-            raise SettingError(SETTING, text, f"{event.who} fails in that iteration, and can be back after it")
+            raise SettingError(FAILURES_SETTING, text, f"{event.who} fails in that iteration, and can be back after it")
     elif since is not None:
-        raise SettingError(SETTING, text, f"{event.who} is down already at that time")
+        raise SettingError(FAILURES_SETTING, text, f"{event.who} is down already at that time")
     elif event.rank is not None:
         if len({rank for _, rank in down} | {event.rank}) == topology.num_expert_ranks:
-            raise SettingError(SETTING, text, f"leaves {_no_rank(topology)}")
+            raise SettingError(FAILURES_SETTING, text, f"leaves {_no_rank(topology)}")
     elif all(((peer, p), None) in down for peer in range(topology.num_pipelines) if peer != d):
         hint = f"; a rank of it can fail: '{text.strip()} rank 0'" if topology.num_pipelines == 1 else ""
-        raise SettingError(SETTING, text, f"leaves stage {p} without a live worker{hint}")
+        raise SettingError(FAILURES_SETTING, text, f"leaves stage {p} without a live worker{hint}")
 
 
 def _no_rank(topology: Topology) -> str:
@@ -212,6 +212,6 @@ def _check_window(text: str, event: FailureEvent, failures: FailureList, topolog
     how += "is back after its end"
     down = failures.failed(first, last)
     if all((d, stage) in down for d in range(topology.num_pipelines)):
-        raise SettingError(SETTING, text, f"may leave stage {stage} without a live worker: {how}")
+        raise SettingError(FAILURES_SETTING, text, f"may leave stage {stage} without a live worker: {how}")
     if len({rank for _, rank in failures.lost_ranks(first, last)}) == topology.num_expert_ranks:
-        raise SettingError(SETTING, text, f"may leave {_no_rank(topology)}: {how}")
+        raise SettingError(FAILURES_SETTING, text, f"may leave {_no_rank(topology)}: {how}")

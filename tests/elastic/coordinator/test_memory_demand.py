@@ -26,7 +26,7 @@ def test_a_demand_is_that_of_the_files(keeper, ranks, tmp_path):
     (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{Stamp(3, 4).generation}-{Stamp(3, 4).step}")
     assert found.snapshots / 8 == pytest.approx(file.stat().st_size, rel=0.1)
     assert found.states / 6 > found.snapshots / 8
-    split = split_of(keeper.program)
+    split = split_of(keeper.spec)
     of_all, of_one = (
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(copy_shapes(split, k))) for k in (4, 1)
     )

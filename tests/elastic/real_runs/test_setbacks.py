@@ -136,9 +136,9 @@ def test_where_all_hang_and_cannot_be_called_off_all_go_back_to_the_newest_check
     assert killed == {"0:0", "1:0"}
 
 
-def patched(directory, monkeypatch, program):
+def patched(directory, monkeypatch, spec):
     """Has all Python processes from now on run a program first."""
-    (directory / "sitecustomize.py").write_text(program)
+    (directory / "sitecustomize.py").write_text(spec)
     paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 

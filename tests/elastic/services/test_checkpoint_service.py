@@ -64,7 +64,7 @@ def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, 
 def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept):
     experiment = keeper.experiment
     start = plan_restore(trained / "checkpoints", step=4)
-    state = begin(experiment, experiment.program(), TrainOptions(trained, "", resume=True), start)
+    state = begin(experiment, experiment.step_spec(), TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
@@ -79,11 +79,11 @@ def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept
 
     def classes(of, parts, name):
         slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
-        return np.asarray(of.program.layouts[name].classes(slices, None))
+        return np.asarray(of.spec.layouts[name].classes(slices, None))
 
     before = [kept(keeper, process, Stamp(3, 4)) for process in ranks]
     after = [kept(three, process, Stamp(5, 4)) for process in processes]
-    for name in keeper.program.gpt.groups:
+    for name in keeper.spec.gpt.groups:
         np.testing.assert_array_equal(classes(keeper, before, name), classes(three, after, name))
     for process, parts in zip(processes, after, strict=True):
         SharedMemoryStore(three.keeps, process).save(Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)]))
@@ -120,9 +120,9 @@ def drawn(keeper, step):
     def draw(leaf):
         return np.asarray(random.permutation(leaf.size).reshape(leaf.shape), leaf.dtype)
 
-    state = jax.tree.map(draw, keeper.program.abstract())
+    state = jax.tree.map(draw, keeper.spec.abstract())
     slots = np.arange(state.placement.size).reshape(state.placement.shape)
-    placement = np.asarray(slots % keeper.program.experts.num_classes, state.placement.dtype)
+    placement = np.asarray(slots % keeper.spec.experts.num_classes, state.placement.dtype)
     return replace(state, step=np.full_like(state.step, step), placement=placement)
 
 
@@ -143,16 +143,16 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     (tmp_path / "keeps").mkdir()
     data = setup.loader("train").state()
     keeper = CheckpointService(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", False, data)
-    extra, identity = extra_of(keeper.program, data), setup.identity()
+    extra, identity = extra_of(keeper.spec, data), setup.identity()
     ledger = first_ledger(setup, keeper.split)
     snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
     save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
     start, stamp = keeper.load(generation=1, processes=processes_of(setup.topology)), Stamp(1, 2)
 
-    program = setup.program()
-    state = begin(setup, program, TrainOptions(tmp_path / "run", "", resume=True), start)
+    spec = setup.step_spec()
+    state = begin(setup, spec, TrainOptions(tmp_path / "run", "", resume=True), start)
     whole = fetch_parts(replace(state, slots={}))
-    assert program.live.workers == tuple(process.worker for process in processes_of(setup.topology))
+    assert spec.live.workers == tuple(process.worker for process in processes_of(setup.topology))
     for row, process in enumerate(processes_of(setup.topology)):
         mine = jax.tree.map(lambda parts, row=row: parts[2 * row : 2 * row + 2], whole, is_leaf=is_parts)
         assert bits(kept(keeper, process, stamp)) == bits(mine)

@@ -193,7 +193,7 @@ checkpoint_service.load_state = lambda *arguments: (print("noise"), load(*argume
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
 experiment = load_experiment(Path(config))
 data = experiment.loader("train").state()
-checkpoint_service.run(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
+checkpoint_service.run_checkpoint_service(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
 """
 
 

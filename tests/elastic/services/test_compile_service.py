@@ -181,7 +181,7 @@ def test_programs_are_where_the_processes_look(config, tmp_path):
         assert said[:4] == (FIRST, None, ("single",), 1), said
     assert len(files(programs)) == 1
     one = load_experiment(config)
-    configurator = Configurator(one.plan_settings(one.program(storage_mesh(one.topology))))
+    configurator = Configurator(one.plan_settings(one.step_spec(storage_mesh(one.topology))))
     assert key_of(configurator.configure(FIRST), "single") in ExecutableCache(programs)
     assert key_of(configurator.configure(NONE), "single") not in ExecutableCache(programs)
 

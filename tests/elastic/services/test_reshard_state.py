@@ -35,7 +35,7 @@ def whole(keeper, trained):
     """What each rank has on its device after four iterations."""
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
-    state = begin(keeper.experiment, keeper.experiment.program(), options, start)
+    state = begin(keeper.experiment, keeper.experiment.step_spec(), options, start)
     parts = fetch_parts(state)
     return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]
 
@@ -60,19 +60,19 @@ def recut(keeper, cut, processes, stamp=NOW, generation=5):
 
 def expected(keeper, num_ranks):
     """The state after four iterations as so many ranks have it."""
-    program = ElasticPrograms(keeper.experiment).on(num_ranks)
+    spec = ElasticPrograms(keeper.experiment).on(num_ranks)
     plan = plan_restore(keeper.checkpoints, step=4)
-    return program, load_state(keeper.checkpoints, plan, program)
+    return spec, load_state(keeper.checkpoints, plan, spec)
 
 
-def found(keeper, process, program, stamp):
-    like = part_shapes(replace(program.specs, slots={}), program.abstract(), 1)
+def found(keeper, process, spec, stamp):
+    like = part_shapes(replace(spec.specs, slots={}), spec.abstract(), 1)
     return SharedMemoryStore(keeper.keeps, process).load(stamp, like)
 
 
 def copy_of(keeper, part, rank):
     """All of a rank's slices, as its buddy has them."""
-    split, arrays = split_of(keeper.program), by_name(part)
+    split, arrays = split_of(keeper.spec), by_name(part)
     like = copy_shapes(split, split.num_classes)
     everything = np.tile(np.arange(split.num_classes, dtype=np.int32), (split.num_layers, 1))
     taken = {kind: {name: arrays[f"{name}.0"] for name in like[kind]} for kind in ("dense", "experts")}
@@ -81,8 +81,8 @@ def copy_of(keeper, part, rank):
 
 
 def is_as_it_was(keeper, process):
-    program, state = expected(keeper, 1)
-    return bits(found(keeper, process, program, Stamp(5, 4))) == bits(state)
+    spec, state = expected(keeper, 1)
+    return bits(found(keeper, process, spec, Stamp(5, 4))) == bits(state)
 
 
 def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handover, ranks, whole):
@@ -95,7 +95,7 @@ def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handove
     # Nobody has taken it up yet: what the process was to go on with is as good as what it has handed over.
     elastic.follow(Reshard(Stamp(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
     for process, part in zip(ranks, whole, strict=True):
-        again = found(elastic, process, elastic.program, Stamp(6, 4))
+        again = found(elastic, process, elastic.spec, Stamp(6, 4))
         assert bits(again.master) == bits(part.master)
         assert bits(again.moments) == bits(part.moments)
 
@@ -158,7 +158,7 @@ def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, r
     part, copy = replace(whole[0], slots={}), copy_of(elastic, whole[1], 1)
     handover.parts(ranks[0]).save(NOW, part)
     handover.copies.keep(4, *ranks).save(BEFORE, copy)
-    before = elastic._counts.contained(elastic.program, 4) - elastic._counts.contained(elastic.program, 2)
+    before = elastic._counts.contained(elastic.spec, 4) - elastic._counts.contained(elastic.spec, 2)
     answer = recut(elastic, ranks, ranks[:1])
     assert answer.lines == ["rank 1 is lost: dense and experts 0-3: snapshot of rank 0, 2 steps old"]
     lost_L = -(-before // 2).sum(axis=1)

@@ -82,26 +82,26 @@ def test_of_every_expert_the_newest_copy_is_kept_and_of_all_the_newest_two(num_c
 
 
 @pytest.fixture
-def program(two_ranks):
+def spec(two_ranks):
     """Of three ranks, with a state in which no two numbers are alike."""
-    return replace(two_ranks, topology=Topology(1, 1, 3), sequences_per_microbatch=3).program()
+    return replace(two_ranks, topology=Topology(1, 1, 3), sequences_per_microbatch=3).step_spec()
 
 
-def drawn(program):
+def drawn(spec):
     def draw(leaf):
         return np.arange(leaf.size).reshape(leaf.shape).astype(leaf.dtype)
 
-    return program.live.put(jax.tree.map(draw, program.abstract()), program.specs)
+    return spec.live.put(jax.tree.map(draw, spec.abstract()), spec.specs)
 
 
 @pytest.mark.parametrize("k", [4, 2])
-def test_every_rank_gets_the_slices_of_the_one_before_it(program, k):
-    state, split = drawn(program), split_of(program)
+def test_every_rank_gets_the_slices_of_the_one_before_it(spec, k):
+    state, split = drawn(spec), split_of(spec)
     arrays, like = by_name(state), copy_shapes(split, k)
     chosen_LK = np.array([[3, 0, 1, 2], [1, 2, 0, 3]], np.int32)[:, :k]
     given = [{name: arrays[name] for name in like[kind]} for kind in ("dense", "experts")]
-    chosen = program.live.put(chosen_LK, REPLICATED)
-    got = jax.device_get(neighbour_slices(program)(*given, chosen))
+    chosen = spec.live.put(chosen_LK, REPLICATED)
+    got = jax.device_get(neighbour_slices(spec)(*given, chosen))
     assert sorted(got["experts"]) == sorted(split.expert_names)
     assert sorted(got["dense"]) == sorted(name for name in split.dense_shapes if name in split.ranked_names)
     for rank in range(3):

@@ -20,7 +20,7 @@ def padded(size: int, ranks: int) -> int:
 
 def test_exchange_of_a_lone_worker(lone):
     one, report = lone
-    groups = one.program().gpt.groups.values()
+    groups = one.step_spec().gpt.groups.values()
     slots = [3 if group.is_expert else 1 for group in groups]
     wanted = sum(2 * g.num_layers * s * 4 * padded(g.size, 4) * 4 for g, s in zip(groups, slots, strict=True))
     assert report["exchange"]["compiled_bytes"] == report["exchange"]["formula_bytes"] == wanted
@@ -30,7 +30,7 @@ def test_exchange_of_a_lone_worker(lone):
 
 def test_exchange_of_a_pipeline_that_has_lost_a_worker(pipelines):
     one, report = pipelines
-    groups = one.program().gpt.groups
+    groups = one.step_spec().gpt.groups
     # 5 workers, 3 of the first stage and 2 of the last; gradients in bfloat16, weights in float32.
     rows = {"embedding": 3, "head": 2}
     wanted = {
@@ -63,7 +63,7 @@ def test_runs_in_an_iteration_follow_the_table(pipelines):
 def test_flops_do_not_depend_on_who_runs_them(lone):
     """6 for each parameter that a token meets, 12 T D for attention in each layer, 2 V D for embedding gradients."""
     one, report = lone
-    gpt = one.program().gpt
+    gpt = one.step_spec().gpt
     met = [group for name, group in gpt.groups.items() if name not in ("embedding", "expert")]
     dense = sum(group.num_layers * group.size for group in met)
     slots_rows = 3 * 4 * 4 * 2 * 3  # slots, ranks, sources, rows of a source, micro-batches

@@ -24,10 +24,10 @@ def planned():
     """(plan, runs) of windows of 2 in which B takes twice as long as F."""
     settings = PlanSettings(TOPOLOGY, 4, window=2, costs=Costs(t_b=2, t_w=1))
     configuration = Configurator(settings).configure(FAILED)
-    program = experiment(TOPOLOGY, num_microbatches=4).program(live_mesh(TOPOLOGY, "emulated"))
-    program = program.at(program.live.with_places(configuration.places))
+    spec = experiment(TOPOLOGY, num_microbatches=4).step_spec(live_mesh(TOPOLOGY, "emulated"))
+    spec = spec.at(spec.live.with_places(configuration.places))
     plan = configuration.plans[2]
-    return plan, Runs(program, plan.table, 2)
+    return plan, Runs(spec, plan.table, 2)
 
 
 def works(**seconds):
@@ -86,7 +86,7 @@ def test_updates_run_once_an_iteration_and_ends_where_they_are_used(planned):
     of = lambda *more: runs.of(Collective("all-to-all", 8, path=(*body, *more), loops=(Loop(("while",), 4),)))  # noqa: E731
     assert of("expert").tolist() == [2] * 5
     assert runs.part(Collective("all-to-all", 8, path=(*body, "expert"))) == "collect/expert"
-    stage_R = runs.program.live.stage_R
+    stage_R = runs.spec.live.stage_R
     assert of("embedding", "cond", "branch_1_fun").tolist() == (2 * (stage_R == 0)).tolist()
     assert of("head", "cond", "branch_1_fun").tolist() == (2 * (stage_R == 1)).tolist()
     np.testing.assert_array_equal(runs.of(Collective("all-reduce", 8, path=("psum",))), np.ones(5))
