@@ -172,7 +172,7 @@ MUTATIONS = (
     Mutation(
         "pipeline/runtime/update.py",
         "jnp.minimum(1, spec.clip_norm / ",
-        "jnp.maximum(1, program.clip_norm / ",
+        "jnp.maximum(1, spec.clip_norm / ",
         ("tests/pipeline/test_transactions.py", "tests/pipeline/test_barrier.py"),
     ),
     Mutation(

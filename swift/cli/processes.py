@@ -7,7 +7,7 @@ import traceback
 
 from swift.cli.configuration import load_experiment
 from swift.elastic.membership.protocol import Process
-from swift.elastic.services.checkpoint_service import run_checkpoint_service as run_keeper
+from swift.elastic.services.checkpoint_service import run_checkpoint_service
 from swift.elastic.services.compile_service import run_compile_service
 from swift.elastic.state.run_files import RunFiles
 from swift.elastic.worker.process_setup import settle_jax
@@ -35,7 +35,7 @@ def keeper(options: argparse.Namespace) -> None:
     """The process that writes and reads checkpoints."""
     experiment, scratch = _told(options)
     directories = options.run_dir, scratch.snapshots, scratch.handed
-    run_keeper(experiment, *directories, options.by_rank, scratch.data(), sys.stdin)
+    run_checkpoint_service(experiment, *directories, options.by_rank, scratch.data(), sys.stdin)
 
 
 def preparer(options: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from swift.elastic.events.message_texts import cut_text
 from swift.elastic.events.reporter import Reporter
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.membership.protocol import (
+    Command,
     Died,
     Enter,
     Event,
@@ -39,7 +40,6 @@ from swift.elastic.membership.protocol import (
     Stamp,
     Started,
     Tick,
-    WorkerCommand,
 )
 from swift.elastic.membership.state_machine import Membership
 from swift.elastic.transport.checkpoint_messages import Anew, Failed, Kept, Loaded, Saved
@@ -58,11 +58,11 @@ from swift.elastic.transport.worker_messages import (
     SnapshotMissed,
     StartGeneration,
     Stop,
+    WorkerCommand,
     WorkerNews,
     order_line,
     read_news,
 )
-from swift.elastic.transport.worker_messages import WorkerCommand as WireCommand
 from swift.errors import RunError
 
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
@@ -302,13 +302,13 @@ class Supervisor:
     def _feed(self, event: Event) -> None:
         self._apply(*self._membership.on(event), event)
 
-    def _apply(self, after: Membership, commands: Sequence[WorkerCommand], event: Event) -> None:
+    def _apply(self, after: Membership, commands: Sequence[Command], event: Event) -> None:
         before, self._membership = self._membership, after
         self._reporter.on(event, before, after, commands)
         for command in commands:
             self._carry_out(command)
 
-    def _carry_out(self, command: WorkerCommand) -> None:
+    def _carry_out(self, command: Command) -> None:
         match command:
             case Form(_, members, _):
                 self._services.append(CoordinationService(len(members), self._run_spec.services))
@@ -530,7 +530,7 @@ class Supervisor:
             return "there is no checkpoint; start again in another --run-dir"
         return f"go on from the checkpoint of iteration {saved} with --resume"
 
-    def _say(self, members: Sequence[Member], order: WireCommand) -> None:
+    def _say(self, members: Sequence[Member], order: WorkerCommand) -> None:
         line = order_line(order)
         for member in members:
             self._children.say(member, line)
