@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift.checkpoint import checkpoint_path, read_manifest
-from swift.checkpoint.storage.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
-from swift.checkpoint.storage.verification import Checker
+from swift.checkpoint.storage import Checker, coverage, damages, find_checkpoints, overview, what_a_restore_does
 from swift.errors import RunError, SettingError
 
 

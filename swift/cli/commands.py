@@ -16,19 +16,17 @@ import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import config_text, load_experiment, load_stored
-from swift.cli.options.deadlines import OF_ONE, deadlines_of
-from swift.cli.options.kinds import Written
+from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.mesh import EmulationError, emulate_devices
 from swift.runlog import METRICS, Run, read_run, scalars
 from swift.tools.report import comparison_rows, comparison_table, write_report
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, export_model
+from swift.train import Experiment, TrainOptions, export_model, try_placement
 from swift.train import generate as generate_text
 from swift.train import train as run_training
-from swift.train.settings.stored_config import GIN_NAME, write_config
-from swift.train.start import try_placement
+from swift.train.settings import GIN_NAME, write_config
 
 _OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
 """What a model that is trained has no more use for: it may be of a class that nobody has any more."""

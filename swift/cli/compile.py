@@ -16,8 +16,7 @@ from typing import Any
 import jax
 
 from swift.cli.configuration import config_text, load_experiment
-from swift.cli.options.kinds import Written
-from swift.cli.options.named import workers_of
+from swift.cli.options import Written, workers_of
 from swift.errors import RunError, SettingError, check_count
 from swift.tools.pod_compile import (
     FITS,
@@ -27,11 +26,11 @@ from swift.tools.pod_compile import (
     compile_one,
     configurations,
     document,
+    name_of,
     settle_process,
     text_lines,
 )
-from swift.tools.pod_compile.json_format import name_of
-from swift.train.emulated_cluster import Down
+from swift.train import Down
 
 
 def compile(options: argparse.Namespace) -> None:

@@ -19,17 +19,15 @@ from typing import Any
 import gin
 
 from swift.checkpoint import CheckpointConfig
-from swift.cli.options.kinds import Written, checked
-from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake
+from swift.cli.options import Source, Written, build_mistake, checked, nearest, parse_mistake
 from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, TokenFile, TokenizerFile
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.settings.stored_config import StoredObject, UnreadableConfig, made, parts, read_config
+from swift.train.settings import StoredObject, UnreadableConfig, made, parts, read_config
 
 _CONFIGURABLES = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),

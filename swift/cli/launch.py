@@ -17,33 +17,35 @@ from rich.console import Console
 from swift.cli.commands import corpora_directory, distance_line, run_dir_of, show_run
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.nodes import Entrance, Nodes, nodes_of
-from swift.cli.options.deadlines import OF_PROCESSES, deadlines_of
+from swift.cli.options import OF_PROCESSES, deadlines_of
 from swift.data import find_index
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
-from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
-from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
-from swift.elastic.coordinator.memory_demand import MemoryDemand, StorageLocation, choose_place
-from swift.elastic.coordinator.run_spec import RunSpec
-from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.elastic_programs import is_elastic
-from swift.elastic.events.background_calls import BackgroundCalls
-from swift.elastic.events.display import Display, goodput_table
-from swift.elastic.events.journal import Journal
-from swift.elastic.events.reporter import Reporter
-from swift.elastic.jax_group import check_support
-from swift.elastic.membership.protocol import Member, Process, processes_of
-from swift.elastic.state.run_files import RunFiles
-from swift.elastic.transport.processes import MEMORY, Children
-from swift.elastic.transport.remote_node import coming, serve
-from swift.elastic.worker.process_setup import settle_jax
+from swift.elastic import check_support, is_elastic
+from swift.elastic.coordinator import (
+    KEEPER,
+    PREPARER,
+    CheckpointClient,
+    CompileClient,
+    FaultInjection,
+    MemoryDemand,
+    RunSpec,
+    StorageLocation,
+    Supervisor,
+    choose_place,
+    parse_chaos,
+)
+from swift.elastic.events import BackgroundCalls, Display, Journal, Reporter, goodput_table
+from swift.elastic.membership import Member, Process, processes_of
+from swift.elastic.state import RunFiles
+from swift.elastic.transport import MEMORY, Children, coming, serve
+from swift.elastic.worker import settle_jax
 from swift.errors import RunError, SettingError, check_count
 from swift.runlog import Lease, RunDirectory, read_run
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.interrupt import Interrupt
-from swift.train.start import (
+from swift.train import (
+    Experiment,
+    Interrupt,
     TrainOptions,
     check_range,
     conclude,
@@ -51,9 +53,9 @@ from swift.train.start import (
     is_to_conclude,
     open_run,
     own_run,
+    summarize,
     try_placement,
 )
-from swift.train.summary import summarize
 
 _ENDING_S = 30.0
 """From the end of the time that a stop has to that of this process, which may wait for a file system for ever."""

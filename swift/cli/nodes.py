@@ -11,13 +11,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
 
-from swift.cli.options.kinds import Written
+from swift.cli.options import Written
 from swift.deadlines import Deadlines
-from swift.elastic.jax_group import LOOPBACK
-from swift.elastic.state.run_files import RunFiles
-from swift.elastic.transport.fleet import Fleet
-from swift.elastic.transport.processes import Children, Heard, OwnChildren
-from swift.elastic.transport.rendezvous import Rendezvous, check_network
+from swift.elastic import LOOPBACK
+from swift.elastic.state import RunFiles
+from swift.elastic.transport import Children, Fleet, Heard, OwnChildren, Rendezvous, check_network
 from swift.errors import SettingError, check_count
 
 _BACKLOG = 1024

@@ -12,18 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.cli.options.kinds import Written
-from swift.cli.options.mistakes import nearest
-from swift.cli.options.named import costs_of, workers_of
+from swift.cli.options import Written, costs_of, nearest, workers_of
 from swift.errors import SettingError, check_count, check_number
 from swift.files import replace_file
-from swift.schedules import PLANNERS, Problem, Schedule
-from swift.schedules.plans.json_format import COST_NAMES, document
-from swift.schedules.plans.normalize import num_plans, plans_to_prepare
-from swift.schedules.plans.store import PlanStore
-from swift.tools.draw.rows import counted
-from swift.tools.draw.summary import summarize
-from swift.tools.draw.text import draw_chart
+from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, num_plans, plans_to_prepare
+from swift.schedules.plans import COST_NAMES, document
+from swift.tools.draw import counted, draw_chart, summarize
 from swift.topology import Topology
 
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
@@ -185,7 +179,7 @@ def _format(options: argparse.Namespace) -> str:
 def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
     # Matplotlib is imported only where there is a picture to draw.
     if form == "trace":
-        from swift.tools.draw.trace import trace_json
+        from swift.tools.draw import trace_json
 
         return "".join(trace_json(schedule))
     from swift.tools.draw.picture import picture_file

@@ -6,12 +6,10 @@ import sys
 import traceback
 
 from swift.cli.configuration import load_experiment
-from swift.elastic.membership.protocol import Process
-from swift.elastic.services.checkpoint_service import run_checkpoint_service
-from swift.elastic.services.compile_service import run_compile_service
-from swift.elastic.state.run_files import RunFiles
-from swift.elastic.worker.process_setup import settle_jax
-from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
+from swift.elastic.membership import Process
+from swift.elastic.services import run_checkpoint_service, run_compile_service
+from swift.elastic.state import RunFiles
+from swift.elastic.worker import WorkerProcess, WorkerSpec, settle_jax
 from swift.errors import SettingError
 from swift.train import Experiment
 

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options.kinds import Written
-from swift.cli.options.mistakes import nearest
-from swift.cli.options.named import costs_of, named_numbers
+from swift.cli.options import Written, costs_of, named_numbers, nearest
 from swift.errors import SettingError, check_count, check_number
 from swift.files import replace_file
 from swift.schedules import Problem
@@ -146,7 +144,7 @@ def _check_plot(path: Path | None) -> None:
 
 def _draw(path: Path, facts: Mapping[str, Any]) -> None:
     # Matplotlib is imported only where there is a picture to draw.
-    from swift.tools.report.sections.simulation import simulation_file
+    from swift.tools.report.sections import simulation_file
 
     try:
         replace_file(path, simulation_file(facts, "png" if path.suffix.lower() == ".png" else "svg"))

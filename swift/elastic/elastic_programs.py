@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from swift.elastic.membership.protocol import Process
+from swift.elastic.membership import Process
 from swift.mesh import storage_mesh
 from swift.pipeline import StepSpec
 from swift.train import Experiment

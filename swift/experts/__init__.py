@@ -3,17 +3,26 @@
 from swift.experts.config import ExpertConfig
 from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
 from swift.experts.layer import Load, Matmul, expert_parallel_moe
+from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.reference import dropless_moe, reference_moe
+from swift.experts.state_layouts import Decoupled, Instances, Layout, ReplicaShards
 
 __all__ = [
+    "Decoupled",
     "ExpertConfig",
+    "Instances",
+    "Layout",
     "Load",
     "Matmul",
+    "OptimizerConfig",
+    "ReplicaShards",
     "collect",
     "dropless_moe",
     "exchange_bytes",
     "expert_parallel_moe",
     "from_slices",
+    "learning_rate",
+    "make_optimizer",
     "materialize",
     "padded_size",
     "reference_moe",

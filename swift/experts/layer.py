@@ -14,9 +14,7 @@ from jax import lax
 
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
-from swift.experts.rank_capacity.buffers import gather_by_slot, rows_in_buffers
-from swift.experts.rank_capacity.limits import serve
-from swift.experts.rank_capacity.token_split import Slots
+from swift.experts.rank_capacity import Slots, gather_by_slot, rows_in_buffers, serve
 from swift.experts.routing import Routing, balance_loss, route
 from swift.experts.slot_capacity import Dispatch, Pairs, assign_rows, combine, inverse_rows, send, take_rows
 from swift.mesh import EXPERT_AXIS

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load
-from swift.experts.rank_capacity.limits import serve
+from swift.experts.rank_capacity import serve
 from swift.experts.routing import Routing, balance_loss, count_choices, route
 
 

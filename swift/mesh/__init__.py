@@ -13,11 +13,14 @@ from swift.mesh.live import (
     LiveMesh,
     MeshRow,
     RankKind,
+    is_spec,
     live_mesh,
+    map_specs,
     own_row,
     storage_mesh,
 )
 from swift.mesh.peer_reduce import PeerSum, how_unequal
+from swift.mesh.process_shards import Parts, fetch_parts, giving_rows, part_shapes, place_parts, share_rows
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
 
 __all__ = [
@@ -32,17 +35,25 @@ __all__ = [
     "EmulationError",
     "LiveMesh",
     "MeshRow",
+    "Parts",
     "PeerSum",
     "RankKind",
     "collective_bytes",
     "collectives",
     "emulate_devices",
+    "fetch_parts",
+    "giving_rows",
     "host_stages",
     "how_unequal",
+    "is_spec",
     "live_mesh",
+    "map_specs",
     "move_rows",
     "moved_bytes",
     "own_row",
+    "part_shapes",
+    "place_parts",
+    "share_rows",
     "source_rows",
     "storage_mesh",
 ]

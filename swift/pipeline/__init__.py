@@ -1,31 +1,45 @@
 """Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
 
-from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
-from swift.pipeline.reconfigure.engine import PREPARE, Engine, Prepare, Reconfiguration
-from swift.pipeline.reconfigure.failure_config import (
+from swift.pipeline import scopes
+from swift.pipeline.reconfigure import (
+    PREPARE,
     Configuration,
     Configurator,
+    Engine,
     Plan,
     PlanSettings,
+    Prepare,
+    Reconfiguration,
+    StateShape,
+    Steps,
+    WindowResult,
     batch_of_rows,
     neighbours,
+    reshape_state,
+    reshaped,
     survives,
 )
-from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
-from swift.pipeline.runtime.batch_layout import sequences_per_rank
-from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_sizes, stash_bytes
-from swift.pipeline.runtime.metrics import by_iteration
-from swift.pipeline.runtime.single_worker import (
+from swift.pipeline.runtime import (
+    StepSpec,
+    Sums,
+    TrainState,
+    barrier_step,
+    by_iteration,
+    evaluation_step,
+    materialize_all,
     put_batch,
+    sequences_per_rank,
     single_worker_evaluation,
     single_worker_gradients,
     single_worker_step,
+    split_stage,
+    stage_costs,
+    stage_sizes,
+    stash_bytes,
+    table_arrays,
+    window_step,
 )
-from swift.pipeline.runtime.stage import Sums
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState, materialize_all
-from swift.pipeline.runtime.tick_arrays import table_arrays
-from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
-from swift.pipeline.split_backward.split import SplitStage, split
+from swift.pipeline.split_backward import SplitStage, split
 
 __all__ = [
     "PREPARE",
@@ -52,6 +66,7 @@ __all__ = [
     "put_batch",
     "reshape_state",
     "reshaped",
+    "scopes",
     "sequences_per_rank",
     "single_worker_evaluation",
     "single_worker_gradients",

@@ -1,10 +1,27 @@
-"""The record of a run: its directory, written while it trains and read back, and what its metrics come to."""
+"""The record of a run: its directory, written while it trains and read back.
 
-from swift.runlog.analysis.history import History, Stretch, history_of, names_in, number_in, stretches_of
-from swift.runlog.analysis.incidents import Incident, moments_of
-from swift.runlog.analysis.measures import measure, ratio, running_mean, scalars, steps_to_target
-from swift.runlog.analysis.time_breakdown import CAUSES, spending_of
-from swift.runlog.analysis.worker_presence import Presence, presences_of
+``analysis`` says what a record comes to: history, incidents, who took part, and where the time went.
+"""
+
+from swift.runlog.analysis import (
+    CAUSES,
+    History,
+    Incident,
+    Presence,
+    Stretch,
+    history_of,
+    measure,
+    moments_of,
+    names_in,
+    number_in,
+    presences_of,
+    ratio,
+    running_mean,
+    scalars,
+    spending_of,
+    steps_to_target,
+    stretches_of,
+)
 from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
 from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import lines_from_end, parse_object
@@ -20,7 +37,7 @@ from swift.runlog.run_directory import (
     read_run,
     sync_record,
 )
-from swift.runlog.run_lock import Lease, take, writes_checkpoints
+from swift.runlog.run_lock import Lease, last_beat, take, writes_checkpoints
 
 __all__ = [
     "CAUSES",
@@ -42,6 +59,7 @@ __all__ = [
     "check_new_run",
     "check_same_run",
     "history_of",
+    "last_beat",
     "lines_from_end",
     "measure",
     "moments_of",

@@ -1,28 +1,49 @@
 """Pipeline schedules that survive failures, in plain Python and numpy: a library of its own."""
 
 from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
-from swift.schedules.lowering.lower import lower
-from swift.schedules.lowering.tick_table import NOTHING, TableShape, TickTable, common_shape
-from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
-from swift.schedules.measures import bubble_share, makespan, period, window_period
+from swift.schedules.lowering import (
+    NOTHING,
+    HeldBytes,
+    SlotBytes,
+    TableShape,
+    TickTable,
+    allocated_bytes,
+    assign_ticks,
+    common_shape,
+    held_bytes,
+    lockstep_period,
+    lower,
+)
+from swift.schedules.measures import bubble_share, iteration_ends, makespan, period, window_period
 from swift.schedules.memory import peak_memory
 from swift.schedules.ops import Kind, Op, TimedOp
-from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
-from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
-from swift.schedules.plans.normalize import (
+from swift.schedules.planners import (
+    FAULT_FREE,
+    PLANNERS,
+    OwnPlanner,
+    Planner,
+    adaptive,
+    gpipe,
+    lockstep,
+    one_f_one_b,
+    plan_with,
+    zero_bubble,
+)
+from swift.schedules.plans import (
+    DamagedPlanError,
     Normalized,
+    PlanStore,
     denormalize,
     moves,
     normalize,
     num_plans,
+    plan_document,
     plans_to_prepare,
+    read_plan,
     spread,
 )
-from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
 from swift.schedules.problem import Costs, Problem
+from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import time_round
 from swift.schedules.verify import ScheduleError, verify, violations
@@ -56,6 +77,7 @@ __all__ = [
     "denormalize",
     "gpipe",
     "held_bytes",
+    "iteration_ends",
     "lockstep",
     "lockstep_period",
     "lower",
@@ -71,6 +93,7 @@ __all__ = [
     "plan_with",
     "plans_to_prepare",
     "read_plan",
+    "round_of",
     "spread",
     "tight_bound",
     "time_round",

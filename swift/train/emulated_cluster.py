@@ -18,10 +18,8 @@ from swift.errors import RunError
 from swift.mesh import host_stages, live_mesh
 from swift.pipeline import Engine, Prepare, Reconfiguration, StepSpec, TrainState, reshape_state
 from swift.topology import Worker
-from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.saved_state import put_state, split_of
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.failure_list import FailureList, FailureSource, StageRank
+from swift.train.checkpoints import Checkpointer, put_state, split_of
+from swift.train.settings import Experiment, FailureList, FailureSource, StageRank
 from swift.train.window_rules import check_failures, lost_stages
 
 Ranks = tuple[int, ...]

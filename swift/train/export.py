@@ -15,8 +15,8 @@ from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
-from swift.train.checkpoints.saved_state import load_state
-from swift.train.settings.experiment import Experiment
+from swift.train.checkpoints import load_state
+from swift.train.settings import Experiment
 
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:

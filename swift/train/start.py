@@ -24,10 +24,8 @@ from swift.runlog import (
     take,
     writes_checkpoints,
 )
-from swift.train.checkpoints.rescue import take_back
-from swift.train.checkpoints.saved_state import load_state, put_state
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.stored_config import write_config
+from swift.train.checkpoints import load_state, put_state, take_back
+from swift.train.settings import Experiment, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 

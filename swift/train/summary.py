@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from swift.runlog import RunDirectory, measure, ranges_text, read_run
-from swift.train.settings.experiment import Experiment
+from swift.train.settings import Experiment
 
 
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:

@@ -18,13 +18,11 @@ from swift.experts.placement import unsound_placement
 from swift.mesh import own_row
 from swift.pipeline import Engine, TrainState
 from swift.runlog import Lease, RunDirectory
-from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.saved_state import ledger_after
+from swift.train.checkpoints import Checkpointer, ledger_after
 from swift.train.emulated_cluster import EmulatedCluster, StateLost
 from swift.train.interrupt import Interrupt
 from swift.train.progress import ProgressDisplay
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.failure_list import FailureSource
+from swift.train.settings import Experiment, FailureSource
 from swift.train.start import (
     TrainOptions,
     begin,

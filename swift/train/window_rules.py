@@ -6,7 +6,7 @@ from swift.errors import SettingError
 from swift.mesh import MeshRow
 from swift.pipeline import Engine
 from swift.topology import Topology, Worker
-from swift.train.settings.failure_list import FAILURES_SETTING, FailureList
+from swift.train.settings import FAILURES_SETTING, FailureList
 
 
 def window_length(

@@ -14,8 +14,7 @@ import numpy as np
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory.rank_recovery import RankCopy
 from swift.checkpoint.memory.snapshots import begin_snapshot
-from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
-from swift.checkpoint.partial.selection import everything, first_turns, load_aware, next_turns, sequential
+from swift.checkpoint.partial import Snapshot, StateSplit, everything, first_turns, load_aware, next_turns, sequential
 from swift.mesh import LiveMesh
 
 _NUM_COPIES = 2

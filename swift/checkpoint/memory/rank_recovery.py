@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 from swift.checkpoint.memory.message_texts import Origin, RankSource, kept_lines, rank_facts, rank_lines
-from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, by_name
-from swift.checkpoint.storage.manifest import Ledger
-from swift.checkpoint.storage.reader import RestorePlan
+from swift.checkpoint.partial import Snapshot, StateSplit, Unit, by_name
+from swift.checkpoint.storage import Ledger, RestorePlan
 from swift.errors import RunError
 
 _MASTER = "master."

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, by_name
+from swift.checkpoint.partial import Snapshot, StateSplit, by_name
 from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.mesh import RANKED
-from swift.mesh.live import map_specs
+from swift.mesh import RANKED, map_specs
 
 _GROUP = jax.tree_util.DictKey("expert")
 

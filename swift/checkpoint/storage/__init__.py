@@ -1,1 +1,60 @@
-"""Checkpoints on disk: written, checked, read back."""
+"""Checkpoints on disk.
+
+Arrays in files, the manifest that says where the newest copy of everything lies, writing and reading them, and
+verifying files against their digests.
+"""
+
+from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays
+from swift.checkpoint.storage.digests import array_digest, digest, settled_digests
+from swift.checkpoint.storage.directory import (
+    begin_save,
+    checkpoint_path,
+    checkpoint_steps,
+    commit_save,
+    set_aside_newer,
+    settle,
+)
+from swift.checkpoint.storage.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.storage.manifest import MANIFEST, Copy, Ledger, Manifest, read_manifest
+from swift.checkpoint.storage.message_texts import restore_facts, restore_lines, save_facts, source_lines
+from swift.checkpoint.storage.reader import RestorePlan, load_plan, plan_restore, record_restore
+from swift.checkpoint.storage.verification import Checker, is_finite, is_of_model
+from swift.checkpoint.storage.writer import RETRY_PAUSES_S, save_checkpoint
+
+__all__ = [
+    "MANIFEST",
+    "RETRY_PAUSES_S",
+    "Checker",
+    "Copy",
+    "Ledger",
+    "Manifest",
+    "RestorePlan",
+    "array_digest",
+    "begin_save",
+    "checkpoint_path",
+    "checkpoint_steps",
+    "commit_save",
+    "coverage",
+    "damages",
+    "digest",
+    "find_checkpoints",
+    "is_finite",
+    "is_of_model",
+    "load_arrays",
+    "load_metadata",
+    "load_plan",
+    "overview",
+    "plan_restore",
+    "read_manifest",
+    "record_restore",
+    "restore_facts",
+    "restore_lines",
+    "save_arrays",
+    "save_checkpoint",
+    "save_facts",
+    "set_aside_newer",
+    "settle",
+    "settled_digests",
+    "source_lines",
+    "what_a_restore_does",
+]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, shape_text
+from swift.checkpoint.partial import Snapshot, StateSplit, Unit, shape_text
 from swift.checkpoint.storage.digests import array_digest, settled_digests
 from swift.checkpoint.storage.directory import ARRAYS, begin_save, commit_save, remove_set_aside, retire
 from swift.checkpoint.storage.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest

@@ -1,1 +1,21 @@
-"""Options of the command line, read and checked."""
+"""Options and settings of the command line: types checked, numbers and workers by name, mistakes explained."""
+
+from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
+from swift.cli.options.kinds import Written, checked
+from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake
+from swift.cli.options.named import costs_of, named_numbers, workers_of
+
+__all__ = [
+    "OF_ONE",
+    "OF_PROCESSES",
+    "Source",
+    "Written",
+    "build_mistake",
+    "checked",
+    "costs_of",
+    "deadlines_of",
+    "named_numbers",
+    "nearest",
+    "parse_mistake",
+    "workers_of",
+]

@@ -7,19 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
-from swift.elastic.transport.checkpoint_messages import (
+from swift.elastic.membership import Process, ShardLayout, Stamp
+from swift.elastic.transport import (
     CheckpointAnswer,
     CheckpointCommand,
+    Children,
     LoadCheckpoint,
     Reshard,
     SaveCheckpoint,
     Saved,
+    SnapshotKept,
     command_line,
     read_answer,
 )
-from swift.elastic.transport.processes import Children
-from swift.elastic.transport.worker_messages import SnapshotKept
 from swift.errors import SettingError
 
 KEEPER = "keeper"

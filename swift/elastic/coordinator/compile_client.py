@@ -5,15 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swift.elastic.transport.compile_messages import (
-    Alive,
-    CompileFailed,
-    CompileRequest,
-    Prepared,
-    read_said,
-    wish_line,
-)
-from swift.elastic.transport.processes import Children
+from swift.elastic.transport import Alive, Children, CompileFailed, CompileRequest, Prepared, read_said, wish_line
 
 PREPARER = "preparer"
 """The name of the preparer among the children."""

@@ -11,14 +11,13 @@ import jax
 import numpy as np
 
 from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
-from swift.elastic.membership.protocol import Process
-from swift.elastic.state.copies import copy_shapes
-from swift.elastic.state.run_files import remove_left_behind
-from swift.elastic.worker.loop import NUM_SNAPSHOTS
+from swift.elastic.membership import Process
+from swift.elastic.state import copy_shapes, remove_left_behind
+from swift.elastic.worker import NUM_SNAPSHOTS
 from swift.errors import SettingError
-from swift.mesh.process_shards import part_shapes
+from swift.mesh import part_shapes
 from swift.train import Experiment
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.checkpoints import split_of
 
 SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3

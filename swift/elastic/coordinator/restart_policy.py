@@ -3,9 +3,8 @@
 from collections import Counter
 
 from swift.elastic.coordinator.run_spec import RunSpec
-from swift.elastic.membership.protocol import Member, Process, State
-from swift.elastic.membership.state_machine import Membership
-from swift.elastic.transport.processes import Children
+from swift.elastic.membership import Member, Membership, Process, State
+from swift.elastic.transport import Children
 
 
 class RestartPolicy:

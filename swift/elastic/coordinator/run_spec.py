@@ -8,7 +8,7 @@ from typing import Literal
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator.fault_injection import FaultInjection
 from swift.elastic.jax_group import LOOPBACK
-from swift.elastic.membership.protocol import Process
+from swift.elastic.membership import Process
 
 Recovery = Literal["live", "restart"]
 

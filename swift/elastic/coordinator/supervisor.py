@@ -19,10 +19,9 @@ from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
 from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
 from swift.elastic.coordinator.restart_policy import RestartPolicy
 from swift.elastic.coordinator.run_spec import RunSpec
-from swift.elastic.events.message_texts import cut_text
-from swift.elastic.events.reporter import Reporter
+from swift.elastic.events import Reporter, cut_text
 from swift.elastic.jax_group import CoordinationService
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Command,
     Died,
     Enter,
@@ -32,6 +31,7 @@ from swift.elastic.membership.protocol import (
     Go,
     Kill,
     Member,
+    Membership,
     Message,
     Process,
     Ready,
@@ -41,19 +41,24 @@ from swift.elastic.membership.protocol import (
     Started,
     Tick,
 )
-from swift.elastic.membership.state_machine import Membership
-from swift.elastic.transport.checkpoint_messages import Anew, Failed, Kept, Loaded, Saved
-from swift.elastic.transport.compile_messages import CompileFailed, CompileRequest
-from swift.elastic.transport.fleet import NODES
-from swift.elastic.transport.processes import Children, Death
-from swift.elastic.transport.worker_messages import (
+from swift.elastic.transport import (
+    NODES,
+    Anew,
+    Children,
+    CompileFailed,
+    CompileRequest,
     DataUnreadable,
+    Death,
     Done,
+    Failed,
     FormGroup,
     Halt,
     Hang,
+    Kept,
+    Loaded,
     Planned,
     Record,
+    Saved,
     SnapshotKept,
     SnapshotMissed,
     StartGeneration,

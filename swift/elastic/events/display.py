@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swift.elastic.events.goodput import CAUSES
-from swift.elastic.membership.protocol import ProcessStatus, State
-from swift.elastic.membership.state_machine import Membership
-from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
+from swift.elastic.membership import Membership, ProcessStatus, State
+from swift.train import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
 
 _MAX_REDRAWS_PER_S = 4
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from swift.elastic.events.goodput import CAUSES, Goodput
 from swift.elastic.events.message_texts import back_text, change_text, count, go_on_text, go_text, lost_text
 from swift.elastic.events.recovery_timing import Failure, Transition, failure_of, recovery_figures
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Beat,
     Command,
     Died,
@@ -22,6 +22,7 @@ from swift.elastic.membership.protocol import (
     Go,
     Kill,
     Member,
+    Membership,
     Process,
     Ready,
     RestartAll,
@@ -30,7 +31,6 @@ from swift.elastic.membership.protocol import (
     State,
     Took,
 )
-from swift.elastic.membership.state_machine import Membership
 
 
 class Note(NamedTuple):

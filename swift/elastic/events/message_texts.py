@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swift.elastic.events.recovery_timing import Transition
-from swift.elastic.membership.protocol import PARTS, Process
+from swift.elastic.membership import PARTS, Process
 
 
 def change_text(change: Transition, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from swift.elastic.membership.protocol import PARTS, Member, Process, State
-from swift.elastic.membership.state_machine import Membership
+from swift.elastic.membership import PARTS, Member, Membership, Process, State
 
 BEFORE_GO = ("leave", "link", "program")
 """Those of ``PARTS`` that a member does before it has formed the generation."""

@@ -7,8 +7,7 @@ from typing import Any
 from swift.elastic.events.background_calls import BackgroundCalls
 from swift.elastic.events.display import Display
 from swift.elastic.events.journal import Journal, Note
-from swift.elastic.membership.protocol import Command, Event, Process
-from swift.elastic.membership.state_machine import Membership
+from swift.elastic.membership import Command, Event, Membership, Process
 from swift.runlog import RunDirectory, ranges_text
 
 

@@ -1,1 +1,71 @@
-"""The membership of a run of processes: its protocol and the state machine that decides."""
+"""Who is a member of a run of processes.
+
+The protocol of events and commands, the state machine that decides, and whose slices of which state are where. Pure
+functions of events and times; no JAX and no clock.
+"""
+
+from swift.elastic.membership.protocol import (
+    PARTS,
+    Beat,
+    Command,
+    Departed,
+    Died,
+    Enter,
+    Event,
+    Form,
+    Formed,
+    GiveUp,
+    Go,
+    Kill,
+    Member,
+    Message,
+    Process,
+    ProcessStatus,
+    Ready,
+    RestartAll,
+    Retire,
+    ShardLayout,
+    StageLost,
+    Stamp,
+    Started,
+    State,
+    Tick,
+    Took,
+    processes_of,
+    whole_workers,
+)
+from swift.elastic.membership.shard_ownership import Found
+from swift.elastic.membership.state_machine import Membership
+
+__all__ = [
+    "PARTS",
+    "Beat",
+    "Command",
+    "Departed",
+    "Died",
+    "Enter",
+    "Event",
+    "Form",
+    "Formed",
+    "Found",
+    "GiveUp",
+    "Go",
+    "Kill",
+    "Member",
+    "Membership",
+    "Message",
+    "Process",
+    "ProcessStatus",
+    "Ready",
+    "RestartAll",
+    "Retire",
+    "ShardLayout",
+    "StageLost",
+    "Stamp",
+    "Started",
+    "State",
+    "Tick",
+    "Took",
+    "processes_of",
+    "whole_workers",
+]

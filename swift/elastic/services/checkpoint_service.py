@@ -36,13 +36,10 @@ from swift.checkpoint import (
 )
 from swift.data import check_same_data
 from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
-from swift.elastic.membership.protocol import Process, Stamp, processes_of
+from swift.elastic.membership import Process, Stamp, processes_of
 from swift.elastic.services.reshard_state import Resharding
-from swift.elastic.state.handover import Handover
-from swift.elastic.state.ledger_counts import LedgerCounts
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.state.state_shards import cut_parts, join_parts
-from swift.elastic.transport.checkpoint_messages import (
+from swift.elastic.state import Handover, LedgerCounts, SharedMemoryStore, cut_parts, join_parts
+from swift.elastic.transport import (
     Anew,
     CheckpointAnswer,
     CheckpointCommand,
@@ -56,15 +53,14 @@ from swift.elastic.transport.checkpoint_messages import (
     answer_line,
     read_command,
 )
-from swift.elastic.worker.process_setup import settle_jax, take_output
+from swift.elastic.worker import settle_jax, take_output
 from swift.errors import RunError, SettingError
 from swift.experts.placement import unsound_placement
-from swift.mesh.process_shards import part_shapes
+from swift.mesh import part_shapes
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import sync_record, writes_checkpoints
 from swift.train import Experiment
-from swift.train.checkpoints.rescue import keep_elsewhere
-from swift.train.checkpoints.saved_state import extra_of, ledger_after, load_state, split_of
+from swift.train.checkpoints import extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
 _PATIENCE_S = 20.0
 """For the record of an iteration whose state is there."""

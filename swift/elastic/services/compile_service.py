@@ -22,26 +22,24 @@ from jax.sharding import Mesh
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_programs import ElasticPrograms
-from swift.elastic.state.neighbour_copies import compiled_neighbour, neighbour_key
-from swift.elastic.transport.compile_messages import (
-    Alive,
-    CompileFailed,
-    CompileNews,
-    CompileRequest,
-    Prepared,
-    read_wish,
-    said_line,
-)
-from swift.elastic.worker.process_setup import settle_jax, take_output
+from swift.elastic.state import compiled_neighbour, neighbour_key
+from swift.elastic.transport import Alive, CompileFailed, CompileNews, CompileRequest, Prepared, read_wish, said_line
+from swift.elastic.worker import settle_jax, take_output
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, neighbours
-from swift.pipeline.reconfigure.compiled_steps import StepKind, program_key
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.reconfigure.join_programs import compiled_share, compiled_slots, share_key, slots_key
+from swift.pipeline.reconfigure import (
+    ExecutableCache,
+    StepKind,
+    compiled_share,
+    compiled_slots,
+    program_key,
+    share_key,
+    slots_key,
+)
 from swift.topology import Topology, Worker
 from swift.train import Experiment
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.checkpoints import split_of
 
 Failed = frozenset[Worker]
 _BEAT_S = 0.5

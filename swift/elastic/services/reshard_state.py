@@ -11,15 +11,13 @@ import numpy as np
 
 from swift.checkpoint import RestorePlan, recover_ranks
 from swift.elastic.elastic_programs import ElasticPrograms
-from swift.elastic.membership.protocol import Process, Stamp
-from swift.elastic.state.handover import Handover
-from swift.elastic.state.ledger_counts import LedgerCounts
-from swift.elastic.state.state_shards import cut_parts, join_parts
-from swift.elastic.transport.checkpoint_messages import Reshard
+from swift.elastic.membership import Process, Stamp
+from swift.elastic.state import Handover, LedgerCounts, cut_parts, join_parts
+from swift.elastic.transport import Reshard
 from swift.errors import RunError
-from swift.mesh.process_shards import part_shapes
+from swift.mesh import part_shapes
 from swift.pipeline import StepSpec, TrainState, reshape_state
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.checkpoints import split_of
 
 Stored = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
 """(program, iteration) -> the state of the newest sound checkpoint up to that iteration, and where it came from."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint import Snapshot, StateSplit
-from swift.elastic.membership.protocol import Process, Stamp
+from swift.elastic.membership import Process, Stamp
 from swift.elastic.state.shared_memory_store import SharedMemoryStore, place_name, place_of
 
 

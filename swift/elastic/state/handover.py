@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from swift.checkpoint import RankCopy, StateSplit
-from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
-from swift.elastic.membership.shard_ownership import Found
+from swift.elastic.membership import Found, Process, ShardLayout, Stamp
 from swift.elastic.state.copies import Copies, as_snapshot, copy_shapes
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.errors import RunError

@@ -17,7 +17,7 @@ from swift.errors import SettingError
 from swift.pipeline import StepSpec
 from swift.runlog import CLASS_COUNTS, METRICS, ClassCounts, lines_from_end, parse_object
 from swift.train import Experiment
-from swift.train.checkpoints.saved_state import first_ledger, ledger_for, split_of
+from swift.train.checkpoints import first_ledger, ledger_for, split_of
 
 _PAUSE_S = 0.05
 

@@ -18,14 +18,14 @@ from jax import lax
 from jax.stages import Compiled, Wrapped
 
 from swift.checkpoint import CheckpointConfig, Copy, Ledger
-from swift.checkpoint.partial.expert_units import by_name
+from swift.checkpoint.partial import by_name
 from swift.elastic.elastic_programs import holder_of
-from swift.elastic.membership.protocol import Process, Stamp
+from swift.elastic.membership import Process, Stamp
 from swift.elastic.state.copies import Copies, Held, copy_shapes, needed
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED
 from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.train.checkpoints.saved_state import split_of
+from swift.pipeline.reconfigure import ExecutableCache
+from swift.train.checkpoints import split_of
 
 Neighbour = Callable[..., dict[str, dict[str, jax.Array]]]
 """(dense, experts, chosen classes) -> ``dense`` and ``experts`` of the rank before."""

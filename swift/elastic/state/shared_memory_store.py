@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from swift.checkpoint.storage.digests import array_digest, digest
-from swift.elastic.membership.protocol import Process, Stamp
+from swift.checkpoint.storage import array_digest, digest
+from swift.elastic.membership import Process, Stamp
 from swift.elastic.state.disk_spill import remove_kept, share_kept, write_kept
 from swift.errors import RunError
 

@@ -15,9 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from swift.mesh import RANKED
-from swift.mesh.live import is_spec, map_specs
-from swift.mesh.process_shards import Parts
+from swift.mesh import RANKED, Parts, is_spec, map_specs
 
 
 def cut_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> Any:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
+from swift.elastic.membership import Process, ShardLayout, Stamp
 
 
 class SaveCheckpoint(NamedTuple):

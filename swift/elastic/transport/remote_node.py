@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from swift.deadlines import Deadlines
-from swift.elastic.state.run_files import own_memory
+from swift.elastic.state import own_memory
 from swift.elastic.transport.node_messages import (
     End,
     Fell,
@@ -31,8 +31,7 @@ from swift.elastic.transport.node_messages import (
 from swift.elastic.transport.processes import Heard, OwnChildren
 from swift.elastic.transport.rendezvous import Rendezvous, Wire, check_network
 from swift.errors import RunError, SettingError
-from swift.runlog import SUMMARY
-from swift.runlog.run_lock import last_beat
+from swift.runlog import SUMMARY, last_beat
 
 _FIRST = "first node"
 _PULSE_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Beat,
     Departed,
     Enter,

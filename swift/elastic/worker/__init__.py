@@ -1,1 +1,16 @@
-"""A worker process of a run."""
+"""A worker process of a run.
+
+Its channel to the supervisor, the generations that it joins, and the loop of iterations that it runs in each.
+"""
+
+from swift.elastic.worker.loop import NUM_SNAPSHOTS
+from swift.elastic.worker.process_setup import settle_jax, take_output
+from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
+
+__all__ = [
+    "NUM_SNAPSHOTS",
+    "WorkerProcess",
+    "WorkerSpec",
+    "settle_jax",
+    "take_output",
+]

@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
-from swift.elastic.membership.protocol import Beat, Enter
-from swift.elastic.transport.worker_messages import (
+from swift.elastic.membership import Beat, Enter
+from swift.elastic.transport import (
     FormGroup,
     Halt,
     Hang,

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 
 from swift.data import Batch, Loader
-from swift.elastic.membership.protocol import Process, Stamp, Took
-from swift.elastic.state.neighbour_copies import NeighbourCopies
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.transport.worker_messages import (
+from swift.elastic.membership import Process, Stamp, Took
+from swift.elastic.state import NeighbourCopies, SharedMemoryStore
+from swift.elastic.transport import (
     Done,
     FormGroup,
     Halt,
@@ -23,11 +22,9 @@ from swift.elastic.transport.worker_messages import (
     StartGeneration,
 )
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
-from swift.mesh.process_shards import fetch_parts
+from swift.mesh import fetch_parts
 from swift.pipeline import Steps, Sums, TrainState
-from swift.train import Experiment
-from swift.train.step_records import mean_loss, plan_facts, step_record
-from swift.train.window_rules import is_due, window_length
+from swift.train import Experiment, is_due, mean_loss, plan_facts, step_record, window_length
 
 NUM_SNAPSHOTS = 3
 """One that is made, one that is saved, one that waits."""

@@ -21,9 +21,10 @@ from jax.sharding import Mesh
 from swift.data import DataError, check_same_data
 from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
 from swift.elastic.jax_group import Link, is_called_off
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Departed,
     Formed,
+    Found,
     Member,
     Process,
     Ready,
@@ -32,23 +33,16 @@ from swift.elastic.membership.protocol import (
     processes_of,
     whole_workers,
 )
-from swift.elastic.membership.shard_ownership import Found
-from swift.elastic.state.copies import Copies
-from swift.elastic.state.handover import Handover
-from swift.elastic.state.neighbour_copies import NeighbourCopies
-from swift.elastic.state.run_files import RunFiles
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.transport.worker_messages import DataUnreadable, FormGroup, StartGeneration
+from swift.elastic.state import Copies, Handover, NeighbourCopies, RunFiles, SharedMemoryStore
+from swift.elastic.transport import DataUnreadable, FormGroup, StartGeneration
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.elastic.worker.loop import IterationLoop
 from swift.errors import RunError
-from swift.mesh import AXES, LiveMesh, own_row
-from swift.mesh.process_shards import fetch_parts, part_shapes, place_parts
+from swift.mesh import AXES, LiveMesh, fetch_parts, own_row, part_shapes, place_parts
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, TrainState
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots
+from swift.pipeline.reconfigure import ExecutableCache, compiled_init, compiled_share, compiled_slots
 from swift.train import Experiment
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
 """How long whoever cannot go on waits for a newer generation before it asks for one: a death is found out first."""

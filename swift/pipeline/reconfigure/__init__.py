@@ -1,1 +1,47 @@
-"""From one set of failures to the next: plans, programs and state."""
+"""From one set of failures to the next.
+
+The plan of a failure set, its compiled steps, the cache of executables, and a state moved or resharded to other
+workers.
+"""
+
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
+from swift.pipeline.reconfigure.engine import PREPARE, Engine, Prepare, Reconfiguration
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.failure_config import (
+    Configuration,
+    Configurator,
+    Plan,
+    PlanSettings,
+    batch_of_rows,
+    neighbours,
+    survives,
+)
+from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots, share_key, slots_key
+from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
+
+__all__ = [
+    "PREPARE",
+    "Configuration",
+    "Configurator",
+    "Engine",
+    "ExecutableCache",
+    "Plan",
+    "PlanSettings",
+    "Prepare",
+    "Reconfiguration",
+    "StateShape",
+    "StepKind",
+    "Steps",
+    "WindowResult",
+    "batch_of_rows",
+    "compiled_init",
+    "compiled_share",
+    "compiled_slots",
+    "neighbours",
+    "program_key",
+    "reshape_state",
+    "reshaped",
+    "share_key",
+    "slots_key",
+    "survives",
+]

@@ -15,13 +15,21 @@ from swift.data import Batch
 from swift.mesh import RANKED, REPLICATED, SHARED, own_row
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
-from swift.pipeline.runtime.batch_layout import sequences_per_rank
-from swift.pipeline.runtime.metrics import by_iteration
-from swift.pipeline.runtime.single_worker import put_batch, single_worker_evaluation, single_worker_step
-from swift.pipeline.runtime.stage import DeviceBatch, Sums
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState
-from swift.pipeline.runtime.tick_arrays import table_arrays
-from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
+from swift.pipeline.runtime import (
+    DeviceBatch,
+    StepSpec,
+    Sums,
+    TrainState,
+    barrier_step,
+    by_iteration,
+    evaluation_step,
+    put_batch,
+    sequences_per_rank,
+    single_worker_evaluation,
+    single_worker_step,
+    table_arrays,
+    window_step,
+)
 from swift.schedules import TickTable
 
 StepKind = Literal["window", "single", "evaluate"]

@@ -15,8 +15,7 @@ from swift.data import Batch
 from swift.mesh import move_rows, moved_bytes, source_rows
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings, neighbours
-from swift.pipeline.runtime.stage import DeviceBatch, Sums
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState
+from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
 from swift.schedules import FAULT_FREE, allocated_bytes
 from swift.topology import Worker
 

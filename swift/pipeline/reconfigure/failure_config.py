@@ -15,7 +15,7 @@ import numpy as np
 
 from swift.data import Batch
 from swift.mesh import MeshRow
-from swift.pipeline.runtime.batch_layout import share_sequences
+from swift.pipeline.runtime import share_sequences
 from swift.schedules import (
     Costs,
     OwnPlanner,
@@ -27,10 +27,10 @@ from swift.schedules import (
     moves,
     normalize,
     plan_with,
+    round_of,
     spread,
 )
-from swift.schedules.plans.normalize import after_moves
-from swift.schedules.rounds import round_of
+from swift.schedules.plans import after_moves
 from swift.topology import Topology, Worker
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from swift.mesh.process_shards import giving_rows, share_rows
+from swift.mesh import giving_rows, share_rows
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState
+from swift.pipeline.runtime import StepSpec, TrainState
 
 
 def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:

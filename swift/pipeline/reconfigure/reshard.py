@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts.exchange import padded_size
-from swift.experts.state_layouts import Decoupled
+from swift.experts import Decoupled, padded_size
 from swift.mesh import storage_mesh
-from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, TrainState
+from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec, TrainState
 from swift.topology import Topology
 
 

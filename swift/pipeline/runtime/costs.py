@@ -11,8 +11,7 @@ from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
 from swift.pipeline.runtime.stage import Extras, layers_of, stage_function
 from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.split_backward.flops import dot_flops
-from swift.pipeline.split_backward.split import Shapes, SplitStage, split
+from swift.pipeline.split_backward import Shapes, SplitStage, dot_flops, split
 from swift.schedules import Costs, SlotBytes
 
 

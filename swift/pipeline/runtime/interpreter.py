@@ -28,9 +28,9 @@ from swift.pipeline.runtime.stage import Sums, layers_of, no_sums
 from swift.pipeline.runtime.stage_ops import StageOps, Stash, put
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
-from swift.pipeline.split_backward.split import SplitStage
+from swift.pipeline.split_backward import SplitStage
 from swift.schedules import Kind, TickTable
-from swift.schedules.lowering.messages import Permutation
+from swift.schedules.lowering import Permutation
 
 _ACTIVATIONS, _GRADIENTS = 0, 1
 """The directions of messages: their places in ``Common`` and in ``Interpreter.permutations``."""

@@ -17,7 +17,7 @@ from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead
-from swift.pipeline.split_backward.split import SplitStage
+from swift.pipeline.split_backward import SplitStage
 
 Stash = tuple[jax.Array, ...]
 

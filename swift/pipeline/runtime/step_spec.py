@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from swift.experts import ExpertConfig
+from swift.experts import ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
-from swift.experts.state_layouts import Layout
 from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, how_unequal
 from swift.models import GPT
 

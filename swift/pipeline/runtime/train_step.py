@@ -27,7 +27,7 @@ from swift.pipeline.runtime.stage_ops import StageOps
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
-from swift.pipeline.split_backward.split import SplitStage, split
+from swift.pipeline.split_backward import SplitStage, split
 from swift.schedules import TickTable
 
 _IN = (REPLICATED, SHARED, RANKED)

@@ -1,1 +1,23 @@
-"""Planners: from a problem to a schedule."""
+"""Planners, from a problem to a schedule.
+
+The adaptive planner of ReCycle, the lockstep planner for execution, the exact MILP, the
+baselines, and all of them by name.
+"""
+
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
+
+__all__ = [
+    "FAULT_FREE",
+    "PLANNERS",
+    "OwnPlanner",
+    "Planner",
+    "adaptive",
+    "gpipe",
+    "lockstep",
+    "one_f_one_b",
+    "plan_with",
+    "zero_bubble",
+]

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from swift.schedules.lowering.beam import Step, beam_search
-from swift.schedules.lowering.ticks import COST_PER_TICK, NONE, FixedOrder, Lines, lockstep_period
+from swift.schedules.lowering import COST_PER_TICK, NONE, FixedOrder, Lines, Step, beam_search, lockstep_period
 from swift.schedules.memory import fits
 from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive

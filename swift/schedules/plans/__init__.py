@@ -1,1 +1,38 @@
-"""Plans: schedules of normalized failures, on disk and as JSON."""
+"""Plans that are ready before a failure.
+
+Problems normalized to failure counts, schedules on disk, and a schedule as a JSON document.
+"""
+
+from swift.schedules.plans.json_format import COST_NAMES, document
+from swift.schedules.plans.normalize import (
+    Normalized,
+    after_moves,
+    canonical,
+    denormalize,
+    failure_counts,
+    moves,
+    normalize,
+    num_plans,
+    plans_to_prepare,
+    spread,
+)
+from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
+
+__all__ = [
+    "COST_NAMES",
+    "DamagedPlanError",
+    "Normalized",
+    "PlanStore",
+    "after_moves",
+    "canonical",
+    "denormalize",
+    "document",
+    "failure_counts",
+    "moves",
+    "normalize",
+    "num_plans",
+    "plan_document",
+    "plans_to_prepare",
+    "read_plan",
+    "spread",
+]

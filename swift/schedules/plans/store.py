@@ -21,7 +21,7 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.files import replace_file
-from swift.schedules.planners.registry import Planner
+from swift.schedules.planners import Planner
 from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.rounds import round_of

@@ -15,10 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from swift.schedules.bounds import lower_bound
-from swift.schedules.measures import iteration_ends, makespan, period
-from swift.schedules.ops import Kind
-from swift.schedules.schedule import Schedule
+from swift.schedules import Kind, Schedule, iteration_ends, lower_bound, makespan, period
 from swift.tools.draw.rows import KIND_NAMES, Row, describe, left_out, rows_of, shown_workers
 
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"

@@ -11,10 +11,7 @@ from itertools import groupby
 import numpy as np
 from rich.text import Text
 
-from swift.schedules.measures import makespan
-from swift.schedules.ops import Kind
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Schedule
+from swift.schedules import Kind, Problem, Schedule, makespan
 from swift.tools.draw.rows import KIND_NAMES, Row, left_out, rows_of, shown_workers
 
 MAX_LINES = 72

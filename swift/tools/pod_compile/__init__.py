@@ -2,7 +2,7 @@
 
 from swift.tools.pod_compile.compiling import FITS, REFUSED, TOO_LARGE, check_pod, compile_one, configurations
 from swift.tools.pod_compile.devices import settle_process
-from swift.tools.pod_compile.json_format import document, text_lines
+from swift.tools.pod_compile.json_format import document, name_of, text_lines
 from swift.tools.pod_compile.pods import CHIPS, Chip, Pod
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "compile_one",
     "configurations",
     "document",
+    "name_of",
     "settle_process",
     "text_lines",
 ]

@@ -19,8 +19,7 @@ from swift.tools.pod_compile.pods import Pod
 from swift.tools.pod_compile.repetitions import Runs
 from swift.tools.pod_compile.roofline import predict, total_flops
 from swift.topology import Worker
-from swift.train import Experiment
-from swift.train.emulated_cluster import Down
+from swift.train import Down, Experiment
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"

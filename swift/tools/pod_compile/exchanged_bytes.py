@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts import exchange_bytes
-from swift.experts.state_layouts import Decoupled
+from swift.experts import Decoupled, exchange_bytes
 from swift.mesh import Collective
 from swift.pipeline import scopes
 from swift.tools.pod_compile.repetitions import Runs

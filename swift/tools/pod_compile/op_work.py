@@ -16,8 +16,8 @@ from swift.data import Batch
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
 from swift.pipeline import StepSpec, scopes, split_stage, stash_bytes
-from swift.pipeline.runtime.stage import forward
-from swift.pipeline.split_backward.flops import dot_bytes, dot_flops
+from swift.pipeline.runtime import forward
+from swift.pipeline.split_backward import dot_bytes, dot_flops
 from swift.tools.pod_compile.pods import Chip
 
 HEAD, EMBEDDING = "head", "embedding"

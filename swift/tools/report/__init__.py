@@ -6,7 +6,7 @@ Training imports this package, which therefore imports nothing of training but i
 from swift.tools.report.compare import comparison_rows, comparison_table, run_labels
 from swift.tools.report.figures import save_figures, sections_of, sections_of_all
 from swift.tools.report.page import write_report
-from swift.tools.report.sections.parts import Picture, Section, Table
+from swift.tools.report.sections import Picture, Section, Table
 
 __all__ = [
     "Picture",

@@ -10,14 +10,25 @@ import numpy as np
 from swift.files import replace_file
 from swift.runlog import Run, history_of, moments_of, ranges_text, ratio, scalars, spending_of
 from swift.tools.report.compare import run_labels
-from swift.tools.report.sections.axes import draw_bars, new_figure
-from swift.tools.report.sections.coverage import coverage_section
-from swift.tools.report.sections.curves import Curve, draw_curves, draw_drops, draw_layer
-from swift.tools.report.sections.palette import RUN_COLORS
-from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
-from swift.tools.report.sections.plans import plans_section
-from swift.tools.report.sections.series import ClassSeries, class_series, shares
-from swift.tools.report.sections.timeline import timeline_section
+from swift.tools.report.sections import (
+    RUN_COLORS,
+    ClassSeries,
+    Curve,
+    Picture,
+    Section,
+    Table,
+    class_series,
+    coverage_section,
+    draw_bars,
+    draw_curves,
+    draw_drops,
+    draw_layer,
+    new_figure,
+    plans_section,
+    seconds_text,
+    shares,
+    timeline_section,
+)
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:

@@ -10,8 +10,7 @@ from swift.runlog import Run, ranges_text
 from swift.tools.report.compare import COLUMNS, cells, comparison_rows, run_labels
 from swift.tools.report.figures import run_color, sections_of, sections_of_all
 from swift.tools.report.inline import inline_svg
-from swift.tools.report.sections.palette import GROUND, INK, style, variable
-from swift.tools.report.sections.parts import Picture, Section, Table
+from swift.tools.report.sections import GROUND, INK, Picture, Section, Table, style, variable
 
 NUM_OPEN = 5
 """Pictures of a section that are there at once; the others are there for who opens them."""

@@ -5,12 +5,21 @@ from swift.tools.simulate.job import Job
 from swift.tools.simulate.json_format import document
 from swift.tools.simulate.outcome import CAUSES, Outcome, PaceInterval
 from swift.tools.simulate.periods import Periods
-from swift.tools.simulate.strategies.published import MODELS, Published, published
-from swift.tools.simulate.strategies.registry import STRATEGIES, CannotRun, strategies
-from swift.tools.simulate.strategies.strategy import Moment, Pace, Pause, Saves, Strategy, Turn
-from swift.tools.simulate.traces.generate import evenly_spaced, poisson, weibull
-from swift.tools.simulate.traces.read import read_trace
-from swift.tools.simulate.traces.trace import Event, NodeChange, Trace
+from swift.tools.simulate.strategies import (
+    MODELS,
+    STRATEGIES,
+    CannotRun,
+    Moment,
+    Pace,
+    Pause,
+    Published,
+    Saves,
+    Strategy,
+    Turn,
+    published,
+    strategies,
+)
+from swift.tools.simulate.traces import Event, NodeChange, Trace, evenly_spaced, poisson, read_trace, weibull
 
 __all__ = [
     "CAUSES",

@@ -6,7 +6,7 @@ P: stages.
 from dataclasses import dataclass, field, replace
 
 from swift.schedules import Problem, adaptive, one_f_one_b, period, spread, tight_bound
-from swift.schedules.plans.normalize import canonical
+from swift.schedules.plans import canonical
 
 MAX_PLANNED_OPS = 50_000
 """Of an iteration. A larger problem takes the planner seconds for each of its failure sets."""

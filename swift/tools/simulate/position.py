@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swift.tools.simulate.strategies.strategy import Pace, Saves
+from swift.tools.simulate.strategies import Pace, Saves
 
 _ROUNDING = 1e-9
 """Of an iteration: what is this near to its end has ended."""

@@ -1,1 +1,29 @@
-"""Checkpoints of a run in one process."""
+"""Checkpoints of a training run.
+
+How its state is divided and read back, when it is saved, and where it is kept when the disk cannot take it.
+"""
+
+from swift.train.checkpoints.checkpointer import Checkpointer
+from swift.train.checkpoints.rescue import keep_elsewhere, take_back
+from swift.train.checkpoints.saved_state import (
+    extra_of,
+    first_ledger,
+    ledger_after,
+    ledger_for,
+    load_state,
+    put_state,
+    split_of,
+)
+
+__all__ = [
+    "Checkpointer",
+    "extra_of",
+    "first_ledger",
+    "keep_elsewhere",
+    "ledger_after",
+    "ledger_for",
+    "load_state",
+    "put_state",
+    "split_of",
+    "take_back",
+]

@@ -30,13 +30,13 @@ from swift.checkpoint import (
     save_facts,
     set_aside_newer,
 )
-from swift.checkpoint.storage.verification import is_finite, is_of_model
+from swift.checkpoint.storage import is_finite, is_of_model
 from swift.errors import RunError, SettingError
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import RunDirectory, sync_record
 from swift.train.checkpoints.rescue import keep_elsewhere
 from swift.train.checkpoints.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
-from swift.train.settings.experiment import Experiment
+from swift.train.settings import Experiment
 
 
 class _Spoilt(Exception):

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
-from swift.checkpoint.storage.digests import digest, settled_digests
-from swift.checkpoint.storage.directory import begin_save, commit_save
-from swift.checkpoint.storage.manifest import MANIFEST
+from swift.checkpoint.storage import MANIFEST, begin_save, commit_save, digest, settled_digests
 from swift.errors import RunError, SettingError
 from swift.runlog import EVENTS
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from swift.checkpoint import Ledger, Manifest, RestorePlan, StateSplit, load_plan
-from swift.experts.state_layouts import Decoupled
+from swift.experts import Decoupled
 from swift.mesh import move_rows, source_rows
 from swift.pipeline import StateShape, StepSpec, TrainState, reshape_state, reshaped
-from swift.train.settings.experiment import Experiment
+from swift.train.settings import Experiment
 
 _SHAPE = "state_shape"
 

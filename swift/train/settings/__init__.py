@@ -1,1 +1,40 @@
-"""The settings of a run."""
+"""The settings of a run.
+
+The experiment, the failures that it lists, and a configuration as it is stored beside a run.
+"""
+
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.failure_list import (
+    FAILURES_SETTING,
+    FailureList,
+    FailureSource,
+    StageRank,
+    parse_event,
+    parse_rank,
+)
+from swift.train.settings.stored_config import (
+    GIN_NAME,
+    StoredObject,
+    UnreadableConfig,
+    made,
+    parts,
+    read_config,
+    write_config,
+)
+
+__all__ = [
+    "FAILURES_SETTING",
+    "GIN_NAME",
+    "Experiment",
+    "FailureList",
+    "FailureSource",
+    "StageRank",
+    "StoredObject",
+    "UnreadableConfig",
+    "made",
+    "parse_event",
+    "parse_rank",
+    "parts",
+    "read_config",
+    "write_config",
+]

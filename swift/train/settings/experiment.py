@@ -11,10 +11,17 @@ import jax.numpy as jnp
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_number, check_seed
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts import (
+    Decoupled,
+    ExpertConfig,
+    Instances,
+    Layout,
+    OptimizerConfig,
+    ReplicaShards,
+    learning_rate,
+    make_optimizer,
+)
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
-from swift.experts.state_layouts import Decoupled, Instances, Layout, ReplicaShards
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs, stage_sizes

@@ -65,8 +65,8 @@ CheckpointConfig.every = 100
 """
 MAIN = (
     "import sys; from pathlib import Path; from swift.cli.configuration import load_experiment\n"
-    "from swift.elastic.services.compile_service import prepare\n"
-    "prepare(load_experiment(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))"
+    "from swift.elastic.services.compile_service import run_compile_service\n"
+    "run_compile_service(load_experiment(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))"
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from swift.errors import SettingError
 from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
 from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
-from swift.schedules.plans.normalize import after_moves, failure_counts
+from swift.schedules.plans import after_moves, failure_counts
 from swift.tools.draw.picture import draw_picture
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.topology import Worker, read_worker

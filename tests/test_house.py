@@ -1,0 +1,152 @@
+"""The layout of the package: small folders, imports one way and through packages, one class for a name."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MOST_FILES = 12
+ORDER = (
+    ("errors", "files", "jaxprs"),
+    ("deadlines", "topology"),
+    ("data", "mesh", "schedules"),
+    ("experts",),
+    ("models",),
+    ("pipeline",),
+    ("checkpoint",),
+    ("runlog",),
+    ("train",),
+    ("elastic",),
+    ("tools",),
+    ("cli",),
+    ("__main__",),
+)
+"""From the lowest to the highest: a package imports from lower ones only."""
+BY_FILE = {
+    "swift.tools.draw.picture",  # loads Matplotlib, which a plan in text does without
+}
+"""Modules that others import by file, past their package."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of the package by dotted name."""
+    paths = sorted((ROOT / "swift").rglob("*.py"))
+    names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
+    return {name.removesuffix(".__init__"): path for name, path in zip(names, paths, strict=True)}
+
+
+def package_of(module: str) -> str:
+    """The package that a module is in; its own name where it is one."""
+    return module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def imports() -> Iterator[tuple[str, str, str]]:
+    """(module, what it imports from, name), wherever in the file."""
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "swift":
+                for alias in node.names:
+                    yield module, node.module, alias.name
+
+
+def is_within(module: str, package: str) -> bool:
+    """Whether a module is a package or lies in it, at any depth."""
+    return f"{module}.".startswith(f"{package}.")
+
+
+def test_a_folder_has_a_dozen_files_at_most():
+    counts = defaultdict(int)
+    for path in modules().values():
+        counts[path.parent] += 1
+    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_imports_go_from_higher_packages_to_lower_ones():
+    level = {name: number for number, names in enumerate(ORDER) for name in names}
+    known = {
+        path.stem for path in (ROOT / "swift").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert known - {"__init__"} == set(level)
+    upward = set()
+    for module, source, _ in imports():
+        here, there = (f"{name}.".split(".")[1] for name in (module, source))
+        if here and there and here != there and level[there] >= level[here]:
+            upward.add(f"{module} -> {source}")
+    assert upward == set()
+
+
+def test_packages_import_each_other_one_way():
+    edges = defaultdict(set)
+    for module, source, _ in imports():
+        here, there = package_of(module), package_of(source)
+        # A package passes on what packages in it have, and these import from the packages that they lie in.
+        if not is_within(here, there) and not is_within(there, here):
+            edges[here].add(there)
+
+    def reaches(start: str) -> set[str]:
+        seen, todo = set(), [start]
+        while todo:
+            new = edges[todo.pop()] - seen
+            seen |= new
+            todo += new
+        return seen
+
+    assert [package for package in list(edges) if package in reaches(package)] == []
+
+
+def test_modules_import_each_other_one_way():
+    edges = defaultdict(set)
+    for module, source, name in imports():
+        found = f"{source}.{name}" if f"{source}.{name}" in modules() and source != "swift" else source
+        if package_of(found) != found:
+            edges[module].add(found)
+    done, path = set(), []
+
+    def visit(module: str) -> None:
+        assert module not in path, path[path.index(module) :]
+        if module in done:
+            return
+        path.append(module)
+        for other in sorted(edges[module]):
+            visit(other)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(modules()):
+        visit(module)
+
+
+def test_other_packages_are_imported_from_and_not_their_files():
+    around = {
+        f"{module}: {source}"
+        for module, source, _ in imports()
+        if source not in BY_FILE and package_of(source) != source and not is_within(module, package_of(source))
+    }
+    assert around == set()
+
+
+def test_a_package_names_what_it_exports():
+    for module, path in modules().items():
+        if path.name != "__init__.py" or module == "swift":
+            continue
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), f"{module} does not say what lives there"
+        lists = [
+            node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "__all__"
+        ]
+        bound = {
+            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        assert bound == {name for names in lists for name in ast.literal_eval(names)}, module
+
+
+def test_a_public_class_name_stands_once():
+    places = defaultdict(list)
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
