@@ -38,7 +38,7 @@ def payload(compiled):
 
 def test_a_program_that_was_kept_leaves_bit_for_bit_what_the_compiled_one_does(compiled, tmp_path):
     one, step, _ = compiled
-    kept = ExecutableCache(tmp_path, trims=True).get("window", lambda: step, list(one.program.live.mesh.devices.flat))
+    kept = ExecutableCache(tmp_path, trims=True).get("window", lambda: step, list(one.spec.live.mesh.devices.flat))
     assert kept.as_text().count(" fusion(") < step.as_text().count(" fusion(") / 2
     for seed in range(2):
         drawn = one.draw(seed)
