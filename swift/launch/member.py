@@ -109,7 +109,7 @@ class Crew:
         # No array of this backend is kept: an epoch has its own.
         self._programs = Programs(part.experiment)
         program = self._programs.on(part.experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(self._experiment.plan_settings(program))
+        self._configurator = Configurator(self._experiment.plan_settings(program), self._store)
         self._handover: Handover | None = None
         if part.is_elastic:
             everybody = processes_of(part.experiment.topology, by_rank=True)

@@ -91,7 +91,7 @@ class Preparer:
         self._sockets = sockets
         self._programs = Programs(experiment)
         program = self._programs.on(experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(experiment.plan_settings(program))
+        self._configurator = Configurator(experiment.plan_settings(program), self._store)
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 

@@ -23,7 +23,7 @@ def test_a_member_does_not_exit_before_what_all_shared_is_removed(monkeypatch):
             assert may_end.wait(10)
             told.append("removed")
 
-    def leave(code):
+    def leave(_):
         told.append("exited")
         raise Exited
 
