@@ -180,8 +180,10 @@ class Episode:
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
 
     def _is_gone(self, stage: int, after: Aftermath) -> bool:
-        workers = {name for name in self._run.shape.members if self._run.shape.stage_of(name) == stage}
-        return workers <= set(after.dead) or self._run.shape.is_elastic
+        return self._workers(stage) <= set(after.dead) or self._run.shape.is_elastic
+
+    def _workers(self, stage: int) -> set[str]:
+        return {name for name in self._run.shape.members if self._run.shape.stage_of(name) == stage}
 
     def _end(self, after: Aftermath, codes: set[int]) -> None:
         """Waits for the end of the life, and judges it."""
@@ -221,7 +223,12 @@ class Episode:
         if promised is None and not evidence.checkpoints_there(run.run_dir):
             self._begin_anew(after)
             return
-        if (step := after.observed.get("step_at_signal")) is not None and (promised or 0) < step:
+        # What a stage had done since the promise went with its last worker, if all were hit before the signal.
+        dead, shape = set(after.dead), self._run.shape
+        lost_all = any(self._workers(stage) <= dead for stage in map(shape.stage_of, dead))
+        may_have_lost = lost_all or (shape.is_elastic and len(dead) >= _NEIGHBOURS)
+        step = after.observed.get("step_at_signal")
+        if step is not None and (promised or 0) < step and not may_have_lost:
             after.complaints.append(
                 f"the last whole iteration, {step}, was not kept: the newest checkpoint is {promised}"
             )

@@ -252,8 +252,10 @@ class Run:
         left += [str(path) for pattern in ("swift-*", ".swift-*") for path in self.tmp.glob(pattern)]
         pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in waiting]
         left += [str(path) for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
-        if self.shape.num_nodes > 1 and self.life.first.returncode == -signal.SIGKILL:
-            return left  # what the machines share waits in the run directory for another first one, which removes it
+        # What the machines share waits in the run directory for another first process, which removes it; one that
+        # refused to start has not.
+        if self.shape.num_nodes > 1 and any(life.first.returncode == -signal.SIGKILL for life in self.lives[-2:]):
+            return left
         return left + [str(path) for path in self.run_dir.glob(".swift-*")]
 
     def remove(self) -> None:

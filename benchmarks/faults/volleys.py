@@ -11,7 +11,7 @@ from . import evidence
 from .kinds import Kind, Parameters
 from .running import Run
 
-_SIZES = (1, 1, 1, 2, 2, 3)
+_SIZES = (1, 2, 2, 3, 3, 4)
 _MOMENT_S = 8.0
 """How long to wait for what a fault is to hit; then it strikes at once."""
 
@@ -57,7 +57,7 @@ class Deck:
         return [kind.name for kind in self._left]
 
     def volley(self, run: Run) -> list[Fault]:
-        """One to three faults that can come together; whatever ends the life is the last."""
+        """One to four faults that can come together; whatever ends the life is the last."""
         size, faults, kinds, groups = self._rng.choice(_SIZES), list[Fault](), list[Kind](), set[str]()
         for _ in range(size):
             kind = self._deal(run, groups)

@@ -1,5 +1,6 @@
 """A trained model without its training: plain arrays for one device, and text from them."""
 
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from swift.checkpoint import RestorePlan, checkpoint_steps, load_arrays, load_metadata, plan_restore, save_arrays
 from swift.data import Tokenizer
-from swift.errors import SettingError, check_count, check_number, check_seed
+from swift.errors import RunError, SettingError, check_count, check_number, check_seed
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
 from swift.train.checkpoints import load_state
@@ -33,6 +34,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
 
     Raises:
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
+        RunError: the model cannot be written; nothing is left of it.
     """
     steps = checkpoint_steps(run_dir / "checkpoints")
     if not steps:
@@ -44,7 +46,11 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     plan = plan_restore(run_dir / "checkpoints", experiment.identity(), step)
     state = load_state(run_dir / "checkpoints", plan, spec)
     weights = spec.gpt.unpack(spec.whole_classes(state))
-    save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(spec.gpt)})
+    try:
+        save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(spec.gpt)})
+    except (OSError, ValueError) as error:  # of the system, and of Orbax, which wraps those in half a page
+        shutil.rmtree(out, ignore_errors=True)
+        raise RunError(f"{out}: the model cannot be written: {str(error).splitlines()[0]}") from error
     return plan
 
 

@@ -1,5 +1,6 @@
 """An exported model is the run's, to the bit; the text that it writes is what its logits say."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import Ledger, begin_snapshot, save_checkpoint
+from swift.checkpoint import Ledger, arrays, begin_snapshot, save_checkpoint
 from swift.data import ByteTokenizer
-from swift.errors import SettingError
+from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig, plain_logits
@@ -91,6 +92,16 @@ def test_a_directory_that_is_there_is_left_alone(run, tmp_path):
         with pytest.raises(SettingError, match=r"--out = .* cannot be made a directory: File exists"):
             export_model(TINY, run[0], path)
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_model_that_cannot_be_written_is_told_in_a_line_and_leaves_nothing(run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(arrays, "write_signed", full)
+    with pytest.raises(RunError, match=r"model: the model cannot be written: .*No space left on device$"):
+        export_model(TINY, run[0], tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_an_iteration_that_is_asked_for_is_that_one_or_none(run, tmp_path):

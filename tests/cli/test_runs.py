@@ -46,7 +46,7 @@ def options(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 0])
+@pytest.mark.parametrize("checkpoint_every", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, here, checkpoint_every):
     every = f"CheckpointConfig.every={checkpoint_every}"
     resume = []

@@ -85,7 +85,7 @@ def break_compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("break_it", "error", "told"),
     [
-        (break_planner, ValueError, "with 0:0 down: out of luck"),
+        pytest.param(break_planner, ValueError, "with 0:0 down: out of luck", marks=pytest.mark.slow),
         (break_compiler, RuntimeError, "with 0:0 down: no memory"),
     ],
     ids=["planner", "compiler"],

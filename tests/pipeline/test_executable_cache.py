@@ -18,9 +18,11 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from swift.pipeline import Configurator, PlanSettings
 from swift.pipeline.reconfigure import executable_cache
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.topology import Topology
 
 SUM = PartitionSpec("worker")
 
@@ -190,3 +192,17 @@ def test_where_there_are_no_locks_whoever_needs_a_program_compiles_it(tmp_path, 
     monkeypatch.setattr(executable_cache, "_loaded", lambda content, _: content)
     assert ExecutableCache(tmp_path).get("sum", lambda: b"compiled", []) == b"compiled"
     assert ExecutableCache(tmp_path).get("sum", lambda: b"another", []) == b"compiled"
+
+
+def test_processes_of_a_run_plan_for_a_failure_once(tmp_path, monkeypatch):
+    settings, store = PlanSettings(Topology(3, 2), num_microbatches=2, window=2), ExecutableCache(tmp_path)
+    planned = Configurator(settings, store).configure(frozenset({(1, 1)}))
+    monkeypatch.setattr(Configurator, "_plan", None)
+    found = Configurator(settings, store).configure(frozenset({(0, 1)}))  # the same problem, another worker
+    assert found.pipeline_D != planned.pipeline_D
+    for length, plan in planned.plans.items():
+        assert found.plans[length].schedule.problem == plan.schedule.problem
+        np.testing.assert_array_equal(found.plans[length].schedule.start, plan.schedule.start)
+        np.testing.assert_array_equal(found.plans[length].table.opcode_TR, plan.table.opcode_TR)
+    with pytest.raises(TypeError):  # nobody has planned for this one
+        Configurator(settings, store).configure(frozenset({(0, 0)}))

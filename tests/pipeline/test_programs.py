@@ -51,6 +51,7 @@ def test_no_collective_is_in_a_branch_that_not_all_of_its_devices_take(rig, pper
             assert ppermutes_in_varying_branches(jaxpr, axis) == []
 
 
+@pytest.mark.slow
 def test_tables_of_one_shape_share_a_compiled_program(rig):
     """Two planners' schedules of the same problem."""
     one, other = (rig(microbatches=3, planner=planner) for planner in ("gpipe", "zero_bubble"))

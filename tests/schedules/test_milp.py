@@ -149,6 +149,7 @@ def test_costs_that_are_multiples_of_a_tenth(no_help):
     assert proof.bound == pytest.approx(period(milp(problem)))
 
 
+@pytest.mark.slow
 def test_costs_that_are_multiples_of_nothing():
     """Rounded for the model, so that its bound is a little below the schedule, which has the true costs."""
     problem = Problem(Topology(2, 2), 2, frozenset({(0, 1)}), UNEVEN, 2.0)

@@ -5,7 +5,7 @@ verifying files against their digests.
 """
 
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays
-from swift.checkpoint.storage.digests import array_digest, digest, settled_digests
+from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, settled_digests
 from swift.checkpoint.storage.directory import (
     begin_save,
     checkpoint_path,
@@ -29,6 +29,7 @@ __all__ = [
     "Ledger",
     "Manifest",
     "RestorePlan",
+    "array_checksum",
     "array_digest",
     "begin_save",
     "checkpoint_path",

@@ -98,7 +98,7 @@ class CompileService:
         self._sockets = sockets
         self._programs = ElasticPrograms(experiment)
         spec = self._programs.on(experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(experiment.plan_settings(spec))
+        self._configurator = Configurator(experiment.plan_settings(spec), self._store)
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 

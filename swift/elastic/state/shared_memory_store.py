@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from swift.checkpoint.storage import array_digest, digest
+from swift.checkpoint.storage import array_checksum, digest
 from swift.elastic.membership import Process, Stamp
 from swift.elastic.state.disk_spill import remove_kept, share_kept, write_kept
 from swift.errors import RunError
@@ -53,7 +53,7 @@ class SharedMemoryStore:
             OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
         """
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
-        head = {"arrays": [_shape(array) for array in arrays], "digest": array_digest(arrays)}
+        head = {"arrays": [_shape(array) for array in arrays], "checksum": array_checksum(arrays)}
         text = json.dumps(list(records))
         head |= {"records": text, "records_digest": digest(text.encode())}
 
@@ -83,7 +83,7 @@ class SharedMemoryStore:
         try:
             with path.open("rb") as file:
                 head, offset = json.loads(file.readline()), file.tell()
-                shapes, digest = head["arrays"], head["digest"]
+                shapes, checksum = head["arrays"], head["checksum"]
             whole = np.memmap(path, np.uint8, "r")
         except OSError as error:
             raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -95,7 +95,7 @@ class SharedMemoryStore:
             begin = _aligned(offset)
             offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
             parts.append(whole[begin:offset])
-        if len(whole) != offset or not (is_own or array_digest(parts) == digest):
+        if len(whole) != offset or not (is_own or array_checksum(parts) == checksum):
             raise damaged
         arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(like), arrays)

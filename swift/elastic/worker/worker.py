@@ -113,7 +113,7 @@ class WorkerProcess:
         # No array of this backend is kept: a generation has its own.
         self._programs = ElasticPrograms(part.experiment)
         spec = self._programs.on(part.experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(self._experiment.plan_settings(spec))
+        self._configurator = Configurator(self._experiment.plan_settings(spec), self._store)
         self._handover: Handover | None = None
         if part.is_elastic:
             everybody = processes_of(part.experiment.topology, by_rank=True)

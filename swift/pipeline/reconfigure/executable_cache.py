@@ -1,4 +1,4 @@
-"""Compiled programs as files: one process compiles, all that run the same program load it.
+"""Compiled programs and plans as files: one process makes them, all that run the same load them.
 
 A program is bound to the ids of its devices, not to the process that compiled it. In generations of equally many
 processes the ids are the same (see ``swift.elastic.jax_group``), so a file is good for all processes and for later
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import jax
 from jax.experimental import serialize_executable
@@ -30,6 +30,7 @@ from swift.files import replace_file
 from swift.pipeline.reconfigure.trimming import trimmed
 
 _PATIENCE_S, _PAUSE_S = 30.0, 0.05
+_Value = TypeVar("_Value")
 
 
 class ExecutableCache:
@@ -74,11 +75,24 @@ class ExecutableCache:
             content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
             # All processes run what was loaded, also who compiled it; and what cannot be loaded is not kept.
             program = _loaded(content, devices)
-            try:
-                replace_file(path, hashlib.sha256(content).digest() + content)
-            except OSError as error:  # a full disk, say: this process has what it needs
-                print(f"a compiled program is not kept for others: {error}", file=sys.stderr, flush=True)
+            _write(path, content)
             return program
+
+    def value(self, key: object, make: Callable[[], _Value]) -> _Value:
+        """Something else that all processes need and that takes long to make, a plan say; it can be pickled.
+
+        Args:
+            key: all that tells it from another; its ``repr`` counts.
+            make: makes it, where it is not there or is damaged. Several processes may, at once.
+        """
+        path = self._path(key)
+        content = _read(path)
+        if content is not None:
+            kept: _Value = pickle.loads(content)
+            return kept
+        made = make()
+        _write(path, pickle.dumps(made))
+        return made
 
     def _path(self, key: object) -> Path:
         return self._directory / hashlib.sha256(repr((jax.__version__, key)).encode()).hexdigest()[:32]
@@ -102,6 +116,13 @@ def _serialized(program: Compiled, *, trims: bool) -> bytes:
     # Structures with nodes of our own cannot be pickled; trees of them can.
     inputs, outputs = (jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees)
     return pickle.dumps((payload, inputs, outputs))
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        replace_file(path, hashlib.sha256(content).digest() + content)
+    except OSError as error:  # a full disk, say: this process has what it needs
+        print(f"what was made for all processes is not kept for others: {error}", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes | None:

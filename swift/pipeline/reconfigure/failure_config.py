@@ -15,6 +15,7 @@ import numpy as np
 
 from swift.data import Batch
 from swift.mesh import MeshRow
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import share_sequences
 from swift.schedules import (
     Costs,
@@ -107,10 +108,15 @@ class Configuration:
 
 
 class Configurator:
-    """Plans configurations, each canonical problem once; may be used from several threads."""
+    """Plans configurations, each canonical problem once; may be used from several threads.
 
-    def __init__(self, settings: PlanSettings):
-        self.settings = settings
+    Args:
+        settings: of all plans.
+        store: where processes of the same run find each other's plans: whoever prepares a failure has planned for it.
+    """
+
+    def __init__(self, settings: PlanSettings, store: ExecutableCache | None = None):
+        self.settings, self._store = settings, store
         self._plans: dict[Problem, Mapping[int, Plan]] = {}
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
@@ -135,11 +141,18 @@ class Configurator:
         normalized = normalize(problem)
         canonical = normalized.problem
         if canonical not in self._plans:
-            self._plans[canonical] = self._plan(canonical)
+            self._plans[canonical] = self._shared_plan(canonical)
         parts = canonical.topology.live_workers(canonical.failed)
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in parts]
         places = tuple(MeshRow(players.get(role, role), role[1]) for role in played)
         return Configuration(failed, places, normalized.pipeline_D, self._plans[canonical])
+
+    def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
+        if self._store is None:
+            return self._plan(canonical)
+        failed = sorted(canonical.failed)  # a set has no order of its own
+        key = "plan", failed, replace(canonical, failed=frozenset())
+        return self._store.value(key, lambda: self._plan(canonical))
 
     def _plan(self, canonical: Problem) -> Mapping[int, Plan]:
         schedule = plan_with(self.settings.planner, canonical)

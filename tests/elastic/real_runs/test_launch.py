@@ -31,6 +31,7 @@ def config_for(tmp_path, stages, steps):
     return write_config(tmp_path, (2, stages, 1), steps)
 
 
+@pytest.mark.slow
 def test_each_is_killed_at_any_moment_and_comes_back_and_nothing_is_lost(tmp_path):
     """The first process, too. Who comes back has missed some iterations."""
     config, moment = config_for(tmp_path, 1, 10**6), random.Random(0)

@@ -226,6 +226,7 @@ def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
     assert "its Experiment.compute_dtype is 'float32', here 'float64'" in read_answer(done.stdout).why
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     """Neither another checkpoint nor one of the same iteration."""
     shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))

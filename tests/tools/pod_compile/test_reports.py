@@ -28,6 +28,7 @@ def test_exchange_of_a_lone_worker(lone):
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] == 4 * 3 * 4 * 12 * 2 * 16 * 4
 
 
+@pytest.mark.slow
 def test_exchange_of_a_pipeline_that_has_lost_a_worker(pipelines):
     one, report = pipelines
     groups = one.step_spec().gpt.groups
