@@ -37,7 +37,7 @@ def main() -> int:
         run_dir = Path(directory) / "run"
         shared = [str(options.config), "--set", "Experiment.num_steps=1000000"]
         command = [*_SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
-        command += ["--recovery", options.recovery, "--restarts", str(options.kills)]
+        command += ["--recovery", options.recovery, "--restarts", str(options.kills), "--trim-executables"]
         begun = time.monotonic()
         with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
             pids_stay = _kill_one_by_one(supervisor, run_dir, options)

@@ -140,7 +140,8 @@ def _launch(
         open_run(experiment, run, done, lease) as directory,
         RunFiles.of(run.config_text, data, place.path, corpus, shared) as scratch,
     ):
-        commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=options.recovery == "restart")
+        keeps_all, trims = options.recovery == "restart", options.trim_executables
+        commands = _Commands(scratch, processes, nodes, by_rank, keeps_all=keeps_all, trims=trims)
         logs, restarts, resume = directory.path / "logs", options.restarts, options.resume
         run_spec = RunSpec(
             processes,
@@ -169,6 +170,7 @@ class _Commands:
     nodes: Nodes
     by_rank: bool
     keeps_all: bool
+    trims: bool
 
     def node(self, who: Hashable) -> int:
         """Of a process, or of one of its lives; others are on the first."""
@@ -185,7 +187,7 @@ class _Commands:
         return self._command("keeper", str(run_dir))
 
     def preparer(self) -> list[str]:
-        return self._command("preparer")
+        return self._command("preparer", *["--trim-executables"] * self.trims)
 
     def _command(self, name: str, *more: str) -> list[str]:
         own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]

@@ -39,7 +39,8 @@ def keeper(options: argparse.Namespace) -> None:
 def preparer(options: argparse.Namespace) -> None:
     """The process that compiles what may be needed next."""
     experiment, scratch = _told(options)
-    run_compile_service(experiment, scratch.programs, scratch.sockets, _num_devices(experiment, options.by_rank))
+    num_devices, trims = _num_devices(experiment, options.by_rank), options.trim_executables
+    run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices, trims=trims)
 
 
 def _told(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:

@@ -36,6 +36,12 @@ def payload(compiled):
     return compiled[2]
 
 
+def test_programs_are_kept_as_they_were_compiled_unless_asked_for(compiled, tmp_path):
+    one, step, _ = compiled
+    kept = ExecutableCache(tmp_path).get("window", lambda: step, list(one.spec.live.mesh.devices.flat))
+    assert kept.as_text().count(" fusion(") == step.as_text().count(" fusion(")
+
+
 def test_a_program_that_was_kept_leaves_bit_for_bit_what_the_compiled_one_does(compiled, tmp_path):
     one, step, _ = compiled
     kept = ExecutableCache(tmp_path, trims=True).get("window", lambda: step, list(one.spec.live.mesh.devices.flat))

@@ -2,8 +2,8 @@
 
 It is told which workers are down, and makes ready what the others would need now, and after one more failure or return:
 it puts the programs into the store of the run, where the processes look first. It pretends to be each group in turn,
-see ``swift.elastic.compile_only_group``. Nothing is lost if it dies, the others then compile for themselves: so it
-trims programs.
+see ``swift.elastic.compile_only_group``. Nothing is lost if it dies, the others then compile for themselves: so it is
+the one process that may trim programs.
 """
 
 import ctypes
@@ -91,10 +91,11 @@ class CompileService:
         experiment: what is run.
         programs: the directory of the run's programs.
         sockets: a directory that only its owner may enter.
+        trims: make programs smaller, see ``ExecutableCache``.
     """
 
-    def __init__(self, experiment: Experiment, programs: Path, sockets: Path):
-        self._experiment, self._store = experiment, ExecutableCache(programs, trims=True)
+    def __init__(self, experiment: Experiment, programs: Path, sockets: Path, *, trims: bool = False):
+        self._experiment, self._store = experiment, ExecutableCache(programs, trims=trims)
         self._sockets = sockets
         self._programs = ElasticPrograms(experiment)
         spec = self._programs.on(experiment.topology.num_expert_ranks)
@@ -163,7 +164,9 @@ class CompileService:
                 compiled_neighbour(spec, self._store, k)
 
 
-def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
+def run_compile_service(
+    experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int, *, trims: bool = False
+) -> NoReturn:
     """The main function of the process: follows what comes on standard input until that ends.
 
     Args:
@@ -171,6 +174,7 @@ def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, n
         programs: the directory of the run's programs.
         sockets: a directory that only its owner may enter.
         num_local_devices: of each process of the run: all expert ranks of a worker, or one.
+        trims: make programs smaller, see ``ExecutableCache``.
     """
     settle_jax(experiment, num_local_devices)
     channel = _Voice()
@@ -178,7 +182,7 @@ def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, n
     listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
     listener.start()
     try:
-        preparer = CompileService(experiment, programs, sockets)
+        preparer = CompileService(experiment, programs, sockets, trims=trims)
         while True:
             wish = wishes.get()
             for job in jobs_for(experiment, wish):
