@@ -6,6 +6,7 @@
 from swift.train.emulated_cluster import Down
 from swift.train.export import export_model, generate, load_exported
 from swift.train.interrupt import Interrupt
+from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
 from swift.train.settings import Experiment
 from swift.train.start import (
@@ -29,6 +30,9 @@ __all__ = [
     "Down",
     "Experiment",
     "Interrupt",
+    "LiveWorkers",
+    "StateKeeper",
+    "TrainLoop",
     "TrainOptions",
     "check_range",
     "conclude",

@@ -52,6 +52,19 @@ def plan_facts(steps: Steps) -> dict[str, Any]:
     return {"failed": failed, "plan": plan_document(steps.plan.schedule)}
 
 
+def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any]:
+    """Fields that the plan adds to the record of an iteration; none with a single worker.
+
+    Args:
+        steps: step functions of the live workers.
+        period_ratio: planned time of an iteration, as a multiple of that without failures.
+        **more: further fields of a pipeline's record.
+    """
+    if steps.spec.is_single_worker:
+        return {}
+    return {"bubble_share": steps.plan.bubble_share, "period_ratio": period_ratio, **more}
+
+
 def mean_loss(evaluate: Callable[[Batch], Sums], validation: Loader, num_batches: int) -> float:
     """The loss of the first batches of a split, nats per token.
 

@@ -1,14 +1,12 @@
-"""The iterations of one generation, as one of its members runs them."""
+"""The iterations of one generation, as one of its processes runs them through ``TrainLoop``."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
-import jax
-
-from swift.data import Batch, Loader
+from swift.data import DataError, Loader
 from swift.elastic.membership import Process, Stamp, Took
 from swift.elastic.state import NeighbourCopies, SharedMemoryStore
 from swift.elastic.transport import (
@@ -23,190 +21,242 @@ from swift.elastic.transport import (
 )
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.mesh import fetch_parts
-from swift.pipeline import Steps, Sums, TrainState
-from swift.train import Experiment, is_due, mean_loss, plan_facts, step_record, window_length
+from swift.pipeline import Steps, TrainState
+from swift.train import Experiment, LiveWorkers, StateKeeper, TrainLoop, is_due, plan_facts, window_length
 
 NUM_SNAPSHOTS = 3
 """One that is made, one that is saved, one that waits."""
 
 
-@dataclass
-class IterationLoop:
-    """A member's work in a generation.
+@dataclass(kw_only=True)
+class GenerationRun:
+    """A process's part in one generation of a run.
 
     Attributes:
-        experiment: what is run.
-        process: which this is.
-        order: of the generation.
-        steps: its programs.
-        fault_free: planned time of an iteration without failures.
-        train, validation: the data.
-        states: on the devices, by stamp; the newest two, in case that a peer does not finish the last iteration.
-        records: of the iterations that may not be written yet.
-        snapshots: where states to be saved go, and those that were restored come from.
-        buddy: copies another rank's slices; None: nobody asks for it.
-        after_window: called when its state is there.
-        watched: around what may wait for a peer for ever; told how many seconds it usually takes.
-        channel, orders: to and from the supervisor.
+        experiment: settings of the run.
+        process: this process.
+        order: command that formed the generation.
+        steps: step functions on its mesh.
+        fault_free_period: planned time of an iteration without failures, in the unit of the plan's costs.
+        train: batches of the training split.
+        validation: batches of the validation split.
+        channel: channel to the supervisor.
+        orders: commands of the supervisor.
+        watched: context of whatever may wait for a peer, given how many seconds a window takes.
+        window_s: longest time of a window, in seconds.
     """
 
     experiment: Experiment
     process: Process
     order: FormGroup
     steps: Steps
-    fault_free: float
+    fault_free_period: float
     train: Loader
     validation: Loader
-    states: dict[Stamp, TrainState]
-    records: dict[int, dict[str, Any]]
-    snapshots: SharedMemoryStore
-    buddy: NeighbourCopies | None
-    after_window: Callable[[], None]
-    watched: Callable[[float], AbstractContextManager[None]]
     channel: ControlChannel
     orders: CommandListener
-    _is_recorder: bool = False
-    _saved: int = 0
-    _usual_s: float = 0.0
+    watched: Callable[[float], AbstractContextManager[None]]
+    window_s: float = 0.0
 
     @property
     def number(self) -> int:
-        """Of the generation."""
+        """Number of the generation."""
         return self.order.form.number
 
     @property
-    def _halt(self) -> Halt | None:
+    def halt(self) -> Halt | None:
+        """The order to stop the run, if it has come."""
         halt = self.orders.halt
         return halt if halt is not None and halt.number == self.number else None
 
-    def run(self, leave: StartGeneration) -> None:
-        """Runs until an order comes, or to the end."""
-        (stamp,) = self.states
-        done, experiment = stamp.step, self.experiment
-        # Two, so that the line of an iteration is not lost with who was to tell it; the supervisor takes one of each.
-        members = leave.go.holders or self.order.form.members
-        self._is_recorder = self.process in [member.process for member in members[:2]]
-        self.channel.generation, self.channel.finished = self.number, done
-        if self._is_recorder and not self.steps.spec.is_single_worker:
-            self.channel.say(Planned, number=self.number, facts=plan_facts(self.steps))
-        if leave.written < done:
-            self._finish([record for step, record in sorted(self.records.items()) if leave.written < step <= done])
-        elif done and self._is_due(done, experiment.checkpoint.every) and (leave.go.holders or not leave.is_restored):
-            self._snapshot()  # its parts may have been lost with who had them
-        while not self._is_over(done):
-            begun = time.perf_counter()
-            periods = (experiment.eval_every, experiment.checkpoint.every)
-            count = window_length(experiment.window, done, experiment.num_steps, periods)
-            while self.orders.hangs:
-                time.sleep(1.0)
-            self.channel.entered = done + count
-            self.channel.tell_progress()
-            done = self._window(done, count, begun)
-            if self.channel.finished == stamp.step:
-                took_s = round(time.perf_counter() - begun, 4)
-                self.channel.say(Took, number=self.number, part="first_step", seconds=took_s)
-            self.channel.finished = done
-            self.channel.tell_progress()
-            if leave.is_restored and stamp not in self.states and self._saved != stamp.step:
-                self.snapshots.forget(but=self.snapshots.stamps() - {stamp})  # until now it may have been needed again
-        halt = self._halt
-        if halt is not None and self._saved < done:
-            self._snapshot()
-        if halt is not None or done == experiment.num_steps:
-            self.channel.say(Done, number=self.number)
+    def computing(self) -> AbstractContextManager[None]:
+        """Context of whatever may wait for a peer."""
+        return self.watched(self.window_s)
 
-    def _window(self, done: int, count: int, begun: float) -> int:
-        """Some iterations as one program; leaves two states, that before and its own."""
-        steps, before = self.steps, max(self.states)
-        batches = [self.train.batch(step) for step in range(done, done + count)]
-        steps.compiled("single" if count == 1 else steps.main)  # which cannot be called off
-        with self.watched(self._usual_s):
-            outcome = steps.start(self.states[before], batches, steps.put(batches))()
-            jax.block_until_ready(outcome.state)
-        self._usual_s = max(self._usual_s, time.perf_counter() - begun)
-        done += count
-        step_s = (time.perf_counter() - begun) / count
-        records = [
-            step_record(step, metrics, step_s, steps.spec) | self._plan_record(outcome.was_discarded)
-            for step, metrics in enumerate(outcome.metrics, done - count + 1)
-        ]
+
+@dataclass(kw_only=True)
+class GenerationStates(StateKeeper):
+    """The states of a generation, on the devices and in shared memory.
+
+    Attributes:
+        generation: the generation.
+        states: states on the devices by stamp, the newest two: a peer may not finish the last iteration.
+        records: records by iteration that may not be written yet.
+        snapshots: store of states to be saved and of restored ones.
+        copies: copies of another rank's slices; None where nobody needs them.
+        keep: puts the states on the devices into shared memory, where each window's is wanted there.
+        restored: stamp of the checkpoint that the generation continues from; None if it does not.
+        saved: iteration of the newest state kept to be saved; 0 if there is none.
+    """
+
+    generation: GenerationRun
+    states: dict[Stamp, TrainState]
+    records: dict[int, dict[str, Any]]
+    snapshots: SharedMemoryStore
+    copies: NeighbourCopies | None
+    keep: Callable[[], None]
+    restored: Stamp | None
+    saved: int = 0
+
+    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+        """Keeps this state and the one before it, and copies slices of another rank where that is due."""
+        before = max(self.states)
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
         self.records.update({record["step"]: record for record in records})
         for old in self.states.keys() - {before}:
             del self.states[old]
-        self.states[Stamp(self.number, done)] = outcome.state  # after its records, with which it may be kept at once
-        self._copy(records)
-        self._finish(records)
-        self.after_window()
-        return done
-
-    def _copy(self, records: list[dict[str, Any]]) -> None:
-        """Has the slices of another rank copied, where that is due."""
-        if self.buddy is None:
+        stamp = Stamp(self.generation.number, done)
+        self.states[stamp] = state  # after its records, with which it may be kept at once
+        if self.copies is None:
             return
         for record in records:
-            self.buddy.count(record)
-        newest = max(self.states)
-        if self.buddy.is_due(newest.step):
-            self.buddy.make_ready()  # which cannot be called off
-            with self.watched(self._usual_s):
-                self.buddy.take(newest, self.states[newest])
+            self.copies.count(record)
+        if self.copies.is_due(done):
+            self.copies.make_ready()  # compiles, which cannot be called off
+            with self.generation.computing():
+                self.copies.take(stamp, state)
 
-    def _plan_record(self, was_discarded: bool) -> dict[str, Any]:
-        """What the plan says of an iteration; nothing for a lone worker."""
-        if self.steps.spec.is_single_worker:
-            return {}
-        plan = self.steps.plan
-        ratio = plan.period / self.fault_free
-        return {"bubble_share": plan.bubble_share, "period_ratio": ratio, "was_discarded": was_discarded}
+    def check(self, record: dict[str, Any]) -> None:
+        """Accepts every record: the supervisor checks those of all processes."""
 
-    def _finish(self, records: list[dict[str, Any]]) -> None:
-        """Evaluates and keeps what is due after an iteration, and tells what the iterations were."""
-        done = max(self.states).step
-        if self._is_due(done, self.experiment.eval_every):
-            loss = self._evaluate(self.experiment.num_eval_batches)
-            for record in records[-1:]:
-                record["validation_loss"] = loss
-        if self._is_recorder:
-            for record in records:
-                self.channel.say(Record, record=record)
-        if self._is_due(done, self.experiment.checkpoint.every):
-            self._snapshot()
+    def is_due(self, done: int) -> bool:
+        """Whether a checkpoint is due."""
+        experiment = self.generation.experiment
+        return is_due(done, experiment.checkpoint.every, experiment.num_steps)
 
-    def _snapshot(self) -> None:
-        """Keeps the state to be saved; one worker of each stage does."""
-        newest = max(self.states)
-        # What is recorded is of the parameters before the update. A run that is to stop has no time to compile for it.
-        loss = self._evaluate(1) if self._halt is None else None
-        live, stamp = self.steps.spec.live, Stamp(self.number, newest.step)
-        if self.process.worker in [live.workers[row] for row in live.first_rows]:
+    def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
+        """Keeps a state to be saved, on one worker of each stage."""
+        generation = self.generation
+        # A record holds the loss before the update. A run that is to stop has no time to compile for the one after it.
+        loss = evaluate() if generation.halt is None else None
+        live, stamp = generation.steps.spec.live, Stamp(generation.number, done)
+        if generation.process.worker in [live.workers[row] for row in live.first_rows]:
             try:
-                self.snapshots.save(stamp, fetch_parts(replace(self.states[newest], slots={})))
+                self.snapshots.save(stamp, fetch_parts(replace(state, slots={})))
             except OSError as error:
-                self.channel.say(SnapshotMissed, stamp=stamp, why=str(error))
+                generation.channel.say(SnapshotMissed, stamp=stamp, why=str(error))
             else:
                 self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
-                self.channel.say(SnapshotKept, stamp=stamp, loss=loss)
-        self._saved = newest.step
+                generation.channel.say(SnapshotKept, stamp=stamp, loss=loss)
+        self.saved = done
 
-    def _evaluate(self, num_batches: int) -> float:
-        state = self.states[max(self.states)]
-        self.steps.compiled("evaluate")  # which cannot be called off
+    def end_window(self) -> None:
+        """Keeps the state of a window, and forgets the restored one once two later ones are there."""
+        self.keep()
+        restored = self.restored
+        if restored is not None and restored not in self.states and self.saved != restored.step:
+            self.snapshots.forget(but=self.snapshots.stamps() - {restored})
 
-        def evaluate(batch: Batch) -> Sums:
-            with self.watched(self._usual_s):
-                return self.steps.evaluate(state, batch)
+    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
+        """Raises the error, which the process reports."""
+        raise error
 
-        return mean_loss(evaluate, self.validation, num_batches)
 
-    def _is_due(self, done: int, every: int) -> bool:
-        return is_due(done, every, self.experiment.num_steps)
+@dataclass(kw_only=True)
+class GenerationWorkers(LiveWorkers):
+    """The workers of a generation, which runs until a newer one is ordered.
 
-    def _is_over(self, done: int) -> bool:
-        newest, halt = self.orders.newest, self._halt
+    Attributes:
+        generation: the generation.
+        states: its states.
+    """
+
+    generation: GenerationRun
+    states: GenerationStates
+    _is_first: bool = True
+    _begun: float = field(default_factory=time.perf_counter)
+
+    @property
+    def steps(self) -> Steps:
+        """Step functions on the generation's mesh."""
+        return self.generation.steps
+
+    @property
+    def period_ratio(self) -> float:
+        """Planned time of an iteration, as a multiple of that without failures."""
+        return self.steps.plan.period / self.generation.fault_free_period
+
+    def window_after(self, done: int) -> int:
+        """Number of iterations in the next window, see ``window_length``."""
+        experiment = self.generation.experiment
+        periods = (experiment.eval_every, experiment.checkpoint.every)
+        if done >= experiment.num_steps:
+            return 0
+        return window_length(experiment.window, done, experiment.num_steps, periods)
+
+    def is_over(self, done: int) -> bool:
+        """Whether the run ends here, or another generation takes over."""
+        generation = self.generation
+        newest, halt = generation.orders.newest, generation.halt
         assert newest is not None
-        if done >= self.experiment.num_steps or (halt is not None and done >= halt.after):
+        if done >= generation.experiment.num_steps or (halt is not None and done >= halt.after):
             return True
         after = newest.form.after
-        return newest.form.number > self.number and (after is None or done >= after)
+        return newest.form.number > generation.number and (after is None or done >= after)
+
+    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:  # noqa: ARG002
+        """Reports that a window begins."""
+        self._begun = time.perf_counter()
+        while self.generation.orders.hangs:
+            time.sleep(1.0)
+        self.generation.channel.entered = last
+        self.generation.channel.tell_progress()
+        return state, False
+
+    @contextmanager
+    def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
+        """Notes how long a window takes."""
+        yield
+        self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Context of whatever may wait for a peer."""
+        return self.generation.computing()
+
+    def leave(self, state: TrainState, done: int) -> None:  # noqa: ARG002
+        """Reports that a window is finished."""
+        self.states.end_window()
+        channel = self.generation.channel
+        if self._is_first:
+            took_s = round(time.perf_counter() - self._begun, 4)
+            channel.say(Took, number=self.generation.number, part="first_step", seconds=took_s)
+        self._is_first = False
+        channel.finished = done
+        channel.tell_progress()
+
+
+def run_generation(generation: GenerationRun, start: StartGeneration, states: GenerationStates) -> None:
+    """Runs a generation until a newer one is ordered, or to the end of the run.
+
+    Args:
+        generation: the generation.
+        start: command that started it.
+        states: its states; the only one is that from which it continues.
+    """
+    (stamp,) = states.states
+    channel, number = generation.channel, generation.number
+    # Two record, so that the line of an iteration is not lost with one of them; the supervisor takes one of each.
+    members = start.go.holders or generation.order.form.members
+    is_recorder = generation.process in [member.process for member in members[:2]]
+
+    def record(record: dict[str, Any]) -> None:
+        if is_recorder:
+            channel.say(Record, record=record)
+
+    workers = GenerationWorkers(generation=generation, states=states)
+    loop = TrainLoop(generation.experiment, generation.train, generation.validation, workers, states, record)
+    done = stamp.step
+    channel.generation, channel.finished = number, done
+    if is_recorder and not generation.steps.spec.is_single_worker:
+        channel.say(Planned, number=number, facts=plan_facts(generation.steps))
+    if start.written < done:
+        unwritten = [record for step, record in sorted(states.records.items()) if start.written < step <= done]
+        loop.finish(states.states[stamp], done, unwritten)
+    elif done and states.is_due(done) and (start.go.holders or not start.is_restored):
+        loop.save(states.states[stamp], done)  # its parts may have been lost with those who had them
+    done = loop.run(states.states[stamp], done)
+    if generation.halt is not None and states.saved < done:
+        loop.save(states.states[max(states.states)], done)
+    if generation.halt is not None or done == generation.experiment.num_steps:
+        channel.say(Done, number=number)

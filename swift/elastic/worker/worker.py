@@ -36,7 +36,7 @@ from swift.elastic.membership import (
 from swift.elastic.state import Copies, Handover, NeighbourCopies, RunFiles, SharedMemoryStore
 from swift.elastic.transport import DataUnreadable, FormGroup, StartGeneration
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
-from swift.elastic.worker.loop import IterationLoop
+from swift.elastic.worker.loop import GenerationRun, GenerationStates, run_generation
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, fetch_parts, own_row, part_shapes, place_parts
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, TrainState
@@ -178,27 +178,32 @@ class WorkerProcess:
         if leave is not None:
             with self._timed(number, "state"):
                 self._take_up(steps, leave)
-            self._shift(order, steps).run(leave)
+            self._run_generation(order, steps, leave)
 
-    def _shift(self, order: FormGroup, steps: Steps) -> IterationLoop:
-        part = self._part
-        plans = self._configurator.configure(frozenset()).plans
-        return IterationLoop(
-            part.experiment,
-            part.process,
-            order,
-            steps,
-            plans[steps.plan.schedule.problem.num_iterations].period,
-            *self._data,
-            self._states,
-            self._records,
-            part.snapshots(),
-            self._buddy,
-            self._keep_states if part.keeps_all else lambda: None,
-            lambda usual_s: self._watched(max(_STUCK_S, _STUCK_FACTOR * usual_s)),
-            self._channel,
-            self._orders,
+    def _run_generation(self, order: FormGroup, steps: Steps, start: StartGeneration) -> None:
+        plans, (train, validation) = self._configurator.configure(frozenset()).plans, self._data
+        generation = GenerationRun(
+            experiment=self._experiment,
+            process=self._part.process,
+            order=order,
+            steps=steps,
+            fault_free_period=plans[steps.plan.schedule.problem.num_iterations].period,
+            train=train,
+            validation=validation,
+            channel=self._channel,
+            orders=self._orders,
+            watched=lambda window_s: self._watched(max(_STUCK_S, _STUCK_FACTOR * window_s)),
         )
+        states = GenerationStates(
+            generation=generation,
+            states=self._states,
+            records=self._records,
+            snapshots=self._part.snapshots(),
+            copies=self._buddy,
+            keep=self._keep_states if self._part.keeps_all else lambda: None,
+            restored=max(self._states) if start.is_restored else None,
+        )
+        run_generation(generation, start, states)
 
     def _leave(self) -> None:
         """Out of the last generation; what it had on devices is forgotten."""

@@ -34,18 +34,19 @@ import time
 from pathlib import Path
 
 if "member" in sys.orig_argv:
-    from swift.elastic.worker.loop import IterationLoop
+    from swift.train import TrainLoop
 
-    window = IterationLoop._window
+    compute = TrainLoop._compute
 
-    def hanging(shift, *arguments):
+    def hanging(loop, *arguments):
+        generation = loop.live.generation
         while Path({mark!r}).exists():
-            if shift.orders.is_old(shift.number):
+            if generation.orders.is_old(generation.number):
                 raise ValueError("Gloo: called off")
             time.sleep(0.05)
-        return window(shift, *arguments)
+        return compute(loop, *arguments)
 
-    IterationLoop._window = hanging
+    TrainLoop._compute = hanging
 """
 """Iterations that end in time only when they are called off, like a collective one of whose messages was lost."""
 
@@ -57,18 +58,18 @@ import time
 from pathlib import Path
 
 if "member" in sys.orig_argv and sys.orig_argv[-3] == "0":
-    from swift.elastic.worker.loop import IterationLoop
+    from swift.train import TrainLoop
 
-    finish, mark = IterationLoop._finish, Path({mark!r} + sys.orig_argv[-2])
+    finish, mark = TrainLoop.finish, Path({mark!r} + sys.orig_argv[-2])
 
-    def dying(shift, records):
+    def dying(loop, state, done, records):
         if [record["step"] for record in records] == [7] and not mark.exists():
             mark.touch()
             time.sleep(2)
             os.kill(os.getpid(), signal.SIGKILL)
-        finish(shift, records)
+        finish(loop, state, done, records)
 
-    IterationLoop._finish = dying
+    TrainLoop.finish = dying
 """
 """Those who record die after an iteration that their peers have kept, and before they tell it."""
 

@@ -1,0 +1,230 @@
+"""The training loop, the same for emulated and for real failures.
+
+A window of iterations runs as one program while the batches of the next one are read; then its records are written, and
+what is due after it is evaluated and saved. Three parts are handed in: who is live, who keeps states, and who records.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import jax
+
+from swift.data import Batch, DataError, Loader
+from swift.pipeline import Steps, Sums, TrainState, WindowResult
+from swift.pipeline.runtime import DeviceBatch
+from swift.train.settings import Experiment
+from swift.train.step_records import mean_loss, plan_record, step_record
+from swift.train.window_rules import is_due
+
+
+class LiveWorkers(Protocol):
+    """The workers that run the iterations, and how far they run."""
+
+    @property
+    def steps(self) -> Steps:
+        """Step functions on the present mesh."""
+
+    @property
+    def period_ratio(self) -> float:
+        """Planned time of an iteration, as a multiple of that without failures."""
+
+    def window_after(self, done: int) -> int:
+        """Number of iterations in the window after ``done`` iterations; 0 at the end of the run."""
+
+    def is_over(self, done: int) -> bool:
+        """Whether the loop ends after ``done`` iterations."""
+
+    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
+        """Prepares for the iterations ``first`` to ``last``.
+
+        Args:
+            state: state before them; given up.
+            first: first iteration of the window, from 1.
+            last: last iteration of the window.
+
+        Returns:
+            The state on the mesh that runs them, and whether that is another mesh than before.
+        """
+
+    def window(self, first: int, last: int) -> AbstractContextManager[None]:
+        """Context of a window, from its compilation to its results."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Context of whatever may have to wait for a peer."""
+
+    def leave(self, state: TrainState, done: int) -> None:
+        """Ends a window, with its state, once all that was due after it is done."""
+
+
+class StateKeeper(Protocol):
+    """Keeps states that outlive the devices, and refuses those that must not be kept."""
+
+    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+        """Notes the state after a window and the records of its iterations, before anything else is done with them."""
+
+    def check(self, record: dict[str, Any]) -> None:
+        """Raises RunError if the record is of an iteration that must not count."""
+
+    def is_due(self, done: int) -> bool:
+        """Whether the state after ``done`` iterations is to be saved."""
+
+    def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
+        """Saves a state.
+
+        Args:
+            state: state after ``done`` iterations.
+            done: iterations done.
+            evaluate: computes the loss of that state on one batch of the validation split.
+        """
+
+    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
+        """Ends the run where its data cannot be read any more.
+
+        Args:
+            state: state after ``done`` iterations; None if the loop has run none.
+            done: iterations done.
+            error: why the data cannot be read.
+        """
+
+
+class _Upcoming(NamedTuple):
+    """The batches of the next window, on the host and on the devices, or why they cannot be read."""
+
+    batches: list[Batch]
+    rows: list[DeviceBatch]
+    error: DataError | None = None
+
+
+@dataclass(frozen=True)
+class TrainLoop:
+    """The iterations of a run, or of one generation of its processes.
+
+    Attributes:
+        experiment: settings of the run.
+        train: batches of the training split.
+        validation: batches of the validation split.
+        live: the workers that run the iterations.
+        keeper: keeper of the states.
+        record: writes the record of one iteration.
+    """
+
+    experiment: Experiment
+    train: Loader
+    validation: Loader
+    live: LiveWorkers
+    keeper: StateKeeper
+    record: Callable[[dict[str, Any]], None]
+
+    def run(self, state: TrainState, done: int) -> int:
+        """Runs windows until the live workers end the loop.
+
+        Args:
+            state: state after ``done`` iterations; given up.
+            done: iterations done.
+
+        Returns:
+            Iterations done in the end.
+        """
+        start, upcoming = done, None
+        while not self.live.is_over(done):
+            begun = time.perf_counter()
+            batches, rows, error = upcoming or self._read(done)
+            if error is not None:
+                self.keeper.end_without_data(state if done > start else None, done, error)
+            first, last = done + 1, done + len(batches)
+            state, is_moved = self.live.enter(state, first, last)
+            with self.live.window(first, last):
+                rows = self.live.steps.put(batches) if is_moved else rows
+                outcome, upcoming = self._compute(state, batches, rows, last)
+            done, state = last, outcome.state
+            records = self._records(outcome, first, (time.perf_counter() - begun) / len(batches))
+            self.keeper.computed(state, done, records)
+            try:
+                self.finish(state, done, records)
+            except DataError as trouble:
+                self.keeper.end_without_data(state, done, trouble)
+            self.live.leave(state, done)
+        return done
+
+    def finish(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+        """Writes records, and evaluates and saves what is due after the last of them.
+
+        Args:
+            state: state after ``done`` iterations.
+            done: iterations done.
+            records: records to write, in order; none where other processes have them.
+
+        Raises:
+            DataError: the validation split cannot be read; the records are written.
+        """
+        for record in records[:-1]:
+            self._write(record)
+        for record in records[-1:]:
+            self.keeper.check(record)
+        error = None
+        if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
+            try:
+                loss = self.evaluate(state, self.experiment.num_eval_batches)
+                for record in records[-1:]:
+                    record["validation_loss"] = loss
+            except DataError as trouble:
+                error = trouble
+        for record in records[-1:]:
+            self.record(record)
+        if error is not None:
+            raise error
+        if self.keeper.is_due(done):
+            self.save(state, done)
+
+    def save(self, state: TrainState, done: int) -> None:
+        """Has the state after ``done`` iterations saved."""
+        self.keeper.save(state, done, lambda: self.evaluate(state, 1))
+
+    def evaluate(self, state: TrainState, num_batches: int) -> float:
+        """Computes the mean loss of a state on the first batches of the validation split, in nats per token."""
+        steps = self.live.steps
+        steps.compiled("evaluate")  # no part of what may wait for a peer
+
+        def evaluate(batch: Batch) -> Sums:
+            with self.live.computing():
+                return steps.evaluate(state, batch)
+
+        return mean_loss(evaluate, self.validation, num_batches)
+
+    def _read(self, done: int) -> _Upcoming:
+        """Reads the batches of the window after ``done`` iterations; an error is raised when the window begins."""
+        try:
+            batches = [self.train.batch(step) for step in range(done, done + self.live.window_after(done))]
+        except DataError as error:
+            return _Upcoming([], [], error)
+        return _Upcoming(batches, self.live.steps.put(batches) if batches else [])
+
+    def _compute(
+        self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch], last: int
+    ) -> tuple[WindowResult, _Upcoming]:
+        """Runs a window, and reads the batches of the next one while the devices compute."""
+        steps = self.live.steps
+        steps.compiled("single" if len(batches) == 1 else steps.main)
+        with self.live.computing(), jax.transfer_guard("disallow"):
+            finish = steps.start(state, batches, rows)
+        upcoming = self._read(last)
+        with self.live.computing():
+            outcome = finish()
+            jax.block_until_ready(outcome.state)
+        return outcome, upcoming
+
+    def _records(self, outcome: WindowResult, first: int, step_s: float) -> list[dict[str, Any]]:
+        """Makes the records of a window's iterations, ``step_s`` seconds each."""
+        steps = self.live.steps
+        of_plan = plan_record(steps, self.live.period_ratio, was_discarded=outcome.was_discarded)
+        return [
+            step_record(step, metrics, step_s, steps.spec) | of_plan
+            for step, metrics in enumerate(outcome.metrics, first)
+        ]
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.keeper.check(record)
+        self.record(record)
