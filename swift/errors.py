@@ -1,5 +1,8 @@
 """The errors that a person, rather than the program, has caused; the command line prints them as one line."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 INTERRUPTED = 130
 """Exit code of a run that Ctrl-C or SIGTERM has stopped, as a shell has it for Ctrl-C."""
 STOPPED = 3
@@ -18,6 +21,26 @@ class SettingError(ValueError):
     def __init__(self, setting: str, value: object, allowed: str):
         super().__init__(f"{setting} = {value!r}: {allowed}")
         self.setting, self.value, self.allowed = setting, value, allowed
+
+
+@contextmanager
+def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives the settings of errors raised inside the names that users write: a lower layer knows only its own fields.
+
+    >>> with renamed_settings({"Loader.seed": "Experiment.seed"}):
+    ...     raise SettingError("Loader.seed", -1, "must be at least 0")
+    Traceback (most recent call last):
+    swift.errors.SettingError: Experiment.seed = -1: must be at least 0
+
+    Args:
+        names: name that users write by that of the lower layer.
+    """
+    try:
+        yield
+    except SettingError as error:
+        if error.setting not in names:
+            raise
+        raise SettingError(names[error.setting], error.value, error.allowed) from error
 
 
 class RunError(RuntimeError):

@@ -55,10 +55,10 @@ class Loader(Iterator[Batch]):
         seed: int,
         corpus: Path | None = None,
     ):
-        check_count("Experiment.num_microbatches", num_microbatches, least=1)
-        check_count("Experiment.sequences_per_microbatch", sequences_per_microbatch, least=1)
-        check_count("ModelConfig.sequence_length", sequence_length, least=1)
-        check_count("Experiment.seed", seed, least=0)
+        check_count("Loader.num_microbatches", num_microbatches, least=1)
+        check_count("Loader.sequences_per_microbatch", sequences_per_microbatch, least=1)
+        check_count("Loader.sequence_length", sequence_length, least=1)
+        check_count("Loader.seed", seed, least=0)
         if split not in get_args(Split):
             raise SettingError("Loader.split", split, f"must be one of {', '.join(get_args(Split))}")
         try:
@@ -191,7 +191,7 @@ def _check_one_window(num_tokens: int, split: Split, sequence_length: int) -> No
             f"the {split} split holds {num_tokens} tokens, and a window needs {sequence_length + 1}: "
             "use a shorter sequence or more data"
         )
-        raise SettingError("ModelConfig.sequence_length", sequence_length, allowed)
+        raise SettingError("Loader.sequence_length", sequence_length, allowed)
 
 
 def _spread_seed(seed: int) -> int:

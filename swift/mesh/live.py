@@ -246,11 +246,11 @@ def live_mesh(
         places = tuple(MeshRow(worker, worker[1]) for worker in topology.live_workers(failed))
     _check_places(topology, failed, places)
     if ranks not in RANK_KINDS:
-        raise SettingError("Experiment.ranks", ranks, f"choose one of {', '.join(RANK_KINDS)}")
+        raise SettingError("ranks", ranks, f"choose one of {', '.join(RANK_KINDS)}")
     if ranks == "virtual":
         if len(topology.workers) > 1:
             shape = (topology.num_pipelines, topology.num_stages)
-            raise SettingError("Experiment.ranks", ranks, f"needs one pipeline of one stage, the topology has {shape}")
+            raise SettingError("ranks", ranks, f"needs one pipeline of one stage, the topology has {shape}")
         grid = np.array(jax.devices()[:1]).reshape(1, 1)
         return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
     if ranks == "emulated" and devices is None:
@@ -261,7 +261,7 @@ def live_mesh(
             "Topology.num_expert_ranks",
             topology.num_expert_ranks,
             f"{len(topology.workers)} worker(s) of so many ranks need {needed} devices and there are {len(devices)}; "
-            "use fewer, or Experiment.ranks = 'emulated' or 'virtual'",
+            "use fewer, or ranks 'emulated' or 'virtual'",
         )
     grid = np.array(devices[:needed]).reshape(len(topology.workers), topology.num_expert_ranks)
     rows = [topology.workers.index(place.worker) for place in places]

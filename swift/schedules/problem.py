@@ -85,8 +85,9 @@ class Problem:
         if self.memory_limit is not None:
             check_number("Problem.memory_limit", self.memory_limit, above=0)
             if self.memory_limit < self.costs.microbatch_peak:
-                allowed = f"must be at least {self.costs.microbatch_peak:g}, which a single micro-batch takes"
-                raise SettingError("Problem.memory_limit", self.memory_limit, allowed)
+                least = math.ceil(1000 * self.costs.microbatch_peak) / 1000
+                takes = "which a single micro-batch takes with its message and while B runs"
+                raise SettingError("Problem.memory_limit", self.memory_limit, f"must be at least {least:g}, {takes}")
 
     @property
     def num_pipelines(self) -> int:

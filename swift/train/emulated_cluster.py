@@ -15,7 +15,7 @@ import jax
 
 from swift.checkpoint import Recovered, recover_ranks
 from swift.errors import RunError
-from swift.mesh import host_stages, live_mesh
+from swift.mesh import host_stages
 from swift.pipeline import Engine, Prepare, Reconfiguration, StepSpec, TrainState, reshape_state
 from swift.topology import Worker
 from swift.train.checkpoints import Checkpointer, put_state, split_of
@@ -79,7 +79,7 @@ class EmulatedCluster:
 
     def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
         self._experiment, self._prepare, self._failures = experiment, prepare, failures
-        self._live = live_mesh(experiment.topology, experiment.ranks)
+        self._live = experiment.live_mesh()
         self._lost = failures.lost_ranks(first, last)
         self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
 

@@ -148,7 +148,7 @@ def test_a_token_file_from_end_to_end(tmp_path, make_loader):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_sequence_longer_than_the_data(config, make_loader, split):
     num_tokens = open_stream(config, split).num_tokens
-    message = f"ModelConfig.sequence_length = {num_tokens}: the {split} split holds {num_tokens} tokens"
+    message = f"Loader.sequence_length = {num_tokens}: the {split} split holds {num_tokens} tokens"
     with pytest.raises(SettingError, match=message):
         make_loader(config, split, shape=(1, 1, num_tokens))
     assert make_loader(config, split, shape=(1, 1, num_tokens - 1)).batch(0).valid.all()
@@ -157,10 +157,10 @@ def test_a_sequence_longer_than_the_data(config, make_loader, split):
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
-        ({"shape": (0, 1, 1)}, "Experiment.num_microbatches = 0: must be a whole number of at least 1"),
-        ({"shape": (1, 1.5, 1)}, "Experiment.sequences_per_microbatch = 1.5: must be"),
-        ({"shape": (1, 1, 0)}, "ModelConfig.sequence_length = 0: must be"),
-        ({"seed": -1}, "Experiment.seed = -1: must be a whole number of at least 0"),
+        ({"shape": (0, 1, 1)}, "Loader.num_microbatches = 0: must be a whole number of at least 1"),
+        ({"shape": (1, 1.5, 1)}, "Loader.sequences_per_microbatch = 1.5: must be"),
+        ({"shape": (1, 1, 0)}, "Loader.sequence_length = 0: must be"),
+        ({"seed": -1}, "Loader.seed = -1: must be a whole number of at least 0"),
         ({"split": "test"}, "Loader.split = 'test': must be one of train, validation"),
     ],
 )

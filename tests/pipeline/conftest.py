@@ -24,6 +24,7 @@ from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
 from swift.models import ModelConfig, plain_sums
 from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
 from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD
+from swift.schedules import Problem
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -116,9 +117,8 @@ class Rig:
             move_roles=case.move_roles,
             sequences_per_microbatch=2 * N,
         )
-        settings = PlanSettings(
-            self.experiment.topology, case.microbatches, case.planner, case.window, move_roles=case.move_roles
-        )
+        problem = Problem(self.experiment.topology, case.microbatches, num_iterations=case.window)
+        settings = PlanSettings(problem, case.planner, move_roles=case.move_roles)
         self.configuration = Configurator(settings).configure(case.failed)
         live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.places)
         self.spec = self.experiment.step_spec(live)

@@ -22,6 +22,7 @@ from swift.pipeline import Configurator, PlanSettings
 from swift.pipeline.reconfigure import executable_cache
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.schedules import Problem
 from swift.topology import Topology
 
 SUM = PartitionSpec("worker")
@@ -195,7 +196,7 @@ def test_where_there_are_no_locks_whoever_needs_a_program_compiles_it(tmp_path, 
 
 
 def test_processes_of_a_run_plan_for_a_failure_once(tmp_path, monkeypatch):
-    settings, store = PlanSettings(Topology(3, 2), num_microbatches=2, window=2), ExecutableCache(tmp_path)
+    settings, store = PlanSettings(Problem(Topology(3, 2), 2, num_iterations=2)), ExecutableCache(tmp_path)
     planned = Configurator(settings, store).configure(frozenset({(1, 1)}))
     monkeypatch.setattr(Configurator, "_plan", None)
     found = Configurator(settings, store).configure(frozenset({(0, 1)}))  # the same problem, another worker

@@ -21,7 +21,7 @@ from swift.pipeline import (
     window_step,
 )
 from swift.pipeline.runtime.interpreter import empty_carry
-from swift.schedules import SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
+from swift.schedules import Problem, SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
@@ -80,7 +80,7 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     one = rig(topology=(3, 3, 1), failed=failed, planner=planner, microbatches=5, pattern=(False, True))
     spec, table_K = one.spec, one.case.window
     costs = replace(stage_costs(spec, num_sequences=2), inbox=0)
-    settings = PlanSettings(one.experiment.topology, 5, planner, table_K, costs)
+    settings = PlanSettings(Problem(one.experiment.topology, 5, costs=costs, num_iterations=table_K), planner)
     configuration = Configurator(settings).configure(one.case.failed)
     schedule, table = configuration.plans[table_K].schedule, configuration.plans[table_K].table
     parts, (_, _, message) = split_stage(spec, num_sequences=2)

@@ -173,7 +173,10 @@ def test_survivors_are_by_stage():
         ({"failed": {(0, 2), (1, 2)}}, "stage 2 has no live worker: restore from a checkpoint"),
         ({"failed": {(2, 0)}}, "failed worker = '2:0': no such worker among 2 pipelines x 3 stages"),
         ({"failed": {(0, 3)}}, "failed worker = '0:3': no such worker"),
-        ({"memory_limit": 0.5}, "Problem.memory_limit = 0.5: must be at least 1, which a single micro-batch takes"),
+        (
+            {"memory_limit": 0.5},
+            "Problem.memory_limit = 0.5: must be at least 1, which a single micro-batch takes with its ",
+        ),
         ({"memory_limit": 2.0, "costs": Costs(w_stash=2, inbox=0.5)}, "must be at least 2.5"),
         ({"memory_limit": 0}, "Problem.memory_limit = 0: must be a number above 0"),
         ({"num_microbatches": 0}, "Problem.num_microbatches = 0: must be a whole number of at least 1"),

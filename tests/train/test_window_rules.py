@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from swift.errors import SettingError
 from swift.mesh import MeshRow
 from swift.pipeline import Configurator, PlanSettings, survives
+from swift.schedules import Problem
 from swift.topology import Topology
 from swift.train.settings.failure_list import parse_failures
 from swift.train.window_rules import check_failures, lost_stages, window_length
@@ -85,7 +86,7 @@ def test_where_nobody_moves_a_stage_is_lost_just_when_all_its_workers_are_down(c
 
 def planner_only(*, move_roles):
     """All that ``check_failures`` needs of an engine: plans, without a program."""
-    settings = PlanSettings(THREE_BY_TWO, num_microbatches=2, move_roles=move_roles)
+    settings = PlanSettings(Problem(THREE_BY_TWO, 2, num_iterations=1), move_roles=move_roles)
     live = SimpleNamespace(topology=THREE_BY_TWO)
     return SimpleNamespace(spec=SimpleNamespace(live=live), configure=Configurator(settings).configure)
 

@@ -18,7 +18,6 @@ from swift.mesh import MeshRow
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import share_sequences
 from swift.schedules import (
-    Costs,
     OwnPlanner,
     Problem,
     Schedule,
@@ -40,22 +39,14 @@ class PlanSettings:
     """What all plans of a run share.
 
     Attributes:
-        topology: the whole cluster.
-        num_microbatches: M, of a pipeline and iteration.
-        planner: name of one of ``PLANNERS``, or one from elsewhere.
-        window: K.
-        costs: of the model's stages.
-        memory_limit: of a worker, in the unit of the costs' stashes; None: no limit.
-        sizes: of the slots of a stage on a rank.
+        problem: a window of K iterations of the whole cluster, without failures.
+        planner: name of one of ``PLANNERS``, or a planner from elsewhere.
+        sizes: bytes of the slots of a stage on a rank.
         move_roles: whether workers may change their stage, to spread the failures as well as can be.
     """
 
-    topology: Topology
-    num_microbatches: int
+    problem: Problem
     planner: str | OwnPlanner = "lockstep"
-    window: int = 1
-    costs: Costs = field(default_factory=Costs)
-    memory_limit: float | None = None
     sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
     move_roles: bool = False
 
@@ -126,14 +117,7 @@ class Configurator:
             SettingError: a stage has no survivor, or the planner cannot plan for failures.
         """
         settings = self.settings
-        problem = Problem(
-            settings.topology,
-            settings.num_microbatches,
-            failed,
-            settings.costs,
-            settings.memory_limit,
-            num_iterations=settings.window,
-        )
+        problem = replace(settings.problem, failed=failed)
         players: dict[Worker, Worker] = {}
         if settings.move_roles:
             moved = moves(problem, spread(problem, len(failed)))

@@ -1,6 +1,5 @@
 """An experiment: every setting of a run, and the program that they make."""
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
-from swift.errors import SettingError, check_count, check_number, check_seed
+from swift.errors import SettingError, check_count, check_number, check_seed, renamed_settings
 from swift.experts import (
     Decoupled,
     ExpertConfig,
@@ -25,7 +24,7 @@ from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs, stage_sizes
-from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
+from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner, Problem
 from swift.topology import Topology, Worker
 from swift.train.settings.failure_list import FailureList, parse_failures
 
@@ -199,15 +198,16 @@ class Experiment:
             split: which.
             corpus: the index of the corpus, see ``find_index``; without it the corpus is read and cut here.
         """
-        return Loader(
-            self.data,
-            split,
-            num_microbatches=self.topology.num_pipelines * self.num_microbatches,
-            sequences_per_microbatch=self.sequences_per_microbatch,
-            sequence_length=self.model.sequence_length,
-            seed=self.seed,
-            corpus=corpus,
-        )
+        with renamed_settings({"Loader.sequence_length": "ModelConfig.sequence_length"}):
+            return Loader(
+                self.data,
+                split,
+                num_microbatches=self.topology.num_pipelines * self.num_microbatches,
+                sequences_per_microbatch=self.sequences_per_microbatch,
+                sequence_length=self.model.sequence_length,
+                seed=self.seed,
+                corpus=corpus,
+            )
 
     def on_ranks(self, num_ranks: int) -> "Experiment":
         """The same sums on fewer expert ranks, with a slot at least for every class; nobody fails there.
@@ -226,11 +226,16 @@ class Experiment:
             failures=(),
         )
 
+    def live_mesh(self) -> LiveMesh:
+        """The mesh of all workers."""
+        with renamed_settings({"ranks": "Experiment.ranks"}):
+            return live_mesh(self.topology, self.ranks)
+
     def step_spec(self, live: LiveMesh | None = None) -> StepSpec:
         """The program of an iteration, on a mesh of its own unless one is given."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
-        live = live or live_mesh(self.topology, self.ranks)
+        live = live or self.live_mesh()
         gpt = GPT(self.model, self.data.vocab_size, self.experts.num_classes)
         return StepSpec(
             gpt=gpt,
@@ -263,21 +268,15 @@ class Experiment:
             SettingError: there is too little memory for a single micro-batch.
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
-        costs = stage_costs(spec, per_rank)
-        if self.memory_limit is not None and self.memory_limit < costs.microbatch_peak:
-            least = math.ceil(1000 * costs.microbatch_peak) / 1000
-            allowed = f"must be at least {least}, which a single micro-batch takes with its message and while B runs"
-            raise SettingError("Experiment.memory_limit", self.memory_limit, allowed)
-        return PlanSettings(
-            self.topology,
-            self.num_microbatches,
-            self.planner,
-            self.window,
-            costs,
-            self.memory_limit,
-            stage_sizes(spec, per_rank),
-            self.move_roles,
-        )
+        with renamed_settings({"Problem.memory_limit": "Experiment.memory_limit"}):
+            problem = Problem(
+                self.topology,
+                self.num_microbatches,
+                costs=stage_costs(spec, per_rank),
+                memory_limit=self.memory_limit,
+                num_iterations=self.window,
+            )
+        return PlanSettings(problem, self.planner, stage_sizes(spec, per_rank), self.move_roles)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint has to share with the run that reads it.

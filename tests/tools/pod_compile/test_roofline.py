@@ -6,7 +6,7 @@ import pytest
 from swift.mesh import Collective, live_mesh
 from swift.mesh.hlo_collectives import Loop
 from swift.pipeline import Configurator, PlanSettings, scopes
-from swift.schedules import Costs
+from swift.schedules import Costs, Problem
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work
 from swift.tools.pod_compile.pods import Pod
@@ -22,7 +22,7 @@ TOPOLOGY, FAILED = Topology(3, 2, 2), frozenset({(1, 1)})
 @pytest.fixture(scope="module")
 def planned():
     """(plan, runs) of windows of 2 in which B takes twice as long as F."""
-    settings = PlanSettings(TOPOLOGY, 4, window=2, costs=Costs(t_b=2, t_w=1))
+    settings = PlanSettings(Problem(TOPOLOGY, 4, costs=Costs(t_b=2, t_w=1), num_iterations=2))
     configuration = Configurator(settings).configure(FAILED)
     spec = experiment(TOPOLOGY, num_microbatches=4).step_spec(live_mesh(TOPOLOGY, "emulated"))
     spec = spec.at(spec.live.with_places(configuration.places))
