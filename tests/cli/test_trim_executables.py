@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.launch import _Commands
+from swift.cli.launch import Nodes, ProcessCommands
 from swift.cli.main import command_line
-from swift.cli.nodes import Nodes
 from swift.elastic.state import RunFiles
 
 
@@ -14,7 +13,14 @@ from swift.elastic.state import RunFiles
 def test_the_option_reaches_the_process_that_prepares(flags):
     launch = command_line().parse_args(["launch", "--processes", "4", "tiny.gin", *flags])
     files = RunFiles(Path("files"), Path("memory"))
-    commands = _Commands(files, [], Nodes(), by_rank=False, keeps_all=False, trims=launch.trim_executables)
+    commands = ProcessCommands(
+        scratch=files,
+        processes=[],
+        nodes=Nodes(),
+        by_rank=False,
+        keeps_all=False,
+        trims=launch.trim_executables,
+    )
     _, _, _, *words = commands.preparer()
     assert command_line().parse_args(words).trim_executables == bool(flags)
     assert "--trim-executables" not in commands.keeper(Path("run"))

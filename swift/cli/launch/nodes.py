@@ -3,8 +3,9 @@
 import ipaddress
 import os
 import socket
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Self
 from swift.cli.options import Written
 from swift.deadlines import Deadlines
 from swift.elastic import LOOPBACK
+from swift.elastic.membership import Member, Process
 from swift.elastic.state import RunFiles
-from swift.elastic.transport import Children, Fleet, Heard, OwnChildren, Rendezvous, check_network
+from swift.elastic.transport import MEMORY, Children, Fleet, Heard, OwnChildren, Rendezvous, check_network
 from swift.errors import SettingError, check_count
 
 _BACKLOG = 1024
@@ -83,6 +85,51 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
         allowed = f"this machine's name stands for {host}, which no other can reach; see /etc/hosts, or say where"
         raise SettingError("--listen", Written("(not set)"), allowed)
     return Nodes(count, own, host, port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessCommands:
+    """The commands that start the processes of a run, and the node of each.
+
+    Attributes:
+        scratch: files that the processes share.
+        processes: all processes of the run.
+        nodes: machines of the run.
+        by_rank: whether each expert rank is a process.
+        keeps_all: whether processes keep the state of every window.
+        trims: whether executables are trimmed.
+    """
+
+    scratch: RunFiles
+    processes: Sequence[Process]
+    nodes: Nodes
+    by_rank: bool
+    keeps_all: bool
+    trims: bool
+
+    def node(self, who: Hashable) -> int:
+        """The node of a process or of one of its incarnations; all others are on the first."""
+        process = who.process if isinstance(who, Member) else who
+        if process not in self.processes:
+            return 0
+        return self.nodes.place(self.processes.index(process), len(self.processes))
+
+    def member(self, process: Process) -> list[str]:
+        """Starts a worker process."""
+        flags = ["--keeps-all"] * self.keeps_all
+        return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
+
+    def keeper(self, run_dir: Path) -> list[str]:
+        """Starts the process that writes and reads checkpoints."""
+        return self._command("keeper", str(run_dir))
+
+    def preparer(self) -> list[str]:
+        """Starts the process that compiles ahead."""
+        return self._command("preparer", *["--trim-executables"] * self.trims)
+
+    def _command(self, name: str, *more: str) -> list[str]:
+        own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]
+        return [sys.executable, "-m", "swift", name, *own, *more]
 
 
 class Entrance:

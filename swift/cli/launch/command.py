@@ -1,0 +1,200 @@
+"""``swift launch``: the supervisor of a run, and the processes that it starts."""
+
+import argparse
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from rich.console import Console
+
+from swift.cli.commands import distance_line, run_dir_of, show_run
+from swift.cli.configuration import config_text
+from swift.cli.launch.job import LaunchJob
+from swift.cli.launch.nodes import Entrance
+from swift.elastic import check_support
+from swift.elastic.coordinator import (
+    KEEPER,
+    PREPARER,
+    CheckpointClient,
+    CompileClient,
+    RunSpec,
+    StorageLocation,
+    Supervisor,
+)
+from swift.elastic.events import BackgroundCalls, Display, Journal, Reporter, goodput_table
+from swift.elastic.state import RunFiles
+from swift.elastic.transport import Children, coming, serve
+from swift.errors import RunError
+from swift.runlog import Lease, RunDirectory, read_run
+from swift.train import (
+    Experiment,
+    Interrupt,
+    TrainOptions,
+    check_range,
+    conclude,
+    find_start,
+    is_to_conclude,
+    open_run,
+    own_run,
+    summarize,
+    try_placement,
+)
+
+
+def launch(options: argparse.Namespace) -> None:
+    """``swift launch --processes N CONFIG.gin``."""
+    job = LaunchJob.of(options)
+    experiment = job.experiment
+    against = None if options.against is None else read_run(options.against, setting="--against")
+    check_support()
+    if job.nodes.own > 0:
+        _serve(job)
+        return
+    run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
+    with own_run(run) as lease:  # first: what follows takes seconds
+        storage = job.storage(run.run_dir)
+        try_placement(experiment)
+        if job.is_elastic and experiment.topology.num_expert_ranks > 1:
+            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
+        summary = _launch(job, run, lease, storage)
+    ended = read_run(run.run_dir)
+    show_run(ended, summary, options.format)
+    if against is not None:
+        line = distance_line(ended, against, experiment.topology)
+        print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+
+
+def _serve(job: LaunchJob) -> None:
+    """Runs as another node than the first."""
+    run_dir, is_trusted = job.options.run_dir, job.options.insecure_network
+    storage = job.storage(run_dir)
+    job.show(storage.text)
+    with coming(run_dir, job.nodes.own, is_trusted):
+        corpus = job.corpus()
+    with job.interrupt() as interrupt:
+        serve(
+            run_dir,
+            job.nodes.own,
+            job.deadlines,
+            os.environ,
+            storage.path,
+            corpus,
+            lambda: interrupt.requested,
+            is_trusted=is_trusted,
+        )
+
+
+def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLocation) -> dict[str, Any]:
+    """Runs as the first node, and returns the summary."""
+    experiment = job.experiment
+    start = find_start(experiment, run)
+    done = 0 if start is None else start.step
+    if is_to_conclude(experiment, run, done):
+        return conclude(experiment, run, lease, "cpu")
+    check_range(experiment, run, done, experiment.num_steps)
+    corpus = job.corpus()
+    data = experiment.loader("train", corpus).state()  # so that a mistake in the data is reported once, and here
+    job.show(storage.text)
+    shared = run.run_dir if job.nodes.count > 1 else None
+    with (
+        job.interrupt() as interrupt,
+        Entrance.of(job.nodes) as entrance,
+        open_run(experiment, run, done, lease) as directory,
+        RunFiles.of(run.config_text, data, storage.path, corpus, shared) as scratch,
+    ):
+        children = entrance.children(directory.path, scratch, job.commands(scratch).node, job.deadlines)
+        return _supervise(job, directory, done, scratch, children, interrupt)
+
+
+def _supervise(
+    job: LaunchJob,
+    directory: RunDirectory,
+    done: int,
+    scratch: RunFiles,
+    family: AbstractContextManager[Children],
+    interrupt: Interrupt,
+) -> dict[str, Any]:
+    """Runs to the end and returns the summary."""
+    begun, experiment = time.monotonic(), job.experiment
+    run_spec = job.spec(scratch, directory.path / "logs")
+    _log_start(experiment, directory, done, run_spec)
+    with (
+        Display(directory.path.name, experiment.num_steps, begun) as display,
+        BackgroundCalls() as behind,
+        family as children,
+    ):
+        run_spec.logs.mkdir(exist_ok=True)
+        reporter = Reporter(Journal(begun), display, directory, behind, done)
+        saving, preparing = _clients(job, directory, scratch, run_spec, children)
+        if experiment.checkpoint.every:
+            reporter.saved(saving.newest)
+        try:
+            with Supervisor(run_spec, children, saving, preparing, reporter) as supervisor:
+                _run(supervisor, saving, interrupt)
+        except RunError:
+            with suppress(OSError, RunError):  # the record may be what has ended the run
+                reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
+            raise
+        if interrupt.requested:
+            how = "no checkpoint was saved" if saving.newest is None else f"--resume goes on from {saving.newest}"
+            text = f"interrupted after iteration {reporter.written}; {how}"
+            reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
+            behind.settle()  # a stop without a complete record is an error
+            raise KeyboardInterrupt
+        goodput = reporter.goodput()
+        reporter.note("finish", experiment.num_steps, None, goodput=goodput)
+        behind.settle()
+        summary = summarize(experiment, directory, "cpu", goodput=goodput)
+    Console(stderr=True).print(goodput_table(goodput))
+    return summary
+
+
+def _log_start(experiment: Experiment, directory: RunDirectory, done: int, run_spec: RunSpec) -> None:
+    topology = experiment.topology
+    directory.log_event(
+        "resume" if done else "start",
+        done,
+        pipelines=topology.num_pipelines,
+        stages=topology.num_stages,
+        ranks=topology.num_expert_ranks,
+        processes=[str(process) for process in run_spec.processes],
+    )
+
+
+def _clients(
+    job: LaunchJob, directory: RunDirectory, scratch: RunFiles, run_spec: RunSpec, children: Children
+) -> tuple[CheckpointClient, CompileClient]:
+    """The clients of the processes that write checkpoints and compile ahead; none of these has started yet."""
+    commands, limits = job.commands(scratch), run_spec.deadlines
+    preparer = commands.preparer() if job.options.prepare == "next" else None
+    saving = CheckpointClient(
+        children,
+        commands.keeper(directory.path),
+        run_spec.log(KEEPER),
+        directory.checkpoints_path,
+        run_spec.processes,
+        limits.start,
+        limits.saving,
+    )
+    return saving, CompileClient(children, preparer, run_spec.log(PREPARER), limits.start, limits.heartbeat)
+
+
+def _run(supervisor: Supervisor, saving: CheckpointClient, interrupt: Interrupt) -> None:
+    """Runs to the end; raises RunError where the newest state is not saved then, once it is kept where it can be."""
+    try:
+        supervisor.run(lambda: interrupt.requested)
+    except (RunError, OSError) as error:
+        kept = supervisor.keep_unsaved()
+        text = str(error)
+        if isinstance(error, OSError):
+            newest = "there is no checkpoint yet" if saving.newest is None else f"--resume goes on from {saving.newest}"
+            text = f"{error}: stopped; {newest}"
+        raise RunError(text if kept is None else f"{text}; {kept}") from error
+    kept = supervisor.keep_unsaved()
+    if kept is not None:
+        newest = (
+            "no other checkpoint is" if saving.newest is None else f"the checkpoint of iteration {saving.newest} is"
+        )
+        raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {newest} there")

@@ -1,0 +1,167 @@
+"""The run that ``swift launch`` is asked for: its options, checked, and what follows from them."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from jax.extend.backend import clear_backends
+
+from swift.cli.commands import corpora_directory
+from swift.cli.configuration import load_experiment
+from swift.cli.launch.nodes import Nodes, ProcessCommands, nodes_of
+from swift.cli.options import OF_PROCESSES, deadlines_of
+from swift.data import find_index
+from swift.deadlines import Deadlines
+from swift.elastic import is_elastic
+from swift.elastic.coordinator import (
+    FaultInjection,
+    MemoryDemand,
+    RunSpec,
+    StorageLocation,
+    choose_place,
+    parse_chaos,
+)
+from swift.elastic.membership import Process, processes_of
+from swift.elastic.state import RunFiles
+from swift.elastic.worker import settle_jax
+from swift.errors import SettingError, check_count
+from swift.schedules import FAULT_FREE
+from swift.topology import Topology
+from swift.train import (
+    Experiment,
+    Interrupt,
+)
+
+_ENDING_S = 30.0
+"""From the end of the time that a stop has to that of this process, which may wait for a file system for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchJob:
+    """A run of processes, as the command line asks for it.
+
+    Attributes:
+        experiment: settings of the run.
+        options: command line.
+        processes: all processes of the run.
+        by_rank: whether each expert rank is a process, rather than each worker.
+        nodes: machines of the run.
+        deadlines: time limits.
+        chaos: failures to be made on purpose.
+    """
+
+    experiment: Experiment
+    options: argparse.Namespace
+    processes: Sequence[Process]
+    by_rank: bool
+    nodes: Nodes
+    deadlines: Deadlines
+    chaos: FaultInjection
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Checks a command line; raises SettingError where it cannot be run."""
+        experiment = load_experiment(options.config, options.set)
+        by_rank = _is_by_rank(options.processes, experiment.topology)
+        processes = processes_of(experiment.topology, by_rank=by_rank)
+        _check(experiment)
+        _check_snapshots(experiment, by_rank)
+        check_count("--restarts", options.restarts, least=0)
+        return cls(
+            experiment=experiment,
+            options=options,
+            processes=processes,
+            by_rank=by_rank,
+            deadlines=deadlines_of(options.deadline, OF_PROCESSES),
+            nodes=nodes_of(options, os.environ),
+            chaos=parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps),
+        )
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run continues on any ranks that are left."""
+        return is_elastic(self.experiment, by_rank=self.by_rank)
+
+    def show(self, text: str) -> None:
+        """Prints a line, with the node that says it where there are several."""
+        line = f"node {self.nodes.own}: {text}" if self.nodes.count > 1 else text
+        print(line, file=sys.stderr, flush=True)
+
+    def storage(self, run_dir: Path) -> StorageLocation:
+        """Chooses where the processes of this node keep states; raises SettingError where there is no room."""
+        settle_jax(self.experiment, num_devices=1)
+        count = len(self.processes)
+        here = [one for index, one in enumerate(self.processes) if self.nodes.place(index, count) == self.nodes.own]
+        is_alone = self.nodes.count == 1
+        demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone)
+        clear_backends()  # the supervisor has no use for devices
+        return choose_place(demand, run_dir)
+
+    def corpus(self) -> Path | None:
+        """Finds the index of the corpus, or makes it."""
+        return find_index(self.experiment.data, corpora_directory(), self.show)
+
+    def interrupt(self) -> Interrupt:
+        """Catches signals from now on, and ends the process in time after the first."""
+        return Interrupt(self.deadlines.stopping + _ENDING_S).hold()
+
+    def commands(self, scratch: RunFiles) -> ProcessCommands:
+        """The commands that start processes of the run."""
+        return ProcessCommands(
+            scratch=scratch,
+            processes=self.processes,
+            nodes=self.nodes,
+            by_rank=self.by_rank,
+            keeps_all=self.options.recovery == "restart",
+            trims=self.options.trim_executables,
+        )
+
+    def spec(self, scratch: RunFiles, logs: Path) -> RunSpec:
+        """The part of the command line that the supervisor follows."""
+        return RunSpec(
+            processes=self.processes,
+            command=self.commands(scratch).member,
+            logs=logs,
+            deadlines=self.deadlines,
+            recovery=self.options.recovery,
+            max_restarts=self.options.restarts,
+            chaos=self.chaos,
+            resumed=self.options.resume,
+            services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
+            is_elastic=self.is_elastic,
+        )
+
+
+def _is_by_rank(num_processes: int, topology: Topology) -> bool:
+    """Whether a process is an expert rank; raises SettingError where it can be neither that nor a worker."""
+    num_workers, num_ranks = len(topology.workers), topology.num_devices
+    if num_processes not in (num_workers, num_ranks):
+        allowed = f"must be {num_workers}, one for each worker of {topology}"
+        allowed += f", or {num_ranks}, one for each expert rank" if num_ranks != num_workers else ""
+        raise SettingError("--processes", num_processes, allowed)
+    return num_processes != num_workers
+
+
+def _check(experiment: Experiment) -> None:
+    """Raises SettingError where an experiment asks for what real processes cannot do."""
+    refused = {
+        "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
+        "planner": (experiment.planner in FAULT_FREE, "plans without failures only"),
+        "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
+        "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
+    }
+    for name, (is_wrong, allowed) in refused.items():
+        if is_wrong:
+            raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+
+
+def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
+    """Raises SettingError where nobody would go on from the snapshots that an experiment asks for."""
+    every = experiment.checkpoint.snapshot_every
+    if every and not is_elastic(experiment, by_rank=by_rank):
+        allowed = "must be 0, unless a single worker has a process for each expert rank: no other goes on without one"
+        raise SettingError("CheckpointConfig.snapshot_every", every, allowed)
