@@ -25,19 +25,10 @@ from swift.runlog.analysis import (
 from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
 from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import lines_from_end, parse_object
+from swift.runlog.lock import Lease, last_beat, take, writes_checkpoints
 from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
-from swift.runlog.run_directory import (
-    CONFIG,
-    SUMMARY,
-    Run,
-    RunDirectory,
-    check_is_run,
-    check_new_run,
-    check_same_run,
-    read_run,
-    sync_record,
-)
-from swift.runlog.run_lock import Lease, last_beat, take, writes_checkpoints
+from swift.runlog.reading import CONFIG, SUMMARY, Run, check_is_run, check_new_run, check_same_run, read_run
+from swift.runlog.run_directory import RunDirectory, sync_record
 
 __all__ = [
     "CAUSES",

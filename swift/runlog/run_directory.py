@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,34 +15,11 @@ import numpy as np
 from swift.errors import RunError, SettingError
 from swift.files import replace_file, sync_directory
 from swift.runlog.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
-from swift.runlog.events import EVENTS, read_events, with_plan_once
-from swift.runlog.json_lines import parse_object
-from swift.runlog.metrics import METRICS, Metrics, read_metrics
+from swift.runlog.events import EVENTS, with_plan_once
+from swift.runlog.metrics import METRICS
+from swift.runlog.reading import CONFIG, SUMMARY, check_new_run, check_same_run
 from swift.runlog.tensorboard import open_board
 from swift.runlog.truncation import truncate_record
-
-CONFIG, SUMMARY = "config.gin", "summary.json"
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as it was read from its directory.
-
-    Args:
-        path: the run directory.
-        name: the run's name in ``summary.json``, or else the directory's.
-        config_text: the operative configuration, gin.
-        metrics: one record per step, in steps' order.
-        events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
-        summary: the object written at the end of the run; None while it has not ended.
-    """
-
-    path: Path
-    name: str
-    config_text: str
-    metrics: Metrics
-    events: list[dict[str, Any]]
-    summary: dict[str, Any] | None
 
 
 class RunDirectory:
@@ -186,22 +162,6 @@ def _written() -> Iterator[None]:
         raise RunError(f"{text}; once it can be, --resume goes on from the newest checkpoint") from error
 
 
-def check_new_run(path: Path) -> None:
-    """Raises SettingError where a directory holds a run already, or cannot be made or written to."""
-    present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not present.is_dir() or not os.access(present, os.W_OK):
-        raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")
-    if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
-        raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
-
-
-def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> None:
-    """Raises SettingError as :meth:`RunDirectory.resume` does; the record of the run is not read."""
-    difference = _first_difference(_read_config(path, "--run-dir"), config_text, may_change)
-    if difference:
-        raise SettingError("--resume", str(path), difference)
-
-
 def sync_record(path: Path) -> None:
     """Waits until the record of a run is on the disk, whichever process has written it.
 
@@ -214,29 +174,6 @@ def sync_record(path: Path) -> None:
         with suppress(FileNotFoundError), (path / name).open("rb") as file:
             os.fsync(file.fileno())
     sync_directory(path)
-
-
-def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
-    """Reads and checks a run directory, also one whose run has not ended.
-
-    Args:
-        path: the run directory.
-        setting: what the user calls it, for the error message.
-
-    Raises:
-        SettingError: the directory holds no run, or a file in it is damaged. The last line of a file of lines may
-            be torn: it is left out, for the run died, or is, in the midst of writing it.
-    """
-    path = Path(path)
-    config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
-    name = str((summary or {}).get("name") or path.resolve().name)
-    return Run(path, name, config_text, read_metrics(path), read_events(path), summary)
-
-
-def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
-    """Raises SettingError where a directory holds no run."""
-    if not (path / CONFIG).is_file():
-        raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
 
 
 def _now() -> str:
@@ -258,46 +195,3 @@ def _plain(value: Any) -> Any:
 
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(_plain(record), allow_nan=False) + "\n"
-
-
-def _read_config(path: Path, setting: str) -> str:
-    """The operative configuration of a run; raises SettingError where a directory holds none."""
-    check_is_run(path, setting)
-    try:
-        return (path / CONFIG).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingError(str(path / CONFIG), f"byte {error.start}", "is damaged: not UTF-8 text") from error
-
-
-def _read_summary(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    summary = parse_object(path.read_bytes())
-    if summary is None:
-        raise SettingError("summary", str(path), "is damaged: not a JSON object")
-    return summary
-
-
-def _first_difference(run_config: str, config: str, may_change: Collection[str]) -> str | None:
-    """How the first setting that differs is set in both, in one line; None where all agree."""
-    before, now = _settings(run_config), _settings(config)
-    for name in [*before, *(name for name in now if name not in before)]:
-        if name not in may_change and before.get(name) != now.get(name):
-            texts = [" ".join(settings.get(name, f"no {name}").split()) for settings in (before, now)]
-            return (
-                f"the run has `{texts[0]}`, this configuration has `{texts[1]}`; start a new run in another --run-dir"
-            )
-    return None
-
-
-def _settings(config_text: str) -> dict[str, str]:
-    """The statements of a gin file by the name they bind; an indented line continues the statement above it."""
-    statements: list[str] = []
-    for line in config_text.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        if line[0].isspace() and statements:
-            statements[-1] += "\n" + line
-        else:
-            statements.append(line)
-    return {statement.partition("=")[0].strip(): statement for statement in statements}

@@ -88,7 +88,7 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
             run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError("--run-dir", str(run_dir), f"cannot be made a directory: {error.strerror}") from error
-        with take(run_dir, tell=lambda text: print(text, file=sys.stderr, flush=True)) as lease:
+        with take(run_dir, report=lambda text: print(text, file=sys.stderr, flush=True)) as lease:
             with writes_checkpoints(run_dir):
                 pass
             yield lease

@@ -58,7 +58,7 @@ def test_a_run_whose_directory_was_taken_stops_and_writes_no_more(tell, half, mo
     assert "Traceback" not in told.err
     line = told.err.splitlines()[-1]
     assert line.startswith("swift: half is not this process's any more: process 77 on ")
-    assert "go on with --resume when nobody else does" in line
+    assert "continue with --resume when nobody else does" in line
     after = contents(half)
     assert {path.name: content for path, content in after.items() if "tensorboard" not in str(path)} == {
         path.name: content for path, content in left[0].items() if "tensorboard" not in str(path)

@@ -13,8 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import RunError, SettingError
-from swift.runlog.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
-from swift.runlog.run_lock import process_is_there, take, this_process, writes_checkpoints
+from swift.runlog.lock import (
+    BEAT_S,
+    SILENCE_S,
+    WATCH_S,
+    Owner,
+    ProcessTable,
+    Verdict,
+    Watch,
+    judge,
+    process_is_there,
+    take,
+    this_process,
+    writes_checkpoints,
+)
 
 HERE, THERE = ProcessTable("here", "boot", "pid:[1]"), ProcessTable("there", "boot", "pid:[1]")
 OWNER = Owner(HERE, 7, 70, "2026-01-01T00:00:00+00:00", "token")
@@ -83,7 +95,7 @@ class World:
 
     def take(self, path, owner, there=True):
         is_there = there if callable(there) else lambda _: there
-        return take(path, owner, tell=self.told.append, is_there=is_there, clock=lambda: self.now, sleep=self.sleep)
+        return take(path, owner, report=self.told.append, is_there=is_there, clock=lambda: self.now, sleep=self.sleep)
 
 
 def owner(token, place=HERE):
@@ -176,8 +188,8 @@ def test_an_owner_that_has_slept_with_this_machine_keeps_its_directory(tmp_path,
         if len(beats) > 5:  # its next heartbeat
             os.utime(beats[0], (now[time.CLOCK_BOOTTIME],) * 2)
 
-    monkeypatch.setattr("swift.runlog.run_lock.time.clock_gettime", now.get)
-    monkeypatch.setattr("swift.runlog.run_lock.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
+    monkeypatch.setattr("swift.runlog.lock.run_lock.time.clock_gettime", now.get)
+    monkeypatch.setattr("swift.runlog.lock.run_lock.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
     take(tmp_path, owner("a", THERE))
     with pytest.raises(SettingError, match="is written by process 7 on there"):
         take(tmp_path, owner("b"), sleep=sleep)
@@ -214,7 +226,7 @@ def test_who_has_not_beaten_for_long_looks_before_it_writes(tmp_path):
 
 
 def test_the_lease_is_renewed_by_its_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr("swift.runlog.run_lock.BEAT_S", 0.01)
+    monkeypatch.setattr("swift.runlog.lock.run_lock.BEAT_S", 0.01)
     with take(tmp_path) as lease:
         path = tmp_path / ".lease-1.json"
         os.utime(path, (0, 0))
@@ -282,7 +294,7 @@ CLAIM = """
 import sys, time
 from pathlib import Path
 from swift.errors import SettingError
-from swift.runlog.run_lock import take
+from swift.runlog.lock import take
 sys.stdin.readline()
 try:
     lease = take(Path(sys.argv[1]))

@@ -14,7 +14,7 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.runlog.events import EVENTS
-from swift.runlog.run_directory import Run
+from swift.runlog.reading import Run
 
 BEGINNINGS = ("start", "resume")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swift.runlog.analysis.history import History, Timed, names_in, number_in
-from swift.runlog.run_directory import Run
+from swift.runlog.reading import Run
 
 Kind = Literal["failure", "recovery", "return", "restore", "resume", "stop"]
 KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume", "stop")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.runlog.run_directory import Run
+from swift.runlog.reading import Run
 
 NUM_LOSS_STEPS = 10
 NUM_COMPILING_STEPS = 3

@@ -13,7 +13,7 @@ from swift.errors import SettingError
 from swift.runlog.analysis.history import BEGINNINGS, History, Timed, is_number, number_in
 from swift.runlog.analysis.incidents import reconfigure_s
 from swift.runlog.analysis.measures import scalars
-from swift.runlog.run_directory import Run
+from swift.runlog.reading import Run
 
 CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
 """What time is spent on.

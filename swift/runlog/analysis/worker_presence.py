@@ -10,7 +10,7 @@ from swift.errors import SettingError
 from swift.runlog.analysis.history import BEGINNINGS, History, Timed, names_in, number_in
 from swift.runlog.analysis.incidents import since_s
 from swift.runlog.events import EVENTS
-from swift.runlog.run_directory import Run
+from swift.runlog.reading import Run
 
 MAX_PLACES = 100_000
 """More than any cluster has: where a record says so, it is damaged."""

@@ -27,7 +27,7 @@ from swift.elastic.transport.processes import OwnChildren
 from swift.elastic.transport.remote_node import coming, serve
 from swift.elastic.transport.rendezvous import Rendezvous, Wire
 from swift.errors import RunError, SettingError
-from swift.runlog.run_lock import this_process
+from swift.runlog.lock import this_process
 
 NODE = """
 import os, sys

@@ -1,0 +1,26 @@
+"""The lock of a run directory: one process writes to it at a time, on whichever machine.
+
+``lease`` judges whether an owner lives, ``lease_files`` and ``owners`` find out what there is to judge by, and
+``run_lock`` takes the directory and renews the lease.
+"""
+
+from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
+from swift.runlog.lock.owners import process_is_there, this_process
+from swift.runlog.lock.run_lock import Lease, last_beat, take, writes_checkpoints
+
+__all__ = [
+    "BEAT_S",
+    "SILENCE_S",
+    "WATCH_S",
+    "Lease",
+    "Owner",
+    "ProcessTable",
+    "Verdict",
+    "Watch",
+    "judge",
+    "last_beat",
+    "process_is_there",
+    "take",
+    "this_process",
+    "writes_checkpoints",
+]

@@ -1,0 +1,231 @@
+"""The lease of a run directory, which its owner holds and renews.
+
+    .lease-3.json    the third owner of the directory, see ``lease.Owner``; its modification time is the last heartbeat
+
+An owner's file is made once, under a name that nobody else can make at the same time (O_EXCL), and its content never
+changes. A process that takes over makes the next number, looks again for others that came in between, and removes the
+file of the dead owner; an owner whose file is gone has lost the directory. Readers need no lease.
+"""
+
+import fcntl
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swift.errors import RunError, SettingError
+from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
+from swift.runlog.lock.lease_files import LeaseFile, lease_content, lease_path, make_lease, read_lease, read_leases
+from swift.runlog.lock.owners import process_is_there, this_process
+
+_LOOK_S, _WRITERS_S = 0.5, 60.0
+_TRIES = 20
+"""Attempts to take a directory while others try the same."""
+
+
+class Lease:
+    """This process's right to write to a run directory, as long as the block lasts.
+
+    Args:
+        run_dir: the directory.
+        path: file of the lease, made by ``take``.
+        owner: owner of the lease.
+        clock: clock in seconds that continues while the machine sleeps.
+    """
+
+    def __init__(self, run_dir: Path, path: Path, owner: Owner, clock: Callable[[], float]):
+        self.owner = owner
+        self._run_dir, self._path, self._content, self._clock = run_dir, path, owner.encode(), clock
+        self._renewed, self._is_lost = clock(), False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(timeout=1.0)  # the file system may have stalled
+        with suppress(OSError):
+            if lease_content(self._path) == self._content:
+                self._path.unlink()
+
+    def renew(self) -> None:
+        """Renews the heartbeat; raises OSError where the file system does."""
+        now = self._clock()
+        try:
+            self._is_lost = self._is_lost or lease_content(self._path) != self._content
+            if not self._is_lost:
+                os.utime(self._path)
+        except FileNotFoundError:
+            self._is_lost = True
+        self._renewed = now
+
+    def check(self, *, may_look: bool = True) -> None:
+        """Raises RunError if the directory is not this process's any more; to be called before anything is written.
+
+        Args:
+            may_look: whether to read the lease if there was no heartbeat for long, since another process may have taken
+                this one for dead; False in a thread that must not wait for a file system.
+        """
+        if may_look and not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
+            try:
+                self.renew()
+            except OSError as error:
+                raise RunError(
+                    f"{self._run_dir} cannot be reached ({error.strerror}), and another may have taken it: stopped; "
+                    "continue with --resume"
+                ) from error
+        if self._is_lost:
+            raise RunError(
+                f"{self._run_dir} is not this process's any more: {self._successor()}: stopped, nothing more was "
+                "written; continue with --resume when nobody else does"
+            )
+
+    def _successor(self) -> str:
+        with suppress(OSError, SettingError):
+            owners = [found.owner for found in read_leases(self._run_dir)]
+            for owner in reversed(owners):
+                if owner is not None:
+                    return f"{owner} took it at {owner.since}"
+        return "its lease is gone"
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S) and not self._is_lost:
+            with suppress(OSError):  # it may be better the next time
+                self.renew()
+
+
+def take(
+    run_dir: Path,
+    owner: Owner | None = None,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+    is_there: Callable[[Owner], bool | None] | None = None,
+    clock: Callable[[], float] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lease:
+    """Takes a run directory, possibly from a dead owner.
+
+    Args:
+        run_dir: directory, which exists.
+        owner: new owner; this process unless given.
+        report: called with a line if it takes time to find out whether an owner lives.
+        is_there: whether an owner's process runs; None if that cannot be known.
+        clock: clock in seconds. Unless given, an owner is watched by a clock that stops while this machine sleeps, as
+            an owner beside it does; the lease has one that continues.
+        sleep: function that waits for a number of seconds.
+
+    Raises:
+        SettingError: another process has it, or it cannot be written to; nothing was written.
+    """
+    owner, is_there = owner or this_process(), is_there or process_is_there
+    watching, clock = clock or time.monotonic, clock or _clock
+    for _ in range(_TRIES):
+        found = read_leases(run_dir)
+        if not all(_is_dead(one, owner.place, report, is_there, watching, sleep) for one in found):
+            continue  # one of them has ended
+        path = lease_path(run_dir, max((one.number for one in found), default=0) + 1)
+        if not make_lease(path, owner):
+            continue  # another was quicker
+        try:
+            if {one for one in read_leases(run_dir) if one.path != path} <= set(found):
+                for one in found:
+                    one.path.unlink(missing_ok=True)
+                return Lease(run_dir, path, owner, clock)
+            path.unlink(missing_ok=True)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        sleep(random.uniform(0, 0.1))
+    raise SettingError("--run-dir", str(run_dir), "other processes take it at the same time; try again")
+
+
+def last_beat(run_dir: Path) -> int | None:
+    """Time stamp of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
+    return max((found.beat_ns for found in read_leases(run_dir)), default=None)
+
+
+@contextmanager
+def writes_checkpoints(run_dir: Path) -> Iterator[None]:
+    """Lets one process of this machine at a time write the checkpoints of a run, as long as the block lasts.
+
+    The process that saves outlives its supervisor until its save is done; the next run waits for that.
+
+    Raises:
+        SettingError: there still is another after a minute.
+    """
+    descriptor, deadline = os.open(run_dir, os.O_RDONLY), time.monotonic() + _WRITERS_S
+    try:
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise SettingError("--run-dir", str(run_dir), "a process of an earlier run still writes a checkpoint")
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # such as on a network file system, which does not lock directories
+        return True
+    return True
+
+
+def _is_dead(
+    found: LeaseFile,
+    here: ProcessTable,
+    report: Callable[[str], None],
+    is_there: Callable[[Owner], bool | None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Watches a lease until its owner is known to be dead; False: the lease is gone, or another has its name.
+
+    Raises:
+        SettingError: the owner lives.
+    """
+    begun, first, has_reported = clock(), found, False
+    age_s = time.time() - found.beat_ns / 1e9
+    while True:
+        owner, has_beaten = found.owner, found.beat_ns != first.beat_ns
+        there = is_there(owner) if owner is not None and owner.place == here else None
+        verdict = judge(owner, here, Watch(there, has_beaten, clock() - begun, age_s))
+        if verdict is Verdict.LIVES:
+            raise _refusal(found)
+        if verdict is Verdict.DEAD:
+            return True
+        if not has_reported:
+            report(
+                f"{found.path.parent} has an owner, {owner or 'unknown'}: waits up to {SILENCE_S:g} s for its heartbeat"
+            )
+            has_reported = True
+        sleep(_LOOK_S)
+        now = read_lease(found.number, found.path)
+        if now is None or (now.content != first.content and first.owner is not None):
+            return False
+        found = now
+
+
+def _refusal(found: LeaseFile) -> SettingError:
+    owner, age_s = found.owner, max(0.0, time.time() - found.beat_ns / 1e9)
+    since = "" if owner is None else f" since {owner.since}"
+    allowed = f"is written by {owner or 'another process'}{since} (heartbeat {age_s:.0f} s old): wait for it or end it"
+    return SettingError("--run-dir", str(found.path.parent), allowed)
+
+
+def _clock() -> float:
+    # The second is for macOS, where it continues in sleep, and time.monotonic() does not.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
