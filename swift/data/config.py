@@ -1,4 +1,4 @@
-"""What the data are, and which documents train and which validate."""
+"""Settings of the data, and the assignment of documents to training and validation."""
 
 import hashlib
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Documents, the tokens they become, and the share of them that validates.
+    """Settings of the data: documents, their tokens, and the share of documents for validation.
 
     Args:
-        source: where documents come from.
-        tokenizer: makes tokens of text; a ``TokenFile`` has tokens already, there it only turns them back to text.
-        validation_share: the expected share of the documents that validate, between 0 and 1.
+        source: source of the documents.
+        tokenizer: tokenizer of texts; a ``TokenFile`` has tokens already, and needs it only to decode them.
+        validation_share: expected share of the documents used for validation, between 0 and 1.
 
     Raises:
         SettingError: ``validation_share`` is not between 0 and 1.
@@ -38,22 +38,22 @@ class DataConfig:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token that the data may hold."""
+        """Size of the vocabulary: one more than the largest token allowed."""
         if isinstance(self.source, TokenFile) and self.source.vocab_size is not None:
             return self.source.vocab_size
         return self.tokenizer.vocab_size
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:
-    """Which documents belong to a split, bool[num_documents].
+    """Selects the documents of a split, bool[num_documents].
 
-    The hash of a document's name decides, so a document keeps its side whatever else the corpus holds and whatever
-    machine asks.
+    The hash of a document's name decides, so a document stays in its split whatever else the corpus holds, on every
+    machine.
 
     Args:
-        names: the documents' names.
-        split: the split.
-        validation_share: the expected share of the documents that validate.
+        names: names of the documents.
+        split: split to select.
+        validation_share: expected share of the documents used for validation.
 
     Raises:
         SettingError: a split would be empty.

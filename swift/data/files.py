@@ -1,6 +1,6 @@
-"""Files of data, opened without trust: regular ones only, read by position.
+"""Data files, opened with care: regular files only, read by position.
 
-A file that shrinks under a memory map ends the process with a signal. Read by position, it is an error with a name.
+A file that shrinks under a memory map ends the process with a signal; read by position, it raises an error.
 """
 
 import errno
@@ -23,15 +23,15 @@ _KINDS = {
 _SAMPLE_PIECES = 64
 _SAMPLE_BYTES = 16384
 _MOST_BYTES = 1 << 30
-"""Of one system call; Linux reads at most 2 GB."""
+"""Bytes of one system call; Linux reads at most 2 GB."""
 
 
 class DataError(RunError):
-    """Data that a run began with cannot be read any more, or are not what they were. Exit code 3."""
+    """Data that a run started with can no longer be read, or have changed. Exit code 3."""
 
 
 class BeyondVocabulary(DataError):
-    """The data hold a token that the model has no embedding for."""
+    """A token in the data for which the model has no embedding."""
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -44,9 +44,9 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """A file descriptor to read a regular file; raises OSError for anything else, and never waits for a writer."""
+    """Opens a regular file, as a descriptor; raises OSError for anything else, and never waits for a writer."""
     check_regular(path)
-    # Opening a named pipe waits for its writer, should the path have become one since.
+    # Opening a named pipe would wait for its writer, if the path has become one since.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -55,18 +55,18 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """All of a regular file; raises OSError for anything else."""
+    """Reads a whole regular file; raises OSError for anything else."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
 
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells versions of a file apart without reading it.
+    """Version of a file, without reading it.
 
     Attributes:
-        num_bytes: its size.
-        mtime_ns: when it was last written to, in nanoseconds since 1970.
+        num_bytes: size in bytes.
+        mtime_ns: time of the last write, in nanoseconds since 1970.
     """
 
     num_bytes: int
@@ -74,16 +74,15 @@ class FileState:
 
 
 class TokenReader:
-    """The tokens of a file, of which slices are read by position when they are asked for.
+    """Tokens of a file, read by position in slices on demand.
 
-    The file stays open: whoever renames or removes it does not disturb the run, which reads on in what it opened.
-    Every read checks that the file is as long as it was; where it has been written to, a sample of it must be what it
-    was. Can be shared by threads.
+    The file stays open: renaming or removing it does not disturb the run. Every read checks the length of the file;
+    if it has been written to, a sample of it must be unchanged. Threads may share one.
 
     Args:
-        path: the file.
-        dtype: of a token, with its byte order.
-        vocab_size: one more than the largest token that is allowed.
+        path: path of the file.
+        dtype: type of a token, with its byte order.
+        vocab_size: one more than the largest token allowed.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular one.
@@ -98,17 +97,17 @@ class TokenReader:
 
     @property
     def state(self) -> FileState:
-        """Of the file when it was opened."""
+        """State of the file when it was opened."""
         return self._begun
 
     def __len__(self) -> int:
         return self._begun.num_bytes // self.dtype.itemsize
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """A slice of the tokens, read now.
+        """Reads a slice of the tokens.
 
         Raises:
-            DataError: the file is shorter or other than it was, cannot be read, or holds a token beyond the vocabulary.
+            DataError: the file has shrunk or changed, cannot be read, or holds a token beyond the vocabulary.
         """
         start, stop, step = part.indices(len(self))
         assert step == 1
@@ -123,7 +122,7 @@ class TokenReader:
         return tokens
 
     def sample(self) -> np.ndarray:
-        """Pieces spread evenly over the file, joined; each begins at an even place. Unchecked."""
+        """Reads pieces spread evenly over the file, each from an even position, and joins them without checks."""
         length = _SAMPLE_BYTES // self.dtype.itemsize
         places = np.linspace(0, max(0, len(self) - length), _SAMPLE_PIECES).astype(np.int64) // 2 * 2
         return np.concatenate([self._read(start, start + length) for start in np.unique(places).tolist()])

@@ -1,7 +1,7 @@
-"""A corpus as it is cut: its tokens, or where the documents of a token file lie, in files that all processes read.
+"""The index of a corpus: its tokens, or the document bounds of a token file, in files that all processes read.
 
-An index is a directory. Its name is a digest of all that it is made of: the names, sizes and times of the files, the
-tokenizer, the share that validates. It is there as a whole or not at all.
+An index is a directory named by a digest of all that determines it: names, sizes and times of the files, the tokenizer,
+and the share for validation. It exists as a whole or not at all.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from swift.files import replace_file, sync_directory
 _VERSION = 1
 _HEAD = "index.json"
 _SETTLED_NS = 2_000_000_000
-"""A file that was written in the last seconds before may have been written again within the grain of its time."""
+"""Seconds after a write in which another write may leave the time stamp as it is."""
 
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """How far the making of an index is."""
+    """Progress of building an index."""
 
     num_documents: int
     num_done: int
@@ -41,11 +41,11 @@ class IndexProgress:
 
 
 class CorpusState(NamedTuple):
-    """What tells a corpus from another without reading it.
+    """Identity of a corpus, without reading it.
 
     Attributes:
-        name: of its index.
-        newest_ns: when one of its files was last written to, in nanoseconds since 1970.
+        name: name of its index.
+        newest_ns: time of the last write to one of its files, in nanoseconds since 1970.
     """
 
     name: str
@@ -53,9 +53,9 @@ class CorpusState(NamedTuple):
 
 
 def corpus_state(config: DataConfig) -> CorpusState | None:
-    """The present state of a corpus; None where it cannot be told.
+    """Returns the present state of a corpus; None if it cannot be determined.
 
-    That is so with sources and tokenizers of other kinds than those of ``swift.data``, and where a file is not there.
+    That is the case for sources and tokenizers from outside ``swift.data``, and if a file is missing.
 
     Raises:
         SettingError: the source has no documents.
@@ -63,7 +63,7 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
     source, tokenizer = config.source, config.tokenizer
     parts: list[Any] = [_VERSION, config.validation_share]
     if isinstance(source, TokenFile):
-        # Where documents end is found by reading all tokens, which are held against this vocabulary then.
+        # Finding the ends of documents reads all tokens, and checks them against this vocabulary.
         parts += ["tokens", source.dtype, source.end_of_document, config.vocab_size]
         named: dict[str, str | None] = {"": source.path}
     else:
@@ -81,19 +81,19 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
         try:
             found = os.stat(path)
         except OSError:
-            return None  # the source itself tells best what is wrong with it
+            return None  # the source itself reports best what is wrong with it
         parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
         newest_ns = max(newest_ns, found.st_mtime_ns)
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
 
 
-def make_index(config: DataConfig, path: Path, tell: Callable[[IndexProgress], None]) -> None:
+def make_index(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> None:
     """Reads a corpus once and writes its index.
 
     Args:
-        config: the data.
-        path: of the index; where another process has made it meanwhile, that is the one.
-        tell: is told how far it is.
+        config: settings of the data.
+        path: directory of the index; if another process has made it meanwhile, that index stays.
+        report: called with the progress.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
@@ -104,7 +104,7 @@ def make_index(config: DataConfig, path: Path, tell: Callable[[IndexProgress], N
     made.mkdir(mode=0o700)
     try:
         begun = time.time_ns()
-        splits = (_write_spans if isinstance(config.source, TokenFile) else _write_texts)(config, made, tell)
+        splits = (_write_spans if isinstance(config.source, TokenFile) else _write_texts)(config, made, report)
         replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "splits": splits}).encode())
         sync_directory(made)
         if not path.exists():
@@ -114,7 +114,7 @@ def make_index(config: DataConfig, path: Path, tell: Callable[[IndexProgress], N
 
 
 def remove_index(path: Path) -> None:
-    """Removes an index, or what is there of one."""
+    """Removes an index, complete or not."""
     if path.exists():
         for file in path.iterdir():
             file.unlink(missing_ok=True)
@@ -122,11 +122,11 @@ def remove_index(path: Path) -> None:
 
 
 def is_sound(path: Path, newest_ns: int) -> bool:
-    """Whether an index is there and as it was written, and no file of the corpus may have changed unseen.
+    """Whether an index is complete and intact, and no file of the corpus can have changed unnoticed.
 
     Args:
-        path: of the index.
-        newest_ns: when a file of the corpus was last written to.
+        path: directory of the index.
+        newest_ns: time of the last write to a file of the corpus, in nanoseconds since 1970.
     """
     try:
         head = _head(path)
@@ -138,10 +138,10 @@ def is_sound(path: Path, newest_ns: int) -> bool:
 
 
 def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
-    """The stream of a split, of a sound index.
+    """Opens the stream of a split in an intact index.
 
     Raises:
-        OSError: it is not there any more, or has not the size that it was written with.
+        OSError: the index is gone, or has not the size with which it was written.
         SettingError: the source is a token file that cannot be read.
         DataError: a token is beyond the vocabulary.
     """
@@ -157,7 +157,7 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
 
 
 def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream:
-    """The stream of a split, of an index where there is one; else, or where that is gone, the corpus is read.
+    """Opens the stream of a split in an index; without one, or if it is gone, reads the corpus.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
@@ -173,7 +173,7 @@ def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenS
 
 
 class _Written:
-    """A file of an index, and what the head says of it."""
+    """A file of an index, and its entry in the head."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._digest = file, new_digest()
@@ -191,7 +191,7 @@ class _Written:
         return {"bytes": self.num_bytes, "digest": self._digest.hexdigest(), "num_tokens": num_tokens}
 
 
-def _write_texts(config: DataConfig, path: Path, tell: Callable[[IndexProgress], None]) -> dict[str, Any]:
+def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
     source, dtype = config.source, np.min_scalar_type(config.tokenizer.vocab_size - 1)
     assert not isinstance(source, TokenFile)
     documents = source.documents()
@@ -203,14 +203,14 @@ def _write_texts(config: DataConfig, path: Path, tell: Callable[[IndexProgress],
             for tokens in document_tokens([document], config.tokenizer):
                 written[is_training].add(tokens)
                 num_bytes += tokens.nbytes
-            tell(IndexProgress(len(documents), number + 1, num_bytes))
+            report(IndexProgress(len(documents), number + 1, num_bytes))
         return {
             split: one.close(one.num_bytes // dtype.itemsize)
             for split, one in (("train", written[True]), ("validation", written[False]))
         }
 
 
-def _write_spans(config: DataConfig, path: Path, tell: Callable[[IndexProgress], None]) -> dict[str, Any]:
+def _write_spans(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
     splits, source = {}, config.source
     assert isinstance(source, TokenFile)
     bounds = source.document_bounds(source.tokens(config.vocab_size))
@@ -220,7 +220,7 @@ def _write_spans(config: DataConfig, path: Path, tell: Callable[[IndexProgress],
             one = _Written(file)
             one.add(np.stack([starts_S, offsets_S]))
             splits[split] = one.close(num_tokens)
-        tell(IndexProgress(len(bounds) - 1, len(bounds) - 1, one.num_bytes))
+        report(IndexProgress(len(bounds) - 1, len(bounds) - 1, one.num_bytes))
     return splits
 
 

@@ -1,7 +1,7 @@
-"""Indexes of corpora that outlast a run: one process of a machine reads a corpus, and all others find what it has cut.
+"""Indexes of corpora that outlive a run: one process of a machine reads a corpus, and all others use its index.
 
-Whoever makes an index holds a lock, which is free when it dies, and touches the lock's file as long as it is alive. Who
-waits for one that is frozen makes the index itself: two that are made at once do not disturb each other.
+The process that builds an index holds a lock, which is released when it dies, and touches the lock's file while it is
+alive. A process that waits for a frozen one builds the index itself: two builds at once do not disturb each other.
 """
 
 import fcntl
@@ -18,23 +18,24 @@ from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound,
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _TOLD_S = 1.0, 0.2, 10.0, 5.0
 _KEPT_S = 30 * 86_400
-"""How long an index is kept that nobody uses."""
+"""Seconds for which an unused index is kept."""
 
 
 def find_index(
-    config: DataConfig, cache: Path, tell: Callable[[str], None], patience_s: float = _PATIENCE_S
+    config: DataConfig, cache: Path, report: Callable[[str], None], patience_s: float = _PATIENCE_S
 ) -> Path | None:
-    """The index of a corpus, which is made where there is none.
+    """Finds the index of a corpus, and builds it if there is none.
 
     Args:
-        config: the data.
-        cache: the directory of indexes; is made.
-        tell: says a line: how far it is, or why there is none.
-        patience_s: after so long without a sign of life nobody waits any more for the process that makes the index.
+        config: settings of the data.
+        cache: directory of indexes; made if it is missing.
+        report: called with a line on the progress, or on why there is no index.
+        patience_s: seconds without a sign of life from the process that builds the index, after which others stop
+            waiting for it.
 
     Returns:
-        Its directory; None where it could not be told from one of another corpus, or cannot be written: then everybody
-        has to read the corpus.
+        Directory of the index; None if it could not be told from that of another corpus, or cannot be written: then
+        every process reads the corpus.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
@@ -46,22 +47,22 @@ def find_index(
             if state is None:
                 return None
             path = cache / state.name
-            was_made = _make_unless_found(config, path, state, tell, patience_s)
+            was_made = _make_unless_found(config, path, state, report, patience_s)
             if not was_made or state == corpus_state(config):
                 _forget_old(cache, but=path)
                 return path
-        tell("the corpus changes while it is read: every process reads it for itself")
+        report("the corpus changes while it is read: every process reads it for itself")
     except DataError:
-        pass  # which the first that reads the file tells better
+        pass  # which the first read of the file reports better
     except OSError as error:
-        tell(f"the corpus is not kept in {cache} ({error.strerror or error}): every process reads it for itself")
+        report(f"the corpus is not kept in {cache} ({error.strerror or error}): every process reads it for itself")
     return None
 
 
 def _make_unless_found(
-    config: DataConfig, path: Path, state: CorpusState, tell: Callable[[str], None], patience_s: float
+    config: DataConfig, path: Path, state: CorpusState, report: Callable[[str], None], patience_s: float
 ) -> bool:
-    """Has a sound index there. Whether it was made here."""
+    """Ensures an intact index; returns whether this call has built it."""
     lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
     while not is_sound(path, state.newest_ns):
         with _alone(lock) as is_alone:
@@ -71,33 +72,33 @@ def _make_unless_found(
             if not is_alone and time.monotonic() - since < patience_s:
                 time.sleep(_PAUSE_S)
                 continue
-            if is_alone:  # what is here is of those who have died
+            if is_alone:  # all that is here belongs to processes that have died
                 for half in path.parent.glob(f".{path.name}.*"):
                     remove_index(half)
             remove_index(path)
             with _beating(lock):
-                make_index(config, path, _teller(tell))
+                make_index(config, path, _progress_report(report))
             return True
-    with suppress(OSError):  # an index may be read where nobody can write
+    with suppress(OSError):  # an index can be read from where it cannot be written
         os.utime(path)
     return False
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Whether no other process or thread is here."""
+    """Locks a file for the block, and yields whether no other process or thread holds it."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_alone = True
-        except OSError:  # somebody has it, or this file system has no locks
+        except OSError:  # it is held, or this file system has no locks
             is_alone = False
         yield is_alone
 
 
 @contextmanager
 def _beating(path: Path) -> Iterator[None]:
-    """With a file that is touched again and again, as long as this process is not frozen."""
+    """Touches a file periodically during the block, as a sign of life."""
     is_over = threading.Event()
 
     def beat() -> None:
@@ -115,8 +116,8 @@ def _beating(path: Path) -> Iterator[None]:
         thread.join()
 
 
-def _teller(tell: Callable[[str], None]) -> Callable[[IndexProgress], None]:
-    """Says now and then how far it is."""
+def _progress_report(report: Callable[[str], None]) -> Callable[[IndexProgress], None]:
+    """Reports the progress now and then."""
     told = time.monotonic()
 
     def say(progress: IndexProgress) -> None:
@@ -124,13 +125,13 @@ def _teller(tell: Callable[[str], None]) -> Callable[[IndexProgress], None]:
         if time.monotonic() - told > _TOLD_S:
             told = time.monotonic()
             done, num = progress.num_done, progress.num_documents
-            tell(f"reads the corpus: {done:,} of {num:,} documents, {progress.num_bytes / 1e6:,.0f} MB")
+            report(f"reads the corpus: {done:,} of {num:,} documents, {progress.num_bytes / 1e6:,.0f} MB")
 
     return say
 
 
 def _forget_old(cache: Path, but: Path) -> None:
-    """Removes indexes that nobody has used for long."""
+    """Removes indexes that were not used for long."""
     for path in cache.iterdir():
         with suppress(OSError):
             if path != but and time.time() - path.stat().st_mtime > _KEPT_S:

@@ -1,4 +1,4 @@
-"""Batches by iteration number: Grain shuffles, repeats and batches the windows of a split."""
+"""Batches by iteration number: the windows of a split, shuffled, repeated and batched by Grain."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -20,7 +20,7 @@ _STATE_VERSION = 1
 
 
 class Loader(Iterator[Batch]):
-    """The batches of a split, endlessly: a pure function of the arguments and the iteration number.
+    """Endless batches of a split: a pure function of the arguments and the iteration number.
 
     Training: the windows are shuffled anew every epoch, and each is seen once an epoch; a batch may hold the end of
     one epoch and the start of the next. Validation: the windows come in the order of the stream, in every pass the
@@ -31,13 +31,13 @@ class Loader(Iterator[Batch]):
     iterator, and starts no threads.
 
     Args:
-        config: the data.
+        config: settings of the data.
         split: 'train' or 'validation'.
         num_microbatches: M, micro-batches per iteration, of all pipelines together.
-        sequences_per_microbatch: B.
-        sequence_length: T.
-        seed: of the order of the training windows.
-        corpus: the index of the corpus, see ``find_index``; without it the corpus is read and cut here.
+        sequences_per_microbatch: B, sequences of a micro-batch.
+        sequence_length: T, positions of a sequence.
+        seed: seed of the order of the training windows.
+        corpus: index of the corpus, see ``find_index``; without it the corpus is read here.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -95,35 +95,35 @@ class Loader(Iterator[Batch]):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token of any batch."""
+        """Size of the vocabulary: one more than the largest token of any batch."""
         return self._config.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns tokens back to text."""
+        """Tokenizer of the data, which turns tokens back into text."""
         return self._config.tokenizer
 
     @property
     def num_windows(self) -> int:
-        """The number of sequences in an epoch that hold a label."""
+        """Number of sequences in an epoch that hold a label."""
         return self._num_windows
 
     @property
     def num_batches_per_epoch(self) -> int:
-        """How many batches it takes to see every window; rounded up."""
+        """Number of batches in which every window occurs, rounded up."""
         return self._num_batches_per_epoch
 
     def batch(self, step: int) -> Batch:
-        """The batch of iteration ``step``, counted from 0: arrays [M, B, T].
+        """Loads the batch of iteration ``step``, counted from 0: arrays [M, B, T].
 
         Raises:
-            DataError: its file has changed or cannot be read any more, or holds a token beyond the vocabulary.
+            DataError: its file has changed or can no longer be read, or holds a token beyond the vocabulary.
         """
         assert step >= 0
         return self._batches[step]
 
     def microbatch(self, step: int, index: int) -> Batch:
-        """Micro-batch ``index`` of ``batch(step)``, without loading the others: arrays [B, T]."""
+        """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""
         assert step >= 0
         assert 0 <= index < self._num_microbatches
         return self._microbatches[step * self._num_microbatches + index]
@@ -137,20 +137,20 @@ class Loader(Iterator[Batch]):
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, and the data it stands in, as a dict that JSON can hold."""
+        """Returns the position of the iterator and the identity of its data, as a dict that JSON can hold."""
         file = None if self._file is None else asdict(self._file)
         return {"version": _STATE_VERSION, "next_step": self._next_step, "data": dict(self._identity), "file": file}
 
     def restore(self, state: Mapping[str, Any]) -> list[str]:
-        """Puts the iterator where ``state`` was taken: the next batch is the one that would have come next.
+        """Moves the iterator to the position of ``state``: the next batch is the one that would have come next.
 
         Returns:
-            A line on a token file that has been written to since then: its length and a sample of it are what they
-            were, the rest was not compared. None where nothing has changed.
+            A line for a token file that has been written to since then with the same length and the same sample; the
+            rest was not compared. No line if nothing has changed.
 
         Raises:
-            SettingError: the state is of another version, or of other data, order or batch shape; it says what
-                differs.
+            SettingError: the state is of another version, or of other data, order or batch shape; the error says
+                which.
         """
         check_same_data(state, self.state())
         self._next_step = int(state["next_step"])
@@ -168,7 +168,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if saved.get("version") != _STATE_VERSION:
         allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
         raise SettingError("version of the saved data state", saved.get("version"), allowed)
-    # An older state lacks what was not noted then.
+    # An older state lacks fields that were added later.
     before = {name: saved["data"].get(name, value) for name, value in now["data"].items()}
     names = [name for name, value in now["data"].items() if before[name] != value]
     if names:
@@ -178,7 +178,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _refusal(error: DataError) -> str:
-    """What to say of data that cannot be read at the start, when settings can still be changed."""
+    """Explains data that cannot be read at the start, when settings can still be changed."""
     if not isinstance(error, BeyondVocabulary):
         return str(error)
     how = "set DataConfig.tokenizer to the one that wrote it, TokenFile.vocab_size or TokenFile.dtype"

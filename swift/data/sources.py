@@ -1,4 +1,4 @@
-"""Where documents come from: the standard library of the running Python, text files, a file of tokens."""
+"""Sources of documents: the standard library of the running Python, text files, a file of tokens."""
 
 import functools
 import glob
@@ -16,7 +16,7 @@ from swift.data.files import TokenReader, check_regular, read_regular
 from swift.errors import SettingError
 
 BLOCK_TOKENS = 16384
-"""Tokens of a document where a token file does not say where its documents end."""
+"""Tokens of a document in a token file that does not mark the ends of its documents."""
 
 _SCAN_TOKENS = 1 << 22
 _LEAST_LOW_HALVES = 64
@@ -25,13 +25,13 @@ _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 @dataclass(frozen=True)
 class Document:
-    """A text that is read when it is needed.
+    """A text that is read on demand.
 
     Args:
-        name: the same on every machine that has the document, and on no other document of its source.
-        read: returns the text.
-        path: the file of which it is the whole text; None: what is made of it cannot be used again, as nothing tells
-            whether it has changed.
+        name: name, the same on every machine and unique in the source.
+        read: function that returns the text.
+        path: file that holds exactly this text; None if there is none, and nothing made of the text can be used again,
+            since a change would go unnoticed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class TextSource(Protocol):
     """A source of texts."""
 
     def documents(self) -> list[Document]:
-        """All documents, in an order that is the same on every machine."""
+        """Returns all documents, in the same order on every machine."""
         ...
 
 
@@ -56,7 +56,7 @@ class StandardLibrary:
     """
 
     def documents(self) -> list[Document]:
-        """All files, by path.
+        """Returns all files, by path.
 
         Raises:
             SettingError: the library is not on disk as ``.py`` files.
@@ -83,13 +83,13 @@ class TextFiles:
     A file that is not UTF-8 is refused, since a binary file among the texts is a mistake of the pattern.
 
     Args:
-        pattern: as of ``glob``; ``**`` matches directories at any depth.
+        pattern: pattern for ``glob``; ``**`` matches directories at any depth.
     """
 
     pattern: str
 
     def documents(self) -> list[Document]:
-        """All files, by name.
+        """Returns all files, by name.
 
         Raises:
             SettingError: no file matches, or all are empty.
@@ -106,7 +106,7 @@ class TextFiles:
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
     def _check(self, path: Path) -> None:
-        """Refuses what is there and no file; what is not there any more is told when it is read."""
+        """Refuses what exists and is no file; a file that has gone is reported when it is read."""
         try:
             check_regular(path)
         except FileNotFoundError:
@@ -129,11 +129,11 @@ class TokenFile:
     """A file of little-endian tokens without a header, read by position and never loaded whole.
 
     Args:
-        path: the file.
+        path: path of the file.
         dtype: 'uint16' or 'uint32'.
-        end_of_document: the token that ends each document; without it, blocks of ``BLOCK_TOKENS`` tokens count as
+        end_of_document: token that ends each document; without it, blocks of ``BLOCK_TOKENS`` tokens count as
             documents. Finding the ends reads the file once.
-        vocab_size: one more than the largest token it may hold; the tokenizer's if not given.
+        vocab_size: one more than the largest token allowed; that of the tokenizer unless given.
     """
 
     path: str
@@ -148,12 +148,12 @@ class TokenFile:
             raise SettingError("TokenFile.vocab_size", self.vocab_size, "must be a whole number of at least 1")
 
     def tokens(self, vocab_size: int) -> TokenReader:
-        """All tokens, uint16[num_tokens] or uint32[num_tokens], of which slices are read when they are needed.
+        """Opens the tokens, uint16[num_tokens] or uint32[num_tokens], to be read in slices.
 
-        What is found only in the rest of the file, after the sample that is looked at here, is told when it is read.
+        Only a sample is checked here; an error elsewhere in the file is reported when that part is read.
 
         Args:
-            vocab_size: one more than the largest token that it may hold.
+            vocab_size: one more than the largest token allowed.
 
         Raises:
             SettingError: the file cannot be read, is no file or empty, its size is no multiple of the dtype's, or a
@@ -180,7 +180,7 @@ class TokenFile:
         return reader
 
     def document_bounds(self, tokens_N: np.ndarray | TokenReader) -> np.ndarray:
-        """Where documents begin in the file, then its end: int64[num_documents + 1].
+        """Finds the starts of the documents in the file, then its end: int64[num_documents + 1].
 
         A document includes the token that ends it; what follows the last such token is a document too.
 
@@ -201,16 +201,16 @@ class TokenFile:
 
 
 def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
-    """Whether numbers that were read as 16-bit tokens are the low and high halves of 32-bit ones.
+    """Whether numbers read as 16-bit tokens are the low and high halves of 32-bit ones.
 
-    They are taken for such where every number at an odd place could be the high half of a token of the vocabulary (0
+    They are taken for such if every number at an odd place could be the high half of a token of the vocabulary (0
     for up to 65,536 tokens) and at least ``_LEAST_LOW_HALVES`` of those at even places could not. Tokens of 16 bits,
     of which at most a share p at odd places is so small, look like that with a probability of at most
     p ** _LEAST_LOW_HALVES; padding with zeros does not, since where numbers at even places are not 0 some at odd
     places are not either.
 
     Args:
-        tokens_N: uint16, from an even place of the file on.
+        tokens_N: uint16 numbers, from an even position of the file.
         vocab_size: one more than the largest token.
     """
     low_P, high_P = tokens_N[: len(tokens_N) // 2 * 2].reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""The tokens of a split as one sequence, of which any part can be read.
+"""The tokens of a split as one sequence that can be read in any part.
 
 Shapes: N tokens at hand, S spans of them that belong to the split.
 """
@@ -25,10 +25,10 @@ class TokenStream:
 
     Args:
         tokens_N: unsigned integers, in memory or in a file.
-        starts_S: int64, where each span starts in ``tokens_N``.
-        offsets_S: int64, where each span starts in the stream, from 0 and ascending.
-        num_tokens: the length of the stream.
-        known_digest: of every token of the stream, where the file is an index of texts.
+        starts_S: int64, start of each span in ``tokens_N``.
+        offsets_S: int64, start of each span in the stream, ascending from 0.
+        num_tokens: length of the stream.
+        known_digest: digest of all its tokens, known from an index of texts.
     """
 
     tokens_N: np.ndarray | TokenReader
@@ -38,7 +38,7 @@ class TokenStream:
     known_digest: str | None = None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer or none where it ends before."""
+        """Reads the tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer or none past its end."""
         stop = min(stop, self.num_tokens)
         if start >= stop:
             return self.tokens_N[:0]
@@ -54,17 +54,17 @@ class TokenStream:
 
     @property
     def file(self) -> FileState | None:
-        """Of the token file that the tokens are in; None where they are those of texts."""
+        """State of the token file; None if the tokens are those of texts."""
         return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) and self.known_digest is None else None
 
     def digest(self) -> str | None:
-        """Of every token of the stream; None where they are in a file, too many to be read for it."""
+        """Digest of all tokens of the stream; None for a token file, which is too large to be read for it."""
         if isinstance(self.tokens_N, TokenReader):
             return self.known_digest
         return new_digest(self.read(0, self.num_tokens).data).hexdigest()
 
     def checksum(self) -> int:
-        """A CRC-32 of pieces spread evenly over the stream, so that a file of any size is checked in milliseconds."""
+        """Computes a CRC-32 of pieces spread evenly over the stream: milliseconds for a file of any size."""
         last_start = max(0, self.num_tokens - _CHECKSUM_TOKENS)
         crc = 0
         for start in np.unique(np.linspace(0, last_start, _CHECKSUM_PIECES).astype(np.int64)).tolist():
@@ -73,12 +73,12 @@ class TokenStream:
 
 
 def new_digest(content: memoryview | bytes = b"") -> "hashlib.blake2b":
-    """A digest of tokens, to which more can be added."""
+    """Starts a digest of tokens, to which more can be added."""
     return hashlib.blake2b(content, digest_size=16)
 
 
 def open_stream(config: DataConfig, split: Split) -> TokenStream:
-    """The documents of a split, in the source's order, each followed by a separator (empty ones are left out).
+    """Reads the documents of a split in the order of the source, each followed by a separator; empty ones are left out.
 
     Texts are read and tokenized here, into memory, with as few bytes per token as the vocabulary allows. A token
     file stays on disk, and its documents keep the ends they have there.
@@ -100,7 +100,7 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream:
 
 
 def document_tokens(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """The tokens of each document that is not empty, then the separator; unsigned, as small as they can be."""
+    """Yields the tokens of each document that is not empty, with its separator, in the smallest unsigned type."""
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     separator_1 = np.array([tokenizer.separator], dtype)
     for document in documents:
@@ -111,12 +111,12 @@ def document_tokens(documents: Iterable[Document], tokenizer: Tokenizer) -> Iter
 
 
 def spans_of(bounds: np.ndarray, split: Split, validation_share: float) -> tuple[np.ndarray, np.ndarray, int]:
-    """Where the documents of a split lie in a token file.
+    """Finds the spans of a split's documents in a token file.
 
     Args:
-        bounds: where all documents begin, then the end of the file.
-        split: the split.
-        validation_share: the expected share of the documents that validate.
+        bounds: int64[num_documents + 1], starts of all documents, then the end of the file.
+        split: split to select.
+        validation_share: expected share of the documents used for validation.
 
     Returns:
         (``starts_S``, ``offsets_S``, ``num_tokens``), see ``TokenStream``.

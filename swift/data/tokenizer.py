@@ -13,11 +13,11 @@ from swift.errors import SettingError
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline asks of a tokenizer."""
+    """A tokenizer, as the data pipeline uses it."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token."""
+        """Size of the vocabulary: one more than the largest token."""
         ...
 
     @property
@@ -26,21 +26,21 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, [length], without a separator."""
+        """Returns the tokens of a text, [length], without a separator."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens, [length]; what is no valid text becomes U+FFFD."""
+        """Returns the text of tokens, [length]; invalid parts become U+FFFD."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One token per byte of UTF-8; byte 0, which text does not contain, ends a document."""
+    """A tokenizer with one token per byte of UTF-8; byte 0, which texts do not contain, ends a document."""
 
     @property
     def vocab_size(self) -> int:
-        """The number of bytes."""
+        """Number of bytes."""
         return 256
 
     @property
@@ -49,11 +49,11 @@ class ByteTokenizer:
         return 0
 
     def encode(self, text: str) -> np.ndarray:
-        """The bytes of a text, uint8[length]."""
+        """Returns the bytes of a text, uint8[length]."""
         return np.frombuffer(text.encode("utf-8"), np.uint8)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens, [length]; bytes that are no UTF-8 and tokens that are no byte become U+FFFD."""
+        """Returns the text of tokens, [length]; invalid UTF-8 and tokens that are no byte become U+FFFD."""
         tokens = np.asarray(tokens)
         # 0xFF occurs nowhere in UTF-8; a plain cast would turn token 321 into "A".
         in_range = (tokens >= 0) & (tokens < self.vocab_size)
@@ -65,11 +65,11 @@ class TokenizerFile:
     """A Hugging Face ``tokenizers`` JSON file; needs the extra ``tokenizers``. The file is read at first use.
 
     Args:
-        path: the JSON file.
-        end_of_document: the token of its vocabulary that ends a document.
+        path: path of the JSON file.
+        end_of_document: token of its vocabulary that ends a document.
 
     Raises:
-        SettingError: at first use, where the extra is missing, the file cannot be read, or it has no such token.
+        SettingError: at first use, if the extra is missing, the file cannot be read, or it has no such token.
     """
 
     path: str
@@ -77,7 +77,7 @@ class TokenizerFile:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the largest token, added tokens included."""
+        """Size of the vocabulary: one more than the largest token, added tokens included."""
         # The library's own size counts tokens, and a file may leave numbers out.
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -90,15 +90,15 @@ class TokenizerFile:
         return token
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, uint32[length]; no special token is added."""
+        """Returns the tokens of a text, uint32[length], without special tokens."""
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens, [length], special tokens included."""
+        """Returns the text of tokens, [length], special tokens included."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
     def digest(self) -> str:
-        """A digest of all that decides which tokens it makes of a text."""
+        """Returns a digest of all that determines the tokens of a text."""
         made = self._tokenizer
         return hashlib.sha256(f"{version('tokenizers')} {made.to_str()}".encode()).hexdigest()
 

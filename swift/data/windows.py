@@ -1,4 +1,4 @@
-"""Windows cut from a stream of tokens, and the batches they make.
+"""Windows of a stream of tokens, and batches of them.
 
 Shapes: M micro-batches, B sequences per micro-batch, T positions.
 """
@@ -16,7 +16,7 @@ class Batch(NamedTuple):
 
     inputs: np.ndarray  # int32[M, B, T], 0 where not valid
     labels: np.ndarray  # int32[M, B, T], the token after each input, 0 where not valid
-    valid: np.ndarray  # bool[M, B, T], False where padding: it counts in nothing
+    valid: np.ndarray  # bool[M, B, T], False for padding, which counts in nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +27,9 @@ class Windows:
     window that holds a label may be padded at its end.
 
     Args:
-        stream: the tokens.
-        sequence_length: T.
-        num_windows: how many windows there are; those past the end of the stream are padding only.
+        stream: tokens.
+        sequence_length: T, positions of a window.
+        num_windows: number of windows; those past the end of the stream are padding only.
     """
 
     stream: TokenStream
@@ -49,5 +49,5 @@ class Windows:
 
 
 def count_windows(num_tokens: int, sequence_length: int) -> int:
-    """How many windows of ``sequence_length`` labels hold at least one label of a stream of ``num_tokens``."""
+    """Number of windows of ``sequence_length`` labels with at least one label of a stream of ``num_tokens``."""
     return -(-(num_tokens - 1) // sequence_length)

@@ -1,7 +1,7 @@
 """Counts by expert class of every iteration: a binary file of rows of one size, beside ``metrics.jsonl``.
 
-The file begins with a header of 512 bytes, a JSON object that tells the layout. A row has the step (uint64), the counts
-(uint32) and a CRC-32 of both, so a row that is torn or damaged is found, and found by itself. Rows are in the order of
+The file begins with a header of 512 bytes, a JSON object with the layout. A row has the step (uint64), the counts
+(uint32) and a CRC-32 of both, so a torn or damaged row is detected on its own. Rows are in the order of
 their steps; a step may be missing. Nothing here reads more than a few megabytes at once.
 
 Shape suffixes: R rows, K kinds of counts, L MoE layers, E expert classes.
@@ -22,7 +22,7 @@ from swift.errors import SettingError
 
 CLASS_COUNTS = "class_counts.bin"
 KINDS = ("popularity", "replicas", "dropped")
-"""What is counted, in the order of a row."""
+"""Kinds of counts, in the order of a row."""
 
 _FORMAT, _VERSION, _HEADER_BYTES, _BLOCK_BYTES = "swift class counts", 1, 512, 2**22
 _CHECK_BYTES = 4
@@ -43,7 +43,7 @@ class CountsLayout:
 
     @property
     def header(self) -> bytes:
-        """The first bytes of a file."""
+        """Returns the header of a file."""
         said = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -56,7 +56,7 @@ class CountsLayout:
 
     @classmethod
     def read(cls, descriptor: int, name: str) -> Self | None:
-        """The layout of an open file; None where it ends before its header does, which nobody has finished.
+        """Reads the layout of an open file; None if its header is incomplete.
 
         Raises:
             SettingError: the header is damaged.
@@ -86,7 +86,7 @@ class CountsWriter:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """A writer after the last whole row of a file, which is made where it is missing."""
+        """Opens a file for writing after its last whole row; a missing file is made."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             return cls(descriptor, str(path))
@@ -99,7 +99,7 @@ class CountsWriter:
 
         Raises:
             SettingError: the file has counts of another shape.
-            OSError: it cannot be written; the next row takes the place of what was.
+            OSError: it cannot be written; the next row overwrites what was.
         """
         layout = CountsLayout(*counts_KLE.shape[1:])
         if self._layout is None:
@@ -114,7 +114,7 @@ class CountsWriter:
         self._append(row.tobytes())
 
     def _append(self, content: bytes) -> None:
-        """Writes at the end that is known, so that nothing is shifted by a write that has failed half-way."""
+        """Writes at the known end, so that a write that failed half-way shifts nothing."""
         done = 0
         while done < len(content):
             done += os.pwrite(self._descriptor, content[done:], self._end + done)
@@ -131,8 +131,8 @@ class ClassCounts:
     """The rows that a file had when it was opened.
 
     Args:
-        descriptor: an open file, which is closed with this object.
-        name: the file, for errors.
+        descriptor: open file, which is closed with this object.
+        name: name of the file, for errors.
     """
 
     def __init__(self, descriptor: int, name: str):
@@ -146,14 +146,14 @@ class ClassCounts:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """The rows of a file; None where it is missing. Raises SettingError where its header is damaged."""
+        """Opens the rows of a file; None if it is missing. Raises SettingError if its header is damaged."""
         try:
             return cls(os.open(path, os.O_RDONLY), str(path))
         except FileNotFoundError:
             return None
 
     def blocks(self, begin: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The sound rows from one on, some megabytes at a time.
+        """Reads the intact rows from one on, some megabytes at a time.
 
         Yields:
             (uint64[R], their steps; uint32[R, K, L, E], their counts).
@@ -166,7 +166,7 @@ class ClassCounts:
             yield rows_R["step"][is_sound_R], rows_R["counts"][is_sound_R]
 
     def after(self, step: int, upto: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The sound rows of an interval of steps: (the step, uint32[K, L, E])."""
+        """Reads the intact rows of an interval of steps: (step, uint32[K, L, E])."""
         for steps_R, counts_RKLE in self.blocks(self.num_upto(step)):
             for row_step, counts_KLE in zip(steps_R.tolist(), counts_RKLE, strict=True):
                 if row_step > upto:
@@ -174,11 +174,11 @@ class ClassCounts:
                 yield row_step, counts_KLE
 
     def at(self, step: int, hint: int) -> np.ndarray | None:
-        """The counts of a step, uint32[K, L, E]; None where there are none that are sound.
+        """Reads the counts of a step, uint32[K, L, E]; None if they are missing or damaged.
 
         Args:
-            step: which.
-            hint: the row that has them where none is missing.
+            step: step, from 1.
+            hint: row of that step if no row is missing.
         """
         if 0 <= hint < self.num_rows and self._step(hint) == step:
             return self._counts(hint)
@@ -186,7 +186,7 @@ class ClassCounts:
         return self._counts(row) if row >= 0 and self._step(row) == step else None
 
     def num_upto(self, step: int) -> int:
-        """The number of rows up to the last sound one of a step or an earlier one, by bisection."""
+        """Number of rows up to the last intact one of a step or an earlier one, by bisection."""
         found, low, high = 0, 0, self.num_rows
         while low < high:
             middle = (low + high) // 2
@@ -200,7 +200,7 @@ class ClassCounts:
         return found
 
     def _step(self, row: int) -> int | None:
-        """The step of a row; None where it is not sound."""
+        """Step of a row; None if the row is damaged."""
         rows_R, is_sound_R = self._read(row, 1)
         return int(rows_R["step"][0]) if is_sound_R[0] else None
 
@@ -208,7 +208,7 @@ class ClassCounts:
         return self._read(row, 1)[0]["counts"][0]
 
     def _read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Some rows, and which of them are sound."""
+        """Reads some rows, and checks which of them are intact."""
         assert self._row is not None
         size = self._row.itemsize
         content = memoryview(os.pread(self._descriptor, count * size, _HEADER_BYTES + start * size))
@@ -218,12 +218,12 @@ class ClassCounts:
 
 
 def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
-    """Counts of a step as uint32[K, L, E].
+    """Returns the counts of a step as uint32[K, L, E].
 
     Args:
-        name: the file that they are from or for.
-        step: whose.
-        by_kind: of each of ``KINDS``, ``[layers][classes]``.
+        name: name of their file, for errors.
+        step: step, from 1.
+        by_kind: counts of each of ``KINDS``, ``[layers][classes]``.
 
     Raises:
         SettingError: they are no counts, or not of one shape.
@@ -240,7 +240,7 @@ def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
 
 
 def cut_rows(path: Path, step: int) -> None:
-    """Cuts a file of counts after the last sound row of a step or an earlier one; one without such a row is removed."""
+    """Truncates a file of counts after the last intact row of a step or an earlier one; without one it is removed."""
     counts = ClassCounts.open(path)
     if counts is None:
         return

@@ -1,4 +1,4 @@
-"""Events of a run, in which a plan that was told before is named and not told again.
+"""Events of a run, in which a plan is written once and named afterwards.
 
 A plan of many workers has some hundred kilobytes, and a run that fails a thousand times has a few different ones.
 """
@@ -14,26 +14,26 @@ from swift.runlog.json_lines import read_objects
 EVENTS = "events.jsonl"
 
 
-def with_plan_once(fields: Mapping[str, Any], told: set[str]) -> dict[str, Any]:
-    """The fields of an event as they are written: a ``plan`` gets a ``plan_id``, and is left out where it was told.
+def with_plan_once(fields: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
+    """Returns the fields of an event to write: a ``plan`` gets a ``plan_id``, and is left out if it was written.
 
     Args:
-        fields: of the event.
-        told: the identities of the plans that were told so far; a new one is added.
+        fields: fields of the event.
+        written: identities of the plans written so far; a new one is added.
     """
     if "plan" not in fields:
         return dict(fields)
     identity = sha256(json.dumps(fields["plan"], sort_keys=True).encode()).hexdigest()[:16]
-    others = {name: value for name, value in fields.items() if name != "plan" or identity not in told}
-    told.add(identity)
+    others = {name: value for name, value in fields.items() if name != "plan" or identity not in written}
+    written.add(identity)
     return others | {"plan_id": identity}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a run, each with the plan that it names.
+    """Reads the events of a run, each with the plan that it names.
 
     Args:
-        path: the run directory.
+        path: run directory.
 
     Raises:
         SettingError: a line is damaged.

@@ -1,4 +1,4 @@
-"""Counts by expert class of runs that are so old that ``metrics.jsonl`` has them, as new runs have them."""
+"""Counts by expert class of old runs, which have them in ``metrics.jsonl``, in the form of new runs."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ from swift.runlog.class_counts import ClassCounts, CountsWriter, counts_array
 
 
 class InlineCounts:
-    """Rows of an unnamed file, which is gone with this object and what it has returned."""
+    """Counts in an unnamed file, which goes with this object and with what it has returned."""
 
     def __init__(self, name: str):
         self._name = name
@@ -19,9 +19,9 @@ class InlineCounts:
         self._writer = CountsWriter(self._descriptor, name)
 
     def add(self, step: int, inline: list[Any]) -> None:
-        """Adds the counts of a step, by kind; raises SettingError where they are no counts of one shape."""
+        """Adds the counts of a step, by kind; raises SettingError if they are no counts of one shape."""
         self._writer.write(step, counts_array(self._name, step, inline))
 
     def finish(self) -> ClassCounts:
-        """All rows; there will be no more."""
+        """Returns all rows; no more can be added."""
         return ClassCounts(os.dup(self._descriptor), self._name)

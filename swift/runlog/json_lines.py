@@ -1,4 +1,4 @@
-"""Files with a JSON object on each line that may be too large to be read whole."""
+"""Files with a JSON object on each line, which may be too large to read whole."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from swift.errors import SettingError
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """A JSON object; None where the text is none."""
+    """Parses a JSON object; None if the text is none."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -19,10 +19,10 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one after the other; what follows the last line feed is torn, and left out.
+    """Reads the objects of a file one after the other, except for a torn line at its end.
 
     Args:
-        path: a file, which need not be there.
+        path: path of the file, which may be missing.
 
     Raises:
         SettingError: a whole line holds no object.
@@ -39,14 +39,14 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, bytes]]:
-    """The whole lines of a file, the last one first; what follows it is being written.
+    """Reads the whole lines of a file, the last one first.
 
     Args:
-        path: a file.
-        block_bytes: how much is read at once.
+        path: path of the file.
+        block_bytes: bytes to read at once.
 
     Yields:
-        (where the line ends, its line feed included; the line without it).
+        (end of the line, its line feed included; the line without it).
     """
     with path.open("rb") as file:
         start, rest, line_end = file.seek(0, os.SEEK_END), b"", -1
@@ -65,7 +65,7 @@ def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, 
 
 
 def step_of(path: Path, line: bytes) -> int:
-    """The step of a line; raises SettingError where it has none."""
+    """Returns the step of a line; raises SettingError if it has none."""
     record = parse_object(line) or {}
     step = record.get("step")
     if not isinstance(step, int):
@@ -75,14 +75,14 @@ def step_of(path: Path, line: bytes) -> int:
 
 
 def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> bytes | None:
-    """Cuts a file after its last whole line that is to be kept; only what is removed is read.
+    """Truncates a file after the last whole line to keep; only the rest is read.
 
     Args:
-        path: a file, which need not be there.
-        is_kept: whether a line, and so all before it, is to be kept.
+        path: path of the file, which may be missing.
+        is_kept: whether a line, and so all before it, is kept.
 
     Returns:
-        The last line that is left; None where there is none.
+        The last line that is kept; None if there is none.
     """
     if not path.exists():
         return None

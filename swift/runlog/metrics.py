@@ -20,16 +20,16 @@ METRICS = "metrics.jsonl"
 _NO_COLUMNS = {"step", "time", *KINDS}
 _MOST_STEPS = 2**53
 _NULL = float("inf")
-"""Stands in a column for null, which JSON has for numbers that are not finite; NaN: the step has no such metric."""
+"""Value in a column for JSON's null, a number that is not finite; NaN stands for a metric that a step lacks."""
 
 
 class Metrics(Sequence[dict[str, Any]]):
-    """What was measured in a run's steps; a sequence of their records, which are made when they are asked for.
+    """Metrics of a run's steps: a sequence of records, which are made on demand.
 
     Args:
-        columns: what the lines have.
-        counts: by expert class; None where there are none.
-        name: the file, for errors.
+        columns: columns of numbers.
+        counts: counts by expert class; None if there are none.
+        name: name of the file, for errors.
     """
 
     def __init__(self, columns: "_Columns", counts: ClassCounts | None, name: str):
@@ -44,12 +44,12 @@ class Metrics(Sequence[dict[str, Any]]):
         name: str = METRICS,
         more: Callable[[], ClassCounts | None] | None = None,
     ) -> Self:
-        """Metrics of records in the order of their steps.
+        """Builds the metrics of records in the order of their steps.
 
         Args:
-            records: each with ``step`` and, in runs that are not old, ``time``; old ones have the counts, too.
-            name: the file, for errors.
-            more: gives the counts of records that have none; called after the last of them.
+            records: records with ``step`` and, except in old runs, ``time``; those of old runs have the counts, too.
+            name: name of the file, for errors.
+            more: function that opens the counts of records without counts; called after the last of them.
 
         Raises:
             SettingError: a record is damaged.
@@ -61,13 +61,13 @@ class Metrics(Sequence[dict[str, Any]]):
         return cls(columns, more() if counts is None and more else counts, name)
 
     def scalars(self, name: str) -> np.ndarray:
-        """One metric over the steps.
+        """Returns one metric over the steps.
 
         Returns:
             float64[T]; NaN where a step does not have the metric, or has null.
 
         Raises:
-            SettingError: a step has something other than a number.
+            SettingError: a step has a value that is no number.
         """
         if name == "step":
             return self.steps_T.astype(np.float64)
@@ -84,12 +84,12 @@ class Metrics(Sequence[dict[str, Any]]):
 
     @property
     def last_step(self) -> int:
-        """The last step that has a record; 0 where none has."""
+        """Last step that has a record; 0 if none has."""
         return int(self.steps_T[-1]) if len(self) else 0
 
     @property
     def missing(self) -> list[range]:
-        """Stretches of steps up to the last one that have no record."""
+        """Ranges of steps before the last one that have no record."""
         steps_T = np.concatenate([[0], self.steps_T])
         return [range(int(steps_T[at]) + 1, int(steps_T[at + 1])) for at in np.flatnonzero(np.diff(steps_T) > 1)]
 
@@ -120,7 +120,7 @@ class Metrics(Sequence[dict[str, Any]]):
 
 
 class _Columns:
-    """Columns that grow by a record after the other."""
+    """Columns that grow record by record."""
 
     def __init__(self, name: str):
         self._name = name
@@ -132,7 +132,7 @@ class _Columns:
 
     @property
     def counts(self) -> ClassCounts | None:
-        """The counts that the records have had."""
+        """Counts that were in the records."""
         return None if self._inline is None else self._inline.finish()
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class _Columns:
                 self.others.setdefault(index, {})[name] = value
 
     def numbers_at(self, index: int) -> dict[str, Any]:
-        """The numbers of a step by name, as they were."""
+        """Returns the numbers of a step by name, as they were written."""
         found: dict[str, Any] = {}
         for name, column in self.numbers.items():
             value = column[index] if index < len(column) else np.nan
@@ -185,21 +185,21 @@ class _Columns:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The metrics of a run.
+    """Reads the metrics of a run.
 
     Args:
-        path: the run directory.
+        path: run directory.
 
     Raises:
         SettingError: a line is damaged, or the header of the counts is.
     """
-    # Of a run that is under way a line comes after its counts.
+    # In a run in progress a line follows its counts.
     records = read_objects(path / METRICS)
     return Metrics.of(records, str(path / METRICS), lambda: ClassCounts.open(path / CLASS_COUNTS))
 
 
 def ranges_of(steps: Sequence[int]) -> list[range]:
-    """Rising steps as stretches of them.
+    """Returns ascending steps as ranges.
 
     >>> ranges_of([3, 7, 8, 9])
     [range(3, 4), range(7, 10)]
@@ -209,7 +209,7 @@ def ranges_of(steps: Sequence[int]) -> list[range]:
 
 
 def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
-    """Stretches of steps as text.
+    """Returns ranges of steps as text.
 
     >>> ranges_text([range(3, 4), range(7, 10)]), ranges_text([range(1, 2), range(3, 4), range(5, 6)], most=2)
     ('3, 7-9', '1, 3 and 1 more')

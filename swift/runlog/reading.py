@@ -1,4 +1,4 @@
-"""Reading a run directory back, and checking that a run may begin or continue there. No JAX here."""
+"""Readers of run directories, and checks that a run may begin or continue in one. No JAX here."""
 
 import os
 from collections.abc import Collection
@@ -19,12 +19,12 @@ class Run:
     """A run as it was read from its directory.
 
     Args:
-        path: the run directory.
-        name: the run's name in ``summary.json``, or else the directory's.
-        config_text: the operative configuration, gin.
-        metrics: one record per step, in steps' order.
+        path: run directory.
+        name: name of the run in ``summary.json``, or else of the directory.
+        config_text: operative configuration, gin.
+        metrics: one record per step, by step.
         events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
-        summary: the object written at the end of the run; None while it has not ended.
+        summary: object written at the end of the run; None before.
     """
 
     path: Path
@@ -36,15 +36,15 @@ class Run:
 
 
 def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
-    """Reads and checks a run directory, also one whose run has not ended.
+    """Reads and checks a run directory, possibly of a run in progress.
 
     Args:
-        path: the run directory.
-        setting: what the user calls it, for the error message.
+        path: run directory.
+        setting: name of the argument that gave it, for errors.
 
     Raises:
-        SettingError: the directory holds no run, or a file in it is damaged. The last line of a file of lines may
-            be torn: it is left out, for the run died, or is, in the midst of writing it.
+        SettingError: the directory holds no run, or a file in it is damaged. A torn last line is no damage, but left
+            out: the run died while it wrote that line, or still writes it.
     """
     path = Path(path)
     config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
@@ -53,13 +53,13 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
 
 
 def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
-    """Raises SettingError where a directory holds no run."""
+    """Raises SettingError if a directory holds no run."""
     if not (path / CONFIG).is_file():
         raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
 
 
 def check_new_run(path: Path) -> None:
-    """Raises SettingError where a directory holds a run already, or cannot be made or written to."""
+    """Raises SettingError if a directory holds a run already, or cannot be made or written to."""
     present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not present.is_dir() or not os.access(present, os.W_OK):
         raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")
@@ -68,14 +68,14 @@ def check_new_run(path: Path) -> None:
 
 
 def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> None:
-    """Raises SettingError as :meth:`RunDirectory.resume` does; the record of the run is not read."""
+    """Raises SettingError if a directory holds no run, or one of another configuration; its record is not read."""
     difference = _first_difference(_read_config(path, "--run-dir"), config_text, may_change)
     if difference:
         raise SettingError("--resume", str(path), difference)
 
 
 def _read_config(path: Path, setting: str) -> str:
-    """The operative configuration of a run; raises SettingError where a directory holds none."""
+    """Reads the operative configuration of a run; raises SettingError if the directory holds none."""
     check_is_run(path, setting)
     try:
         return (path / CONFIG).read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def _first_difference(run_config: str, config: str, may_change: Collection[str]) -> str | None:
-    """How the first setting that differs is set in both, in one line; None where all agree."""
+    """Returns the first setting that differs, with both values, in one line; None if all agree."""
     before, now = _settings(run_config), _settings(config)
     for name in [*before, *(name for name in now if name not in before)]:
         if name not in may_change and before.get(name) != now.get(name):
@@ -105,7 +105,7 @@ def _first_difference(run_config: str, config: str, may_change: Collection[str])
 
 
 def _settings(config_text: str) -> dict[str, str]:
-    """The statements of a gin file by the name they bind; an indented line continues the statement above it."""
+    """Splits a gin file into statements by the name that they bind; an indented line continues the one above it."""
     statements: list[str] = []
     for line in config_text.splitlines():
         if not line.strip() or line.startswith("#"):

@@ -1,4 +1,4 @@
-"""A run directory: what a run leaves on disk while it trains, and how that is read back. No JAX here."""
+"""The run directory, to which a run writes while it trains. No JAX here."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class RunDirectory:
     """A run's directory, open for writing; made by :meth:`create` or :meth:`resume`, and a context manager.
 
     Attributes:
-        check: called before anything is written; raises where the directory is another's by now, see ``Lease``.
+        check: called before anything is written; raises if another process has taken the directory, see ``Lease``.
     """
 
     check: Callable[..., None] = staticmethod(lambda **_: None)
@@ -34,19 +34,19 @@ class RunDirectory:
     def __init__(self, path: Path, last_step: int):
         self.path = path
         self._last_step = last_step
-        self._board = open_board(path / "tensorboard", last_step)  # first: it makes a directory, which may fail
+        self._board = open_board(path / "tensorboard", last_step)  # first, because it makes a directory, which may fail
         self._counts: CountsWriter | None = None  # a model without experts has none
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._events = (path / EVENTS).open("a", encoding="utf-8")
-        self._plans_told: set[str] = set()
+        self._plans_written: set[str] = set()
 
     @classmethod
     def create(cls, path: str | Path, config_text: str) -> Self:
-        """Starts a run in a directory that holds none; the directory is made where it is missing.
+        """Starts a run in a directory that holds none; a missing directory is made.
 
         Args:
-            path: the run directory.
-            config_text: the operative configuration, kept as ``config.gin``.
+            path: run directory.
+            config_text: operative configuration, kept as ``config.gin``.
 
         Raises:
             SettingError: the directory holds a run already, or cannot be made. Nothing was written.
@@ -58,7 +58,7 @@ class RunDirectory:
             replace_file(path / CONFIG, config_text.encode())
             return cls(path, last_step=0)
         except OSError as error:
-            for name in (CONFIG, METRICS, EVENTS):  # or the directory would pass for that of a run
+            for name in (CONFIG, METRICS, EVENTS):  # otherwise the directory would pass for that of a run
                 with suppress(OSError):
                     (path / name).unlink()
             raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
@@ -67,12 +67,12 @@ class RunDirectory:
     def resume(cls, path: str | Path, config_text: str, step: int, may_change: Collection[str] = ()) -> Self:
         """Continues a run after ``step``: metrics of later steps are dropped, events are kept.
 
-        ``summary.json`` is removed, for it tells of a run that has ended.
+        ``summary.json`` is removed, since only a run that has ended has one.
 
         Args:
-            path: the run directory.
-            config_text: the operative configuration of the run that continues.
-            step: the last step that is done, which the checkpoint holds.
+            path: run directory.
+            config_text: operative configuration of the run that continues.
+            step: last step that is done, which the checkpoint holds.
             may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
 
         Raises:
@@ -88,14 +88,14 @@ class RunDirectory:
 
     @property
     def checkpoints_path(self) -> Path:
-        """Where the run's checkpoints lie; whoever saves the first one makes the directory."""
+        """Directory of the run's checkpoints, made with the first one."""
         return self.path / "checkpoints"
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step, with the time of the call (ISO 8601, UTC); numbers go to TensorBoard, too.
 
         Args:
-            metrics: ``step`` (from 1, rising from call to call) and what was measured in it. numpy scalars and
+            metrics: ``step`` (from 1, rising from call to call) and its measurements. numpy scalars and
                 arrays are accepted; a number that is not finite is written as null. Counts by expert class, see
                 ``swift.runlog.class_counts``, go to a file of their own, which never lags behind the metrics.
         """
@@ -119,12 +119,12 @@ class RunDirectory:
         """Appends one event, with the time of the call (ISO 8601, UTC).
 
         Args:
-            event: what happened, such as ``failure`` or ``checkpoint``.
-            step: the last step that was done when it happened.
-            **fields: what else is known of it; as in :meth:`log_step`. A ``plan`` is written once.
+            event: name of the event, such as ``failure`` or ``checkpoint``.
+            step: last step that was done by then.
+            **fields: further fields, as in :meth:`log_step`. A ``plan`` is written once.
         """
         self.check()
-        fields = with_plan_once(fields, self._plans_told)
+        fields = with_plan_once(fields, self._plans_written)
         with _written():
             self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
             self._events.flush()
@@ -136,7 +136,7 @@ class RunDirectory:
             replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
-        """Closes all files; a second call does nothing. What could not be written was told when it was."""
+        """Closes all files; a second call does nothing. Errors of writing were raised before."""
         for file in (self._metrics, self._counts, self._events):
             with suppress(OSError):
                 if file is not None:
@@ -154,21 +154,21 @@ class RunDirectory:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Around what writes: raises RunError where the file system does not take it."""
+    """Turns an error of writing in the block into RunError."""
     try:
         yield
     except OSError as error:
         text = f"the record of the run cannot be written: {error}: stopped"
-        raise RunError(f"{text}; once it can be, --resume goes on from the newest checkpoint") from error
+        raise RunError(f"{text}; once it can be, --resume continues from the newest checkpoint") from error
 
 
 def sync_record(path: Path) -> None:
     """Waits until the record of a run is on the disk, whichever process has written it.
 
-    A checkpoint that counts iterations is saved after that, or a power failure takes away what it counts.
+    A checkpoint that counts iterations is saved after that: a power failure must not take their record away.
 
     Args:
-        path: the run directory.
+        path: run directory.
     """
     for name in (CLASS_COUNTS, METRICS, EVENTS):
         with suppress(FileNotFoundError), (path / name).open("rb") as file:
@@ -181,7 +181,7 @@ def _now() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's own types; a number that is not finite becomes None."""
+    """Converts a value to JSON's own types; a number that is not finite becomes None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):

@@ -1,4 +1,4 @@
-"""TensorBoard's files of a run: what only a viewer reads, so that trouble with them never holds up or ends the run."""
+"""TensorBoard files of a run. Only viewers read them, so trouble with them never delays or ends the run."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -12,21 +12,21 @@ _FLUSH_S = 10
 
 
 def open_board(path: Path, last_step: int) -> Any:
-    """A writer of scalars.
+    """Opens a writer of scalars.
 
     Args:
-        path: the directory; made where it is missing.
-        last_step: the last iteration that counts: TensorBoard ignores what was written of later ones.
+        path: directory of the files; made if it is missing.
+        last_step: last iteration that counts: TensorBoard ignores what was written of later ones.
     """
     path.mkdir(exist_ok=True)
     return SummaryWriter(f"{_SCHEME}:{path}", purge_step=last_step + 1, flush_secs=_FLUSH_S)
 
 
 class _LenientFile:
-    """A file that takes no more once something could not be written.
+    """A file that drops everything after its first error.
 
-    tensorboardX writes in a thread of its own, which would die of an error, and whoever logs would then wait for it for
-    ever: its queue has room for ten values.
+    tensorboardX writes in a thread of its own, which would die of an error; logging would then block for ever, since
+    its queue has room for ten values.
     """
 
     def __init__(self, path: str):
@@ -56,13 +56,13 @@ class _LenientFile:
 
 
 class _Files:
-    """How tensorboardX opens what bears our scheme."""
+    """The file system that tensorboardX uses for paths with this scheme."""
 
     def open(self, path: str) -> _LenientFile:
         return _LenientFile(path.removeprefix(f"{_SCHEME}:"))
 
     def directory_check(self, path: str) -> None:
-        """Nothing: the directory is there."""
+        """Does nothing: the directory exists."""
 
 
 register_writer_factory(_SCHEME, _Files())

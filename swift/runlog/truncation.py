@@ -1,4 +1,4 @@
-"""What is recorded after a checkpoint is removed before a run is resumed from it."""
+"""Truncation of a run's record after the checkpoint from which the run is resumed."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from swift.runlog.metrics import METRICS
 
 
 def truncate_record(path: Path, step: int) -> None:
-    """Cuts the metrics after a step, and what is torn at the end of any file; only what is removed is read.
+    """Truncates the metrics after a step, and a torn end of any file; only what is removed is read.
 
-    A run whose metrics have the counts by expert class, as they once had, gets a file of counts first.
+    An old run, which has the counts by expert class in its metrics, gets a file of counts first.
 
     Args:
-        path: the run directory.
-        step: the last one that stays.
+        path: run directory.
+        step: last step to keep.
 
     Raises:
         SettingError: a line is damaged, or the header of the counts is.
     """
     if _is_old(path / METRICS):
         _move_counts(path, step)
-    ClassCounts.open(path / CLASS_COUNTS)  # tells damage before anything is cut
+    ClassCounts.open(path / CLASS_COUNTS)  # reports damage before anything is cut
     last = cut_after(path / METRICS, lambda line: step_of(path / METRICS, line) <= step)
     cut_rows(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
     cut_after(path / EVENTS)

@@ -1,6 +1,6 @@
 """Analysis of the record of a run.
 
-Its history on one clock, incidents, measures, who took part, and where the time went.
+Its history on one clock, incidents, measures, the presence of workers, and the use of time.
 """
 
 from swift.runlog.analysis.history import History, Stretch, history_of, names_in, number_in, stretches_of

@@ -1,4 +1,4 @@
-"""When what happened in a run, on one clock, and which configuration ran its iterations.
+"""The history of a run on one clock: its events, and the configurations that ran its iterations.
 
 T: steps.
 """
@@ -21,20 +21,20 @@ BEGINNINGS = ("start", "resume")
 
 @dataclass(frozen=True)
 class Timed:
-    """An event, and the seconds for which the run had been running when it came."""
+    """An event, and the seconds for which the run had been running by then."""
 
     seconds: float
     fields: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """What the event is called."""
+        """Name of the event."""
         return str(self.fields["event"])
 
 
 @dataclass(frozen=True)
 class Span:
-    """An invocation of a run: from its first event to the last that is known of it, in seconds of running."""
+    """An invocation of a run, from its first event to its last known one, in seconds of running."""
 
     start_s: float
     end_s: float
@@ -45,9 +45,9 @@ class History:
     """A run on its own clock, which stands still between two invocations of it.
 
     Attributes:
-        events: in their order.
-        spans: the invocations.
-        step_s_T: when each recorded step was done; NaN in records that are too old to say so.
+        events: events in order.
+        spans: invocations in order.
+        step_s_T: time at which each recorded step was done, in seconds of running; NaN in old records without it.
     """
 
     events: list[Timed]
@@ -56,26 +56,26 @@ class History:
 
     @property
     def end_s(self) -> float:
-        """How long the run has been running."""
+        """Seconds for which the run has been running."""
         return self.spans[-1].end_s if self.spans else 0.0
 
     def span_of(self, seconds: float) -> int:
-        """Which invocation some time belongs to."""
+        """Index of the invocation to which a time belongs."""
         return max(0, bisect_right([span.start_s for span in self.spans], seconds) - 1)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Iterations that the same workers and ranks ran, one after the other.
+    """Consecutive iterations of the same workers and ranks.
 
     Attributes:
-        after: the iteration that was done when it began.
-        start_s, end_s: in seconds of running.
-        down: those who were down all the while; None where the record does not say so.
-        plan: the event that tells the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and who was ``failed``
-            then; None for a lone worker, or where none is recorded.
-        num_steps: how many of its iterations count.
-        median_step_ms, period_ratio, bubble_share: of these; None where nothing is known.
+        after: iteration that was done before it.
+        start_s, end_s: its times, in seconds of running.
+        down: workers or ranks that were down throughout; None if the record does not have them.
+        plan: event with the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and its ``failed`` workers; None
+            for a single worker, or if none is recorded.
+        num_steps: number of its iterations that count.
+        median_step_ms, period_ratio, bubble_share: medians over these; None if unknown.
     """
 
     after: int
@@ -90,10 +90,10 @@ class Stretch:
 
 
 def history_of(run: Run) -> History:
-    """A run's events and steps on its own clock.
+    """Puts a run's events and steps on its own clock.
 
     Raises:
-        SettingError: an event or a step has a time that is none, or an event has no name.
+        SettingError: an event or a step has no valid time, or an event has no name.
     """
     for number, event in enumerate(run.events, start=1):
         if not isinstance(event.get("event"), str) or not isinstance(event.get("step", 0), int):
@@ -119,7 +119,7 @@ def history_of(run: Run) -> History:
 
 
 def stretches_of(run: Run, history: History) -> list[Stretch]:
-    """The configurations that ran, in their order, also those of which no iteration counts."""
+    """Returns the configurations that ran, in order, including those without an iteration that counts."""
     everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
     begun: list[dict[str, Any]] = []
     down: set[str] | None = None
@@ -150,7 +150,7 @@ def stretches_of(run: Run, history: History) -> list[Stretch]:
 
 
 def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
-    """The names of workers, ranks or processes in some fields of an event."""
+    """Returns the names of workers, ranks or processes in some fields of an event."""
     found = [event.get(field) for field in fields]
     return [str(name) for names in found if isinstance(names, list) for name in names]
 
@@ -161,7 +161,7 @@ def is_number(value: object) -> bool:
 
 
 def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
-    """A number in an event, None where it has none; raises SettingError where it is something else."""
+    """Returns a number in an event, None if it is missing; raises SettingError if it is no number."""
     value = event.get(name)
     if value is not None and not is_number(value):
         raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
@@ -169,7 +169,7 @@ def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
 
 
 def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """By time where it is known; else by the iteration, of which the last to begin before it counts. -1: before all."""
+    """Finds a configuration by time if it is known, else by the iteration; -1 if it is before all of them."""
     starts = [stretch["start_s"] for stretch in begun]
     by_time_T = np.searchsorted(starts, history.step_s_T, side="right") - 1
     if np.isfinite(history.step_s_T).all():
@@ -195,12 +195,12 @@ def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[
 
 
 def _starts(run: Run, times: Sequence[float]) -> list[float]:
-    """When each invocation began; older records of processes do not say so of the first."""
+    """Returns the start of each invocation; older records of processes lack that of the first."""
     names = ["", *(event["event"] for event in run.events)]
     begun = [
         time if before != "restore" else before_time
         for name, before, time, before_time in zip(names[1:], names, times, [0.0, *times], strict=False)
-        if name in BEGINNINGS  # before which a run in one process has told what it goes on from
+        if name in BEGINNINGS  # which a run in one process records after what it continues from
     ]
     return sorted({min(times), *begun}) if times else []
 

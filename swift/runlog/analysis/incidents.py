@@ -1,4 +1,4 @@
-"""What went wrong in a run, and how it went on: failures, recoveries, returns, restores."""
+"""Incidents of a run: failures, recoveries, rejoins, restores."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ _STOPS = {
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that happened to a run.
+    """An incident of a run.
 
     Attributes:
-        kind: what.
-        seconds: for which the run had been running.
-        step: the last iteration that was done, or the first to come.
-        who: workers, ranks or processes; empty where it befell all.
-        what: a phrase for people.
-        took_s: what it cost; None where that is not known.
+        kind: kind of incident.
+        seconds: its time, in seconds of running.
+        step: last iteration that was done, or the first to come.
+        who: workers, ranks or processes concerned; empty if all were.
+        what: phrase for people.
+        took_s: its cost in seconds; None if unknown.
     """
 
     kind: Kind
@@ -43,7 +43,7 @@ class Incident:
 
 
 def moments_of(run: Run, history: History) -> list[Incident]:
-    """All that befell a run, in its order.
+    """Returns all incidents of a run, in order.
 
     Raises:
         SettingError: an event is damaged.
@@ -52,13 +52,13 @@ def moments_of(run: Run, history: History) -> list[Incident]:
 
 
 def reconfigure_s(run: Run, timed: Timed) -> float:
-    """What it cost to go on with others, in seconds: planning, compiling and moving the state."""
+    """Cost of a reconfiguration in seconds: planning, compiling and moving the state."""
     parts = [number_in(run, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
     return sum(parts) / 1000
 
 
 def since_s(run: Run, timed: Timed) -> float:
-    """When what an event tells began, in seconds of running: a change is told when it is over."""
+    """Start of what an event records, in seconds of running: a change is recorded when it is over."""
     return max(0.0, timed.seconds - reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 

@@ -1,4 +1,4 @@
-"""What a run's metrics come to: the numbers that tables compare.
+"""Measures of a run, as tables compare them.
 
 Shape suffixes: T steps.
 """
@@ -14,17 +14,17 @@ NUM_COMPILING_STEPS = 3
 
 
 def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
-    """What a run's metrics come to.
+    """Computes the measures of a run from its metrics.
 
     Args:
-        run: a run, ended or not.
-        target_loss: the loss to count the steps to, nats per token; None if the run has none.
+        run: run, ended or not.
+        target_loss: loss to count the steps to, in nats per token; None if the run has none.
 
     Returns:
         ``final_loss``, nats per token, the mean of the last 10 steps; ``dropped_percent`` of the tokens routed in all
         steps; ``steps_to_target``, see :func:`steps_to_target`; ``median_step_ms`` without the first 3 steps, which
         compile; ``discarded_percent`` of the steps whose window was run again step by step; and ``validation_loss``,
-        the newest. None where a run does not have the value.
+        the newest. None if a run does not have the value.
 
     Raises:
         SettingError: the metrics are damaged.
@@ -46,14 +46,14 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
 
 
 def steps_to_target(losses_T: np.ndarray, target_loss: float | None) -> int | None:
-    """How many steps it takes until the mean loss of 10 consecutive steps is at most the target.
+    """Counts the steps until the mean loss of 10 consecutive ones is at most the target.
 
     Args:
-        losses_T: the loss of each step, nats per token; NaN where it was not finite.
-        target_loss: None if the run has none.
+        losses_T: float64[T], loss of each step in nats per token; NaN where it was not finite.
+        target_loss: target in nats per token; None if the run has none.
 
     Returns:
-        the number of losses up to and including the first step that gets there; None if none does.
+        Number of losses up to and including the first step that reaches it; None if none does.
     """
     if target_loss is None:
         return None
@@ -62,25 +62,25 @@ def steps_to_target(losses_T: np.ndarray, target_loss: float | None) -> int | No
 
 
 def scalars(run: Run, name: str) -> np.ndarray:
-    """One metric over the run's steps.
+    """Returns one metric over the run's steps.
 
     Returns:
         float64[T]; NaN where a step does not have the metric, or has null.
 
     Raises:
-        SettingError: a step has something other than a number.
+        SettingError: a step has a value that is no number.
     """
     return run.metrics.scalars(name)
 
 
 def ratio(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """``counts / totals``; NaN where a total is zero."""
+    """Returns ``counts / totals``; NaN where a total is zero."""
     totals = np.broadcast_to(totals, counts.shape)
     return np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals != 0)
 
 
 def running_mean(values_T: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the last ``window`` values at each step.
+    """Computes the mean of the last ``window`` values at each step.
 
     Returns:
         float64[T]; NaN at the steps before the window is full, and where a value in it is NaN.

@@ -1,7 +1,7 @@
-"""Where the time of a run went: every moment of it is counted once.
+"""The time of a run by cause; every moment is counted once.
 
-What processes were launched for is counted by their supervisor while it happens, see ``swift.elastic.events.goodput``;
-of a run in one process it follows from its record.
+In a run of processes the supervisor counts as it happens, see ``swift.elastic.events.goodput``; in a run in one process
+the breakdown follows from the record.
 """
 
 from collections.abc import Mapping
@@ -16,27 +16,27 @@ from swift.runlog.analysis.measures import scalars
 from swift.runlog.reading import Run
 
 CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
-"""What time is spent on.
+"""Causes of time spent.
 
-startup: until the first iteration, and what that takes longer than usual. useful: iterations, each of them once.
-saving: training waits for a checkpoint. detection: someone is dead or stuck, and nobody knows. reconfiguration: to go
-on with others, and what the first iteration then takes longer than usual. rerun: iterations that are run again.
-waiting: some stage has no process. other: evaluations, the record, and iterations that a later invocation ran again.
+startup: until the first iteration, and its excess over the usual time. useful: iterations, each once. saving: training
+waits for a checkpoint. detection: a worker is dead or stuck, unnoticed so far. reconfiguration: the change to other
+workers, and the excess of the first iteration after it. rerun: iterations that are run again. waiting: some stage has
+no process. other: evaluations, the record, and iterations that a later invocation ran again.
 """
 
 
 def spending_of(run: Run, history: History) -> dict[str, float] | None:
-    """The seconds for each of ``CAUSES``, which sum to the time for which the run has been running, if that is known.
+    """Returns the seconds by cause, which sum to the time for which the run has been running; None if unknown.
 
     Raises:
         SettingError: the record is damaged.
     """
-    told = _told(run)
-    if told:
-        spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in told) for cause in CAUSES}
-        running_s = sum(one["total_s"] for one in told)
-        if len(told) < sum(timed.name in BEGINNINGS for timed in history.events):
-            running_s = max(running_s, history.end_s)  # a supervisor that was killed has told nothing of its time
+    accounts = _accounts(run)
+    if accounts:
+        spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in accounts) for cause in CAUSES}
+        running_s = sum(one["total_s"] for one in accounts)
+        if len(accounts) < sum(timed.name in BEGINNINGS for timed in history.events):
+            running_s = max(running_s, history.end_s)  # a supervisor that was killed has left no account of its time
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
     is_launched = any(timed.name == "epoch" for timed in history.events)
@@ -45,35 +45,35 @@ def spending_of(run: Run, history: History) -> dict[str, float] | None:
     return _recorded(run, history)
 
 
-def _told(run: Run) -> list[Mapping[str, float]]:
-    """What supervisors have counted, one for each invocation; older records have that of the last one only."""
+def _accounts(run: Run) -> list[Mapping[str, float]]:
+    """Returns the accounts of supervisors, one for each invocation; older records have the last one only."""
     ends = [event["goodput"] for event in run.events if event.get("goodput") is not None]
     if not ends and run.summary and run.summary.get("goodput") is not None:
         ends = [run.summary["goodput"]]
     for one in ends:
-        if not _is_told(one):
+        if not _is_account(one):
             raise SettingError("goodput", one, f"must be seconds by cause, in {run.path}")
     return ends
 
 
-def _is_told(one: object) -> bool:
-    """Seconds in all and by cause; a supervisor tells other things beside them."""
+def _is_account(one: object) -> bool:
+    """Returns the seconds in all and by cause, among other fields of an account."""
     if not isinstance(one, dict):
         return False
     return is_number(one.get("total_s")) and all(is_number(one.get(f"{cause}_s", 0.0)) for cause in CAUSES)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:
-    """From when iterations ended, and how long they, changes and saves took."""
+    """Computes the breakdown from the ends of iterations, and the durations of these, of changes and of saves."""
     spent = dict.fromkeys(CAUSES, 0.0)
     took_T = np.nan_to_num(scalars(run, "step_ms")) / 1000
     usual_s = float(np.median(took_T)) if took_T.size else 0.0
     steps = [(float(s), took) for s, took in zip(history.step_s_T, took_T.tolist(), strict=True) if np.isfinite(s)]
-    # An event that bears the time of an iteration has come after it.
-    told = [(seconds, 0, took) for seconds, took in steps] + [(timed.seconds, 1, timed) for timed in history.events]
-    changed_s, cause = 0.0, "startup"  # what a change cost that the iterations after it have in their time
+    # An event with the time of an iteration has come after it.
+    moments = [(seconds, 0, took) for seconds, took in steps] + [(timed.seconds, 1, timed) for timed in history.events]
+    changed_s, cause = 0.0, "startup"  # costs of changes that are part of the time of the iterations after them
     # The iterations of a window end together, and each has its share of the time.
-    for _, same in groupby(sorted(told, key=lambda one: one[:2]), key=lambda one: one[:2]):
+    for _, same in groupby(sorted(moments, key=lambda one: one[:2]), key=lambda one: one[:2]):
         for_event = [item for _, _, item in same]
         own = [item for item in for_event if not isinstance(item, Timed)]
         if own:

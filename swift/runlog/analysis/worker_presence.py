@@ -1,4 +1,4 @@
-"""Who was at work in a run, and when: a worker, an expert rank or a process each."""
+"""Presence of the workers, expert ranks or processes of a run over time."""
 
 import math
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from swift.runlog.events import EVENTS
 from swift.runlog.reading import Run
 
 MAX_PLACES = 100_000
-"""More than any cluster has: where a record says so, it is damaged."""
+"""More than any cluster has: a record with more is damaged."""
 
 
 @dataclass(frozen=True)
 class Presence:
-    """Someone's time at work.
+    """The times in which one of them took part.
 
     Attributes:
-        name: such as ``0:1`` or ``0:1 rank 3``.
-        spans: (from, to) in seconds of running, in their order.
+        name: name, such as ``0:1`` or ``0:1 rank 3``.
+        spans: (from, to) in seconds of running, in order.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Presence:
 
 
 def presences_of(run: Run, history: History) -> list[Presence]:
-    """Everybody's time at work, in mesh order; nobody's where the record does not say who there is.
+    """Returns the presence of all of them, in mesh order; empty if the record does not name them.
 
     Raises:
         SettingError: an event is damaged.
@@ -58,7 +58,7 @@ def presences_of(run: Run, history: History) -> list[Presence]:
 
 
 def _at_work(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
-    """Who is at work from an event on; None where that is as before."""
+    """Names of those present from an event on; None if nothing changes."""
     event = timed.fields
     failed = set(names_in(event, "failed"))
     match timed.name:
@@ -76,7 +76,7 @@ def _at_work(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
 
 
 def _everybody(run: Run, history: History) -> list[str]:
-    """Those of the latest beginning that says so, and all who are named anywhere."""
+    """Names in the latest start event that has them, and all others that occur."""
     names: dict[str, None] = {}
     for timed in history.events:
         if timed.name in BEGINNINGS:
@@ -88,10 +88,10 @@ def _everybody(run: Run, history: History) -> list[str]:
 
 
 def _of_topology(run: Run, event: Mapping[str, Any]) -> list[str]:
-    """Workers, or the expert ranks of the only pipeline."""
-    told = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
-    counts = [count for count in told if count is not None]
-    if len(counts) < len(told):
+    """Names of the workers, or of the expert ranks of the only pipeline."""
+    given = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
+    counts = [count for count in given if count is not None]
+    if len(counts) < len(given):
         return []
     if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > MAX_PLACES:
         raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is no topology")
@@ -102,6 +102,6 @@ def _of_topology(run: Run, event: Mapping[str, Any]) -> list[str]:
 
 
 def _order(name: str) -> tuple[list[int], str]:
-    """Numbers in names are compared as numbers."""
+    """Returns a sort key that compares numbers in names as numbers."""
     numbers = "".join(character if character.isdigit() else " " for character in name)
     return [int(number) for number in numbers.split()], name

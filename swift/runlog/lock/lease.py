@@ -1,7 +1,7 @@
-"""Whether a run directory may be taken: its owner, and whether that still lives. No files, clocks or threads here.
+"""The owner of a run directory, and the verdict whether it still lives. No files, clocks or threads here.
 
-On the machine of its owner the process decides: it is there, or it is gone. On any other the heartbeat does, which is
-watched by the clock of the one who asks: clocks of two machines are never compared where it matters.
+On the owner's machine the process decides: it exists, or it is gone. On any other the heartbeat does, watched by the
+clock of the process that asks: the verdict never compares clocks of two machines.
 """
 
 import json
@@ -12,20 +12,20 @@ from typing import Self
 BEAT_S = 5.0
 """Seconds between two heartbeats of an owner."""
 SILENCE_S = 60.0
-"""After so many seconds without a heartbeat an owner on another machine counts as dead."""
+"""Seconds without a heartbeat after which an owner on another machine counts as dead."""
 WATCH_S = 2 * BEAT_S
-"""So many of them are watched at least, however old the last heartbeat seems: clocks and time stamps may be wrong."""
+"""Seconds of watching at least, however old the last heartbeat seems: clocks and time stamps may be wrong."""
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """A table of processes, in which a number stands for one process.
+    """A table of processes, in which a number identifies one process.
 
     Attributes:
-        host: the machine's name, for people.
-        boot: of this start of the machine; empty where the system does not tell.
-        processes: the space of process numbers, which a container has for itself; empty where the system has none.
+        host: name of the machine, for people.
+        boot: identity of this boot of the machine; empty if the system has none.
+        processes: namespace of process numbers, which a container has to itself; empty if the system has none.
     """
 
     host: str
@@ -34,7 +34,7 @@ class ProcessTable:
 
     @property
     def is_known(self) -> bool:
-        """Whether another process can be told to be in the same place."""
+        """Whether it can be compared with that of another process."""
         return bool(self.boot and self.processes)
 
 
@@ -43,11 +43,11 @@ class Owner:
     """A process that has a run directory.
 
     Attributes:
-        place: in which its number counts.
-        pid: its number.
-        started: when it was started, in the system's own ticks: numbers are used again. None where that is not known.
-        since: when it took the directory, ISO 8601.
-        token: random, so that no two leases are equal.
+        place: table of processes in which its number counts.
+        pid: number of the process.
+        started: start of the process in ticks of the system, since numbers are reused; None if unknown.
+        since: time at which it took the directory, ISO 8601.
+        token: random text, so that no two leases are equal.
     """
 
     place: ProcessTable
@@ -57,12 +57,12 @@ class Owner:
     token: str
 
     def encode(self) -> bytes:
-        """A lease file's content."""
+        """Returns the content of a lease file."""
         return json.dumps({"version": _VERSION} | asdict(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """The owner in a lease file; None where it is not whole, or of another version."""
+        """Parses the owner in a lease file; None if it is incomplete or of another version."""
         try:
             said = json.loads(content)
             if said.pop("version") != _VERSION:
@@ -80,7 +80,7 @@ class Owner:
 
 
 class Verdict(Enum):
-    """What is known of a lease's owner."""
+    """A verdict on a lease's owner."""
 
     LIVES = "lives"
     DEAD = "dead"
@@ -89,13 +89,13 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Watch:
-    """What was seen of a lease.
+    """Observations of a lease.
 
     Attributes:
-        process_is_there: whether its process is, as far as this machine can tell; None: it cannot.
-        has_beaten: whether a heartbeat has come while it was watched.
-        watched_s: since it was first seen, or since the last heartbeat.
-        age_s: of the last heartbeat when it was first seen, by whatever clocks there are.
+        process_is_there: whether its process exists; None if this machine cannot know.
+        has_beaten: whether a heartbeat came while it was watched.
+        watched_s: seconds since it was first seen, or since the last heartbeat.
+        age_s: age of the last heartbeat when it was first seen, in seconds by the clocks at hand.
     """
 
     process_is_there: bool | None
@@ -105,12 +105,12 @@ class Watch:
 
 
 def judge(owner: Owner | None, here: ProcessTable, watch: Watch) -> Verdict:
-    """Whether the owner of a lease lives.
+    """Judges whether the owner of a lease lives.
 
     Args:
-        owner: of the lease; None where it cannot be read, being written or damaged.
-        here: the place of the process that asks.
-        watch: what it has seen.
+        owner: owner of the lease; None if it cannot be read, since it is being written or damaged.
+        here: table of the process that asks.
+        watch: its observations.
     """
     is_local = owner is not None and here.is_known and owner.place == here and owner.started is not None
     if is_local and watch.process_is_there is not None:
