@@ -1,4 +1,4 @@
-"""Training in one process: the loop, emulated failures, and what becomes of the model.
+"""Training: the loop, runs in one process with emulated failures, and export of the model.
 
 ``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run.
 """

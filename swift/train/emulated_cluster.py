@@ -1,7 +1,7 @@
-"""Who is live in a run, and what runs it, as workers and expert ranks fail and come back.
+"""The live workers and expert ranks of a run, and the engine that runs them, as some fail and rejoin.
 
-Where a stage has peers, they go on with the state that they have. With one pipeline an expert rank fails by itself: the
-axis ``expert`` goes on with those that are left, and what the lost one had comes from copies, see ``recover_ranks``.
+Peers of a stage continue with the state that they have. With one pipeline an expert rank fails by itself: the axis
+``expert`` shrinks to the ranks that are left, and the state of the lost one comes from copies, see ``recover_ranks``.
 """
 
 import time
@@ -27,7 +27,7 @@ Ranks = tuple[int, ...]
 
 
 class Down(NamedTuple):
-    """Those who are down: workers that have peers, or expert ranks."""
+    """The failed workers, which have peers, or the failed expert ranks."""
 
     workers: frozenset[Worker]
     ranks: frozenset[StageRank]
@@ -35,11 +35,11 @@ class Down(NamedTuple):
 
 @dataclass(frozen=True)
 class Followed:
-    """What has become of a run that goes on with others.
+    """A run that has been moved to other workers or ranks.
 
     Attributes:
-        state: on their devices.
-        facts: for ``events.jsonl``.
+        state: state on their devices.
+        facts: fields for ``events.jsonl``.
         lines: the same in words.
     """
 
@@ -49,13 +49,13 @@ class Followed:
 
 
 class StateLost(RunError):
-    """Nobody has a part of the state any more.
+    """A part of the state is lost.
 
     Args:
-        why: a phrase.
-        event: what ``events.jsonl`` calls it.
-        facts: what it says of it.
-        remedy: what would help another time.
+        why: phrase that says which.
+        event: name of the event in ``events.jsonl``.
+        facts: its fields.
+        remedy: settings that would have prevented it.
     """
 
     def __init__(self, why: str, event: str, facts: dict[str, Any], remedy: str):
@@ -67,14 +67,14 @@ class EmulatedCluster:
     """The live workers and expert ranks of a run, with the engine that runs them; a context manager.
 
     Args:
-        experiment: what is run.
+        experiment: settings of the run.
         prepare: see ``Engine``.
-        failures: who is down when.
-        first: the first iteration of the first window.
-        last: its last.
+        failures: failures by iteration.
+        first: first iteration of the first window.
+        last: its last iteration.
 
     Raises:
-        SettingError: there are too few devices or too little memory, or no plan for who is down at first.
+        SettingError: there are too few devices or too little memory, or no plan for the first failures.
     """
 
     def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
@@ -95,21 +95,21 @@ class EmulatedCluster:
 
     @property
     def engine(self) -> Engine:
-        """What runs the live."""
+        """The engine on the live ranks."""
         return self._engines[self.ranks]
 
     @property
     def ranks(self) -> Ranks:
-        """The expert ranks that are live in all stages."""
+        """Expert ranks that are live in all stages."""
         return self._left(self._lost)
 
     @property
     def down(self) -> list[str]:
-        """Those who are down now, workers or expert ranks, as ``events.jsonl`` names them."""
+        """Names in ``events.jsonl`` of the workers or expert ranks that are down now."""
         return _workers(self.engine.configuration.failed) + _ranks(self._lost)
 
     def check(self, failures: FailureList) -> None:
-        """Plans all that a list leads to, before anything has run.
+        """Plans for all failures of a list, before anything has run.
 
         Raises:
             SettingError: a stage's state is lost, or there is no plan or too little memory for some of the failures.
@@ -121,30 +121,30 @@ class EmulatedCluster:
             self._experiment.on_ranks(len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
 
     def change(self, first: int, last: int) -> Down | None:
-        """Who is down in some iterations; None where the same are as before."""
+        """Returns the failures of some iterations; None if they are the present ones."""
         down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
         return None if down == (self.engine.configuration.failed, self._lost) else down
 
-    def follow(self, state: TrainState, down: Down, first: int, saver: Checkpointer) -> Followed:
-        """Goes on with others.
+    def follow(self, state: TrainState, down: Down, first: int, checkpointer: Checkpointer) -> Followed:
+        """Moves the run to the workers or ranks that are left.
 
         Args:
-            state: the present one; given up.
-            down: those without whom it goes on.
-            first: the first iteration to come.
-            saver: of the run; it has ended the checkpoint that was under way.
+            state: present state; given up.
+            down: failed workers or ranks.
+            first: next iteration.
+            checkpointer: checkpoints of the run, none of them in progress.
 
         Raises:
-            StateLost: a stage or an expert rank has lost what nobody else has.
+            StateLost: a stage or an expert rank had state that is nowhere else.
         """
         if self._left(down.ranks) != self.ranks:
-            return self._regroup(state, down.ranks, first, saver)
+            return self._regroup(state, down.ranks, first, checkpointer)
         if down.ranks != self._lost:
             return self._note(state, down.ranks)
         return self._reconfigure(state, down.workers, first)
 
     def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> Followed:
-        """Goes on with other workers."""
+        """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
         stages = lost_stages(self._experiment.topology, before.places, before.failed, failed)
         if stages:
@@ -157,15 +157,17 @@ class EmulatedCluster:
         return Followed(state, who | asdict(change), [f"worker {_who(who)}; {live}; {_took(change)}"])
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
-        """Of ranks that are without work as it is, since another stage has lost them, or still does."""
+        """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
         who = _changed(self._lost, lost)
         self._lost = lost
         return Followed(state, dict(who), [f"{_who(who)}; {len(self.ranks)} expert ranks live, as before"])
 
-    def _regroup(self, state: TrainState, lost: frozenset[StageRank], first: int, saver: Checkpointer) -> Followed:
-        """Goes on with other expert ranks, by way of the host."""
+    def _regroup(
+        self, state: TrainState, lost: frozenset[StageRank], first: int, checkpointer: Checkpointer
+    ) -> Followed:
+        """Moves the run to other expert ranks, by way of the host."""
         times = [time.perf_counter()]
-        before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), saver.ledger.k
+        before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
         who = _changed(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
@@ -177,7 +179,7 @@ class EmulatedCluster:
         times.append(time.perf_counter())
         gone = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
         try:
-            found = _collect(state, old, gone, first - 1, saver, before)
+            found = _collect(state, old, gone, first - 1, checkpointer, before)
         except RunError as error:
             why = f"{error}, at iteration {first}"
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
@@ -188,21 +190,21 @@ class EmulatedCluster:
         self._lost = lost
         for other in self._engines.keys() - {ranks, self._left(frozenset())}:
             self._engines.pop(other).close()
-        saver.go_on_with(steps.spec, found.ledger)
+        checkpointer.change_ranks(steps.spec, found.ledger)
         change = _change(state, times, is_prepared=is_prepared)
         slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
         lines = [
             f"{_who(who)}; {len(ranks)} expert ranks live; {_took(change)}",
             *found.lines,
             *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
-            *[f"K is now {saver.ledger.k} experts of a layer, and was {k}"] * (saver.ledger.k != k),
+            *[f"K is now {checkpointer.ledger.k} experts of a layer, and was {k}"] * (checkpointer.ledger.k != k),
             *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
         ]
-        now = {"slots_per_rank": slots, "experts_per_layer": saver.ledger.k, "experts_per_layer_before": k}
+        now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
         return Followed(state, who | asdict(change) | now | found.facts, lines)
 
     def _left(self, lost: frozenset[StageRank]) -> Ranks:
-        """The expert ranks that all stages have."""
+        """Returns the expert ranks that all stages have."""
         down = {rank for _, rank in lost}
         return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
 
@@ -211,20 +213,22 @@ class EmulatedCluster:
 
 
 def _collect(
-    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, saver: Checkpointer, names: Ranks
+    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, checkpointer: Checkpointer, names: Ranks
 ) -> Recovered:
-    """The state on the host, with what lost ranks had from elsewhere."""
+    """Collects the state on the host, with that of lost ranks from copies."""
     parts = (replace(state, slots={}), state.slots if gone else {})
     specs = (replace(old.specs, slots={}), old.specs.slots if gone else {})
     host, slots = host_stages(parts, old.live, specs, gone)
     if not gone:
-        return Recovered(host, saver.ledger, [], {})
-    copies, split = saver.copies({rank for _, rank in gone}), split_of(old)
-    return recover_ranks(host, slots, split, gone, copies, done, saver.ledger, lambda: saver.load(old), names)
+        return Recovered(host, checkpointer.ledger, [], {})
+    copies, split = checkpointer.copies({rank for _, rank in gone}), split_of(old)
+    return recover_ranks(
+        host, slots, split, gone, copies, done, checkpointer.ledger, lambda: checkpointer.load(old), names
+    )
 
 
 def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Reconfiguration:
-    """What it cost to go by way of the host."""
+    """Computes the cost of a move by way of the host."""
     plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
     return Reconfiguration(
         is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -245,7 +249,7 @@ def _workers(workers: Collection[Worker]) -> list[str]:
 
 
 def _changed(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
-    """Whose state changes where others are lost than before."""
+    """Names the ranks that fail or rejoin."""
     return {"failed": _ranks(lost - before), "rejoined": _ranks(before - lost)}
 
 

@@ -157,7 +157,7 @@ class RunCheckpoints(StateKeeper):
             return "there is no checkpoint yet; start again in another --run-dir" + (
                 f" with {remedy}" if remedy else ""
             )
-        how = f"go on with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
+        how = f"continue with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
         return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
     def _save(self, state: TrainState, done: int, *, full: bool) -> None:
@@ -289,5 +289,5 @@ class EmulatedWorkers(LiveWorkers):
         self.checkpoints.save_last(state, done)
         self.record.directory.log_event("interrupt", done)
         self.checkpoints.check_saved()
-        self.record.progress.note(f"interrupted after iteration {done}, which is saved; --resume goes on from it")
+        self.record.progress.note(f"interrupted after iteration {done}, which is saved; --resume continues from it")
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A trained model without its training: plain arrays for one device, and text from them."""
+"""Export of a trained model as plain arrays for one device, and text generated from it."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -24,13 +24,13 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
 
     Args:
-        experiment: the run's.
-        run_dir: the run directory.
-        out: the directory to make.
-        step: of the checkpoint; the newest that is sound unless given.
+        experiment: settings of the run.
+        run_dir: run directory.
+        out: directory to make.
+        step: iteration of the checkpoint; the newest intact one unless given.
 
     Returns:
-        Where the weights came from; of a partial checkpoint some experts are older than the iteration.
+        The origin of the weights; in a partial checkpoint some experts are older than the iteration.
 
     Raises:
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
@@ -48,7 +48,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     weights = spec.gpt.unpack(spec.whole_classes(state))
     try:
         save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(spec.gpt)})
-    except (OSError, ValueError) as error:  # of the system, and of Orbax, which wraps those in half a page
+    except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
         shutil.rmtree(out, ignore_errors=True)
         raise RunError(f"{out}: the model cannot be written: {str(error).splitlines()[0]}") from error
     return plan
@@ -58,8 +58,8 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     """Reads an exported model.
 
     Args:
-        experiment: whose model it is; only its shape and its data's vocabulary matter.
-        path: what ``export_model`` wrote.
+        experiment: settings of the model; only its shape and the vocabulary matter.
+        path: directory that ``export_model`` has made.
 
     Raises:
         SettingError: it is not an exported model, one of another shape, or damaged.
@@ -71,7 +71,7 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
             "MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}"
         )
     dtype = jnp.promote_types(experiment.compute_dtype, jnp.float32)
-    # With the device said, or Orbax warns that it has to look up where the arrays were.
+    # With a device given, since Orbax would warn that it looks up where the arrays were.
     device = SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=device),
@@ -87,16 +87,16 @@ def generate(
     """Continues a text, piece by piece.
 
     Args:
-        experiment: whose model it is.
-        path: the exported model.
-        prompt: the text to continue.
-        num_tokens: how many tokens to add.
-        temperature: 0 for the likeliest token always.
-        top_k: choose among so many of the likeliest tokens.
-        seed: of the choices.
+        experiment: settings of the model.
+        path: directory of the exported model.
+        prompt: text to continue.
+        num_tokens: number of tokens to add.
+        temperature: temperature of the choice; 0 always takes the likeliest token.
+        top_k: number of the likeliest tokens to choose from.
+        seed: seed of the choices.
 
     Yields:
-        New text, as soon as it is known.
+        New text, as soon as it is complete.
     """
     check_count("--tokens", num_tokens, least=1)
     check_number("--temperature", temperature, least=0)
@@ -126,7 +126,7 @@ def generate(
 
 
 def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """The text of tokens, piece by piece; a character that takes several tokens comes when it is whole."""
+    """Yields the text of tokens, piece by piece; a character of several tokens comes when it is complete."""
     seen: list[int] = []
     shown = ""
     for token in tokens:

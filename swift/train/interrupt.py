@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between iterations: the exception that Python raises at any point crashes XLA, or gets lost."""
+"""Ctrl-C and SIGTERM between iterations: the exception that Python raises at any point can crash XLA or get lost."""
 
 import os
 import select
@@ -15,13 +15,13 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM, once ``hold`` was called: the first is only noted, for the loop to stop where it is safe.
+    """Handler of Ctrl-C and SIGTERM from ``hold`` on: the first only sets a flag, and the loop stops where it is safe.
 
-    A second one ends the process at once, as the end of the time that there is does. A thread sees to that: while the
-    main thread is in XLA Python calls no handler. A context manager, which gives the signals back.
+    A second signal ends the process at once, as does the time limit. A thread takes care of that, since Python calls no
+    handler while the main thread is in XLA. A context manager, which restores the previous handlers.
 
     Args:
-        limit_s: from the first signal to the end of the process; None: as long as it takes.
+        limit_s: seconds from the first signal to the end of the process; None: no limit.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -44,7 +44,7 @@ class Interrupt:
         self._previous = {}
 
     def hold(self) -> Self:
-        """From now on there is something to keep: until then the first signal does what it did before."""
+        """Starts to hold signals back; before, the first one has its usual effect."""
         if self._is_held or threading.current_thread() is not threading.main_thread():
             return self  # Python allows no other thread to set handlers
         self._is_held = True
@@ -60,16 +60,16 @@ class Interrupt:
         self.requested = True
 
     def _watch(self) -> None:
-        """Reads the numbers of signals as they come, until the pipe is closed."""
+        """Reads numbers of signals as they arrive, until the pipe is closed."""
         is_first, deadline = True, float("inf")
         while True:
             wait_s = max(0.0, deadline - time.monotonic())
             if not select.select([self._reader], [], [], None if wait_s == float("inf") else wait_s)[0]:
-                _end(f"swift: has not stopped within {self._limit_s:g} s: ended; go on with --resume", STOPPED)
+                _end(f"swift: has not stopped within {self._limit_s:g} s: ended; continue with --resume", STOPPED)
             number = os.read(self._reader, 1)
             if not number:
                 return
-            if number[0] not in self._previous:  # of others, such as a terminal's that has another size
+            if number[0] not in self._previous:  # another signal, such as that of a resized terminal
                 continue
             if not is_first:
                 _end("swift: ended at once", INTERRUPTED)
@@ -79,7 +79,7 @@ class Interrupt:
 
 
 def _end(why: str, code: int) -> NoReturn:
-    """Ends the process from any thread. What is written under a temporary name is removed by the next run."""
+    """Ends the process from any thread. The next run removes files with temporary names."""
     if sys.stderr.isatty():
         why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
     os.write(2, f"{why}\n".encode())

@@ -1,4 +1,4 @@
-"""How a run shows that it gets on: a live display on a terminal, a few plain lines in a log. No JAX here."""
+"""The progress of a run: a live display on a terminal, a few plain lines in a log. No JAX here."""
 
 import time
 from collections import deque
@@ -19,16 +19,16 @@ MAX_TITLE, MAX_WIDTH = 24, 100
 
 
 class ProgressDisplay:
-    """A run's progress on stderr, so that stdout stays clean; a context manager.
+    """Display of a run's progress on stderr, which leaves stdout clean; a context manager.
 
     On a terminal a bar and the newest metrics are redrawn in place; elsewhere a plain line is printed after the first
     step, about every 10 % of the steps, and after the last one. The terminal is restored however the block is left.
 
     Args:
-        title: what runs, such as the experiment's name.
-        num_steps: the last step of the run.
-        first_step: the first step to come, from 1; above 1 where a run is resumed.
-        console: where to write; stderr unless told.
+        title: title, such as the name of the experiment.
+        num_steps: last step of the run.
+        first_step: next step, from 1; above 1 in a resumed run.
+        console: console to write to; stderr unless given.
     """
 
     def __init__(self, title: str, num_steps: int, first_step: int, console: Console | None = None):
@@ -36,12 +36,12 @@ class ProgressDisplay:
         self._console = console or Console(stderr=True)
         self._num_lines = 0
         self._metrics: Mapping[str, Any] = {}
-        self._tells_saved = False
+        self._shows_saved = False
         self._newest: int | None = None
         self._updates: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            # Redirecting stdout would send what is printed there to stderr.
+            # With stdout redirected, its text would go to stderr.
             self._live = Live(get_renderable=self._draw, console=self._console, redirect_stdout=False)
 
     def __enter__(self) -> Self:
@@ -60,8 +60,8 @@ class ProgressDisplay:
 
         Args:
             metrics: as in ``metrics.jsonl``: ``step``, and of ``loss``, ``tokens_per_s``, ``drop_share`` and
-                ``load_imbalance`` those that are known; of a pipeline ``live_workers``, ``bubble_share`` and
-                ``period_ratio``, too: the planned period over that without failures.
+                ``load_imbalance`` those that are known; for a pipeline ``live_workers``, ``bubble_share`` and
+                ``period_ratio``: the planned period over that without failures.
         """
         num_lines_due = int(metrics["step"]) * NUM_PLAIN_LINES // self._num_steps
         is_first = not self._updates
@@ -73,24 +73,24 @@ class ProgressDisplay:
             self._print("  ".join(part for part in parts if part))
 
     def saved(self, newest: int | None) -> None:
-        """Shows, from the next step on, how old the newest checkpoint is: of this step; None: there is none yet."""
-        self._tells_saved, self._newest = True, newest
+        """Sets the step of the newest checkpoint, whose age is shown from the next step on; None: there is none yet."""
+        self._shows_saved, self._newest = True, newest
 
     def note(self, text: str) -> None:
-        """Prints a line that stays, above the live display."""
+        """Prints a permanent line above the live display."""
         self._print(text)
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True, highlight=False)
 
     def _saved(self) -> str:
-        return saved_text(self._step, self._newest) if self._tells_saved else ""
+        return saved_text(self._step, self._newest) if self._shows_saved else ""
 
     def _counter(self) -> str:
         return f"{self._step:,}/{self._num_steps:,}"
 
     def _time_left(self) -> str:
-        """The time of the remaining steps at the pace of the latest; the first update, which compiles, is left out."""
+        """Estimates the remaining time from the latest steps without the first, which compiles."""
         if len(self._updates) < 2:
             return ""
         (first_step, start), (last_step, end) = self._updates[0], self._updates[-1]
@@ -112,7 +112,7 @@ class ProgressDisplay:
 
 
 def describe(metrics: Mapping[str, Any]) -> list[str]:
-    """The metrics that a reader watches, each as a short text; those that are missing are left out."""
+    """Formats the metrics that a reader watches, each as a short text; missing ones are left out."""
     formats = {
         "loss": lambda value: f"loss {value:.3f}",
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
@@ -125,7 +125,7 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def saved_text(step: int, newest: int | None) -> str:
-    """How old the newest checkpoint is.
+    """Formats the age of the newest checkpoint.
 
     >>> saved_text(7, None), saved_text(8, 8), saved_text(20, 8)
     ('no checkpoint yet', 'checkpoint of this iteration', 'checkpoint 12 iterations old')
@@ -137,7 +137,7 @@ def saved_text(step: int, newest: int | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as h:mm:ss, or m:ss under an hour."""
+    """Formats a duration as h:mm:ss, or m:ss under an hour."""
     minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"

@@ -1,4 +1,4 @@
-"""Before a run begins: is there anything to do, from which state, and in which directory."""
+"""The start of a run: its directory, the state from which it continues, and the iterations left to do."""
 
 import sys
 from collections.abc import Iterator
@@ -38,24 +38,23 @@ MAY_CHANGE = (
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "ExpertConfig.slots_per_rank"),
 )
-"""Settings that a resumed run may have changed: what is recorded, who fails, where and how the same sums are computed
-(the micro-batches of all pipelines together stay, which the loader sees to), and what helps after a loss that was not
-finite."""
+"""Settings that may change when a run is resumed: records, failures, where and how the same sums are computed (the
+loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was not finite."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How this invocation of a run goes, apart from what it computes.
+    """Options of one invocation of a run, apart from what it computes.
 
     Attributes:
-        run_dir: the run directory.
-        config_text: the operative configuration, to be kept there.
-        resume: continue the run that is there.
-        stop_at: stop, with a checkpoint, after this iteration, though the run goes further.
+        run_dir: run directory.
+        config_text: operative configuration, kept in the run directory.
+        resume: whether to continue the run in the directory.
+        stop_at: iteration after which to stop early, with a checkpoint; None: no such iteration.
         profile: (first, last) iteration to trace with the profiler, or None.
-        prepare: ``next`` plans and compiles ahead what a failure or a return of one worker would need.
-        stopping_s: from Ctrl-C or SIGTERM to the end of the process, which keeps a checkpoint in that time.
-        corpora: the directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut anew.
+        prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
+        stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
+        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut anew.
     """
 
     run_dir: Path
@@ -70,9 +69,9 @@ class TrainOptions:
 
 @contextmanager
 def own_run(options: TrainOptions) -> Iterator[Lease]:
-    """Takes the run's directory for this process, as long as the block lasts; before anything of it is read.
+    """Takes the run's directory for this process for the block, before anything of it is read.
 
-    A directory that was made for that goes again where nothing came to lie in it.
+    A directory that was made for that is removed again if it stays empty.
 
     Raises:
         SettingError: another process has it, or it cannot be the directory of this run.
@@ -99,11 +98,11 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
 
 
 def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
-    """Tries a policy of the user's own before a run; the tests do it for those that come with the package.
+    """Tries a user's own placement policy before a run; tests do it for those of the package.
 
     Args:
-        experiment: whose policy.
-        num_ranks: expert ranks to place experts on; all that the experiment has unless given.
+        experiment: settings of the run.
+        num_ranks: number of expert ranks to place experts on; all of the experiment unless given.
 
     Raises:
         SettingError: the policy cannot be used.
@@ -123,7 +122,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
-    """The checkpoint to go on from, the newest that is sound; None for a new run.
+    """Finds the newest intact checkpoint, to continue from; None for a new run.
 
     A wrong directory is refused before data are loaded.
     """
@@ -142,7 +141,7 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
 
 
 def is_to_conclude(experiment: Experiment, options: TrainOptions, done: int) -> bool:
-    """Whether all iterations are done and saved, and the run's end is all that was not written."""
+    """Whether all iterations are done and saved, and only the run's end was not written."""
     return options.resume and done == experiment.num_steps and not (options.run_dir / SUMMARY).exists()
 
 
@@ -154,7 +153,7 @@ def conclude(experiment: Experiment, options: TrainOptions, lease: Lease, device
 
 
 def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
-    """Raises SettingError where nothing is left to do, or what was asked for lies outside of it."""
+    """Raises SettingError if nothing is left to do, or an option lies outside of what is left."""
     if done >= experiment.num_steps:
         raise SettingError("--resume", str(options.run_dir), f"has nothing left to do: it is at iteration {done}")
     if not done < last_step <= experiment.num_steps:
@@ -166,14 +165,14 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
 
 
 def begin(experiment: Experiment, spec: StepSpec, options: TrainOptions, start: RestorePlan | None) -> TrainState:
-    """The state to go on from."""
+    """Makes or loads the state from which the run continues."""
     if start is None:
         return spec.init(jax.random.key(experiment.seed))
     return put_state(spec, load_state(options.run_dir / "checkpoints", start, spec))
 
 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
-    """The run's directory, made or opened again, and written to while the lease lasts."""
+    """Makes or reopens the run's directory, which is written to while the lease lasts."""
     lease.check()
     try:
         write_config(options.run_dir, experiment)
@@ -189,7 +188,7 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
 
 
 def next_length(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> int:
-    """How many iterations come next as one program, see ``window_length``."""
+    """Number of iterations that run next as one program, see ``window_length``."""
     first, last = options.profile or (0, 0)
     periods = (experiment.eval_every, experiment.checkpoint.every, experiment.checkpoint.snapshot_every)
     return window_length(experiment.window, done, last_step, periods, breaks=(first - 1, last))

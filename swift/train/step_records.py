@@ -1,4 +1,4 @@
-"""What a step's arrays say in numbers: the record of ``metrics.jsonl``."""
+"""Records of steps and plans, as ``metrics.jsonl`` and ``events.jsonl`` have them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from swift.schedules import plan_document
 
 
 def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec) -> dict[str, Any]:
-    """The record of one iteration; with ``misplaced`` where its placement was not sound, and the iteration not either.
+    """Makes the record of one iteration; with ``misplaced`` if its placement, and so the iteration, was not sound.
 
     Args:
         step: iterations done, from 1.
-        metrics: what the step returned, on the host, without its worker dim.
-        step_s: how long the iteration took, in seconds.
-        spec: whose workers and expert ranks took part.
+        metrics: metrics of the step, on the host, without their worker dim.
+        step_s: duration of the iteration in seconds.
+        spec: spec of the step, with the workers and expert ranks that took part.
     """
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
@@ -47,7 +47,7 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spe
 
 
 def plan_facts(steps: Steps) -> dict[str, Any]:
-    """What ``events.jsonl`` says of a pipeline's plan: who is down, and the schedule, see ``read_plan``."""
+    """Returns the fields of a pipeline's plan in ``events.jsonl``: failed workers and schedule, see ``read_plan``."""
     failed = [f"{d}:{p}" for d, p in sorted(steps.configuration.failed)]
     return {"failed": failed, "plan": plan_document(steps.plan.schedule)}
 
@@ -66,12 +66,12 @@ def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any
 
 
 def mean_loss(evaluate: Callable[[Batch], Sums], validation: Loader, num_batches: int) -> float:
-    """The loss of the first batches of a split, nats per token.
+    """Computes the mean loss of the first batches of a split, in nats per token.
 
     Args:
-        evaluate: the sums of one batch.
-        validation: the split.
-        num_batches: how many at most; a pass over the split has no more.
+        evaluate: function that returns the sums of one batch.
+        validation: batches of the split.
+        num_batches: number of batches at most; no more than a pass over the split.
     """
     loss, tokens = 0.0, 0
     for index in range(min(num_batches, validation.num_batches_per_epoch)):

@@ -1,4 +1,4 @@
-"""What a run comes to, in one object."""
+"""The summary of a run."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from swift.train.settings import Experiment
 
 
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
-    """The summary of a run, which is written where the run has come to its end.
+    """Computes the summary of a run, and writes it if the run has reached its end.
 
-    It is computed from the record, so that a resumed run and an unbroken one say the same.
+    It is computed from the record, so that a resumed run and an unbroken one have the same.
 
     Args:
-        experiment: what was run.
-        directory: its run directory.
-        device: the kind of its devices.
-        **more: what else belongs there; JSON.
+        experiment: settings of the run.
+        directory: run directory.
+        device: kind of its devices.
+        **more: further fields; JSON.
     """
     run = read_run(directory.path)
     facts = {

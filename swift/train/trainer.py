@@ -36,24 +36,24 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
     """Runs an experiment to its end, or to ``options.stop_at``.
 
     Args:
-        experiment: what to run.
-        options: how.
-        failures: who is down when; the experiment's list unless given.
+        experiment: settings of the run.
+        options: options of this invocation.
+        failures: failures by iteration; the experiment's list unless given.
 
     Returns:
         The summary; ``summary.json`` is written at the end of the run only.
 
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
-        RunError: the loss was no longer finite, a stage has lost its last worker, or another has taken the directory.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; a checkpoint is kept of the iteration in which it came.
+        RunError: the loss is not finite, a stage has lost its last worker, or another process has taken the directory.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration in which it came is saved.
     """
     try_placement(experiment)
     with own_run(options) as lease:
         return _train(experiment, options, failures, lease)
 
 
-def _tell(text: str) -> None:
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -69,7 +69,7 @@ def _train(
     listed = experiment.failure_list
     failures = listed if failures is None else failures
     first = done + next_length(experiment, options, done, last_step)
-    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, _tell)
+    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, _show)
     loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
     with (
         EmulatedCluster(experiment, options.prepare, failures, done + 1, first) as cluster,
@@ -109,7 +109,7 @@ def _announce(
     start: RestorePlan | None,
     changes: Sequence[str],
 ) -> None:
-    """Writes and shows what runs, from which state."""
+    """Records and shows the run that starts, and the state from which it continues."""
     engine, directory, note = cluster.engine, record.directory, record.progress.note
     spec = engine.spec
     topology, parameters = spec.live.topology, spec.gpt.num_parameters

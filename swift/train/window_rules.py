@@ -1,4 +1,4 @@
-"""From one set of live workers to the next: what a window may span, and whether every stage's state is still there."""
+"""Rules of windows: how long they may be, and whether each stage's state survives from one to the next."""
 
 from collections.abc import Collection
 
@@ -12,14 +12,14 @@ from swift.train.settings import FAILURES_SETTING, FailureList
 def window_length(
     window: int, done: int, last_step: int, periods: Collection[int], breaks: Collection[int] = ()
 ) -> int:
-    """How many iterations come next as one program: a window, or one where something is due before the window's end.
+    """Number of iterations that run next as one program: a window, or one if something is due before the window's end.
 
     Args:
-        window: K.
+        window: K, iterations of a window.
         done: iterations done.
-        last_step: of this invocation; it is due, too.
-        periods: what is due every so many iterations; 0: never.
-        breaks: iterations after which something is due.
+        last_step: last iteration of this invocation, after which something is due.
+        periods: periods, in iterations, of what is due regularly; 0: never.
+        breaks: iterations after which something else is due.
 
     >>> [window_length(3, done, 20, periods=(7, 0)) for done in (0, 3, 6, 7, 18)]
     [3, 3, 1, 3, 1]
@@ -32,7 +32,7 @@ def window_length(
 
 
 def is_due(done: int, every: int, num_steps: int) -> bool:
-    """Whether what is due every so many iterations, and after the last one, is due now; 0: never.
+    """Whether something is due now that is due every ``every`` iterations and after the last one; 0: never.
 
     >>> [done for done in range(1, 8) if is_due(done, 3, 7)], is_due(7, 0, 7)
     ([3, 6, 7], False)
@@ -43,16 +43,16 @@ def is_due(done: int, every: int, num_steps: int) -> bool:
 def lost_stages(
     topology: Topology, places: Collection[MeshRow], before: frozenset[Worker], failed: frozenset[Worker]
 ) -> list[int]:
-    """The stages that nobody is left to serve, or whose state nobody has any more.
+    """Returns the stages without a live worker, or whose state is lost.
 
-    A worker may serve another stage than its own. Who comes back has copied the state of its stage before anybody else
-    fails.
+    A worker may serve another stage than its own. A worker that rejoins has copied the state of its stage before any
+    other fails.
 
     Args:
-        topology: the whole cluster.
-        places: who serves which stage so far.
-        before: the workers that were down.
-        failed: those that are down from now on.
+        topology: whole cluster.
+        places: workers and the stages that they have served so far.
+        before: workers that were down.
+        failed: workers that are down from now on.
     """
     manned = {stage for pipeline, stage in topology.workers if (pipeline, stage) not in failed}
     kept = {place.stage for place in places if place.worker not in failed}
@@ -61,7 +61,7 @@ def lost_stages(
 
 
 def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
-    """Plans all that a list leads to, before anything has run.
+    """Plans for all failures of a list, before anything has run.
 
     Raises:
         SettingError: a stage's state is lost, or there is no plan for some of the failures.
@@ -71,7 +71,7 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
         for stage in lost_stages(topology, places, before, failed):
-            allowed = f"leave nobody with the state of stage {stage} at step {step}, after roles have moved"
+            allowed = f"leave no worker with the state of stage {stage} at step {step}, after roles have moved"
             raise SettingError(
                 FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
             )

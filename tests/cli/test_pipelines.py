@@ -106,8 +106,8 @@ def test_a_stage_that_dies_exits_with_3_and_says_how_to_go_on(tell, here, monkey
     assert told.code == 3, told.err
     assert "Traceback" not in told.err
     assert told.err.splitlines()[-1] == (
-        "swift: stage 0 has no live worker left at iteration 4: stopped; the checkpoint of iteration 2 is kept; go on "
-        "with --run-dir new --resume and an Experiment.failures that leaves it one"
+        "swift: stage 0 has no live worker left at iteration 4: stopped; the checkpoint of iteration 2 is kept; "
+        "continue with --run-dir new --resume and an Experiment.failures that leaves it one"
     )
     assert [event["event"] for event in read_run(here / "new").events][-1] == "stage_lost"
     told = tell("train", "pipelines.gin", "--run-dir", "new", "--resume", "--prepare", "none", *one_stage)

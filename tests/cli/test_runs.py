@@ -65,7 +65,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, her
     assert f" at iteration {step}: stopped; " in line
     if checkpoint_every:
         assert steps == [1, 2][-len(steps) :]
-        assert "the checkpoint of iteration 2 is kept; go on with --run-dir new --resume and a lower" in line
+        assert "the checkpoint of iteration 2 is kept; continue with --run-dir new --resume and a lower" in line
         assert tell("train", "tiny.gin", "--run-dir", "new", "--resume", *options(every)).code == 0
     else:
         assert steps == []

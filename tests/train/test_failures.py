@@ -153,7 +153,7 @@ def test_a_window_does_without_ranks_in_the_same_way(listed, first, length):
         (
             ["step 2: fail 0:1 rank 1", "step 2: rejoin 0:1 rank 1"],
             1,
-            "rank 1 of worker 0:1 fails in that iteration, and can be back after it",
+            "rank 1 of worker 0:1 fails in that iteration, and can rejoin after it",
         ),
         (
             ["step 2: fail 0:0 rank 0", "step 3: fail 0:1 rank 1", "step 4: fail 0:0 rank 2"],

@@ -75,5 +75,5 @@ def test_a_process_that_does_not_stop_in_time_ends():
     with busy(limit_s=0.5) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == STOPPED
-        assert process.stderr.read() == "swift: has not stopped within 0.5 s: ended; go on with --resume\n"
+        assert process.stderr.read() == "swift: has not stopped within 0.5 s: ended; continue with --resume\n"
     assert time.monotonic() - begun > 0.5

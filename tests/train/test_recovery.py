@@ -291,7 +291,7 @@ def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small,
         run(setup, tmp_path / "run", Told({3: [(0, 0)], 6: [(0, 0), (1, 0)]}), prepare="next")
     assert background_threads() == []
     assert str(error.value) == (
-        "stage 0 has no live worker left at iteration 6: stopped; the checkpoint of iteration 4 is kept; go on with "
+        "stage 0 has no live worker left at iteration 6: stopped; the checkpoint of iteration 4 is kept; continue with "
         f"--run-dir {tmp_path / 'run'} --resume and an Experiment.failures that leaves it one"
     )
     lost = read_run(tmp_path / "run").events[-1]

@@ -104,7 +104,7 @@ def test_a_list_that_loses_a_stage_after_roles_have_moved_is_refused(texts, wind
     with pytest.raises(SettingError) as raised:
         check(texts, window)
     workers = ["fail 0:0", "fail 1:0", "fail 1:1", "fail 2:1"]
-    allowed = f"leave nobody with the state of stage 1 at step {step}, after roles have moved"
+    allowed = f"leave no worker with the state of stage 1 at step {step}, after roles have moved"
     assert str(raised.value) == f"Experiment.failures = {workers}: {allowed}"
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of a training run.
 
-How its state is divided and read back, when it is saved, and where it is kept when the disk cannot take it.
+The division of its state, its saving and reading, and a place for it when the disk cannot take it.
 """
 
 from swift.train.checkpoints.checkpointer import Checkpointer

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, written behind its iterations, and snapshots of its ranks in the memory of others."""
+"""Checkpoints of a run, written in the background, and snapshots of its ranks in the memory of others."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,16 +44,16 @@ class _Spoilt(Exception):
 
 
 class Checkpointer:
-    """Saves one checkpoint and one snapshot at a time, while training goes on. A context manager.
+    """Saves one checkpoint and one snapshot at a time, while training continues. A context manager.
 
-    A checkpoint that cannot be written is tried again after pauses, see ``RETRY_PAUSES_S``, without the devices: what
-    it saves is on the host by then.
+    A checkpoint that cannot be written is tried again after pauses, see ``RETRY_PAUSES_S``, without the devices: its
+    state is on the host by then.
 
     Args:
-        experiment: what is run.
-        spec: of the run, on any mesh.
-        directory: of the run.
-        start: where the run goes on from; None at its beginning.
+        experiment: settings of the run.
+        spec: spec of its step, on any mesh.
+        directory: run directory.
+        start: checkpoint from which the run continues; None for a new run.
     """
 
     def __init__(self, experiment: Experiment, spec: StepSpec, directory: RunDirectory, start: RestorePlan | None):
@@ -66,14 +66,14 @@ class Checkpointer:
         self._saving: Future[Manifest] | None = None
         self._write: Callable[..., Manifest] | None = None
         self._unsaved: int | None = None
-        self.is_spoilt = False  # what was to be saved last; to try again is of no use
+        self.is_spoilt = False  # the last state; another attempt to save it is of no use
         self._is_hurried = Event()
         self._failures: SimpleQueue[str] = SimpleQueue()
         self.newest = None if start is None else start.step
         self._buddies = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
-            self._go_on(start, after)
+            self._continue_from(start, after)
             self._ledger = ledger_for(spec, start.manifest, after)
 
     def __enter__(self) -> Self:
@@ -89,27 +89,27 @@ class Checkpointer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is under way; its end is noted by ``follow``."""
+        """Whether a checkpoint is in progress; ``follow`` notes its end."""
         return self._saving is not None
 
     @property
     def ledger(self) -> Ledger:
-        """As of the iterations that were counted."""
+        """Ledger of the iterations counted so far."""
         return self._ledger
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Notes an iteration, by its record in ``metrics.jsonl``."""
+        """Counts an iteration, by its record in ``metrics.jsonl``."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def save(self, spec: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
-        """Begins a checkpoint; one that is under way has to be ended first, see ``follow``.
+        """Begins a checkpoint; none may be in progress, see ``follow``.
 
         Args:
-            spec: which has the state.
-            state: after ``done`` iterations; it may be given away when this returns.
-            position: of the loader.
-            done: iterations.
-            full: save all experts, whatever K is.
+            spec: spec of the state.
+            state: state after ``done`` iterations; it may be given away when this returns.
+            position: position of the loader.
+            done: iterations done.
+            full: whether to save all experts, whatever K is.
         """
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
@@ -133,7 +133,7 @@ class Checkpointer:
         self._saving = self._thread.submit(self._save, take, self._write)
 
     def _save(self, take: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
-        self._room = None  # what it has is written over, or would pass for this iteration's
+        self._room = None  # its buffers are overwritten, and must not pass for those of this iteration
         snapshot = take()
         dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
@@ -142,7 +142,7 @@ class Checkpointer:
         for pause_s in RETRY_PAUSES_S:
             try:
                 return self._write_here(write, snapshot)
-            except RunError:  # the directory is another's
+            except RunError:  # another process has the directory
                 raise
             except Exception as error:
                 if self._is_hurried.is_set():
@@ -152,22 +152,22 @@ class Checkpointer:
         return self._write_here(write, snapshot)
 
     def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
-        self._directory.check()  # whoever has taken the directory meanwhile saves there, too
+        self._directory.check()  # a process that has taken the directory meanwhile saves there, too
         sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
         return write(self._directory.checkpoints_path, snapshot=snapshot)
 
     def wait(self, seconds: float) -> None:
-        """Waits for the end of the checkpoint that is under way, but no longer than that."""
+        """Waits at most so many seconds for the end of the checkpoint in progress."""
         wait([] if self._saving is None else [self._saving], seconds)
 
     def follow(self, *, wait: bool) -> list[str]:
-        """Notes what has come of the checkpoint that is under way.
+        """Notes the progress of the present checkpoint.
 
         Args:
-            wait: for its end, if there is one; what has failed is tried once more then, at once.
+            wait: whether to wait for its end; a failed attempt is then repeated once, immediately.
 
         Returns:
-            What went wrong, a line each.
+            Lines on failures.
         """
         self._waited_ms = 0.0
         if self._saving is None:
@@ -178,7 +178,7 @@ class Checkpointer:
         has_ended = wait or self._saving.done()
         error = self._saving.exception() if has_ended else None
         self._waited_ms = 1000 * (time.perf_counter() - begun)
-        failures = list(self._told())
+        failures = list(self._reported())
         if error is not None:
             failures.append(_line(error))
         saving = self._saving
@@ -192,15 +192,15 @@ class Checkpointer:
         return [f"the checkpoint of iteration {step} was not saved: {why}" for why in failures]
 
     def keep_unsaved(self) -> str | None:
-        """Keeps elsewhere what could not be saved, now that nothing follows.
+        """Keeps elsewhere the last state if it could not be saved.
 
         Returns:
-            A line on where it is; None where nothing is unsaved.
+            A line on its place; None if nothing is unsaved.
         """
         if self._unsaved is None:
             return None
         step, room, write = self._unsaved, self._room, self._write
-        self._unsaved = None  # told once
+        self._unsaved = None  # reported once
         if room is None or write is None:
             return f"nothing of the state after iteration {step} could be kept"
         try:
@@ -209,8 +209,8 @@ class Checkpointer:
         except RunError as error:
             return f"the state after iteration {step} could not be kept elsewhere either: {error}"
 
-    def _told(self) -> Iterator[str]:
-        """The failures that the thread has told of."""
+    def _reported(self) -> Iterator[str]:
+        """Yields the failures that the thread has reported."""
         while True:
             try:
                 yield self._failures.get_nowait()
@@ -218,7 +218,7 @@ class Checkpointer:
                 return
 
     def _note_saved(self, step: int, manifest: Manifest) -> None:
-        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has gone on counting
+        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has continued to count
         self.newest = step
         self._directory.log_event(
             "checkpoint",
@@ -230,7 +230,7 @@ class Checkpointer:
         )
 
     def snapshot(self, spec: StepSpec, state: TrainState, done: int) -> None:
-        """Begins a snapshot where one is due, or where there is none; see ``save``."""
+        """Begins a snapshot if one is due, or if there is none; see ``save``."""
         every = self._experiment.checkpoint.snapshot_every
         if every and spec.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
             updates_LE = self._ledger.tally.contained_LE
@@ -239,14 +239,14 @@ class Checkpointer:
                 self._directory.log_event("snapshot_failed", done, error=trouble)
 
     def copies(self, ranks: Collection[int]) -> list[RankCopy]:
-        """The snapshots that there are of some ranks."""
+        """Returns the snapshots of some ranks."""
         return self._buddies.copies(ranks)
 
     def load(self, spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
-        """The newest sound checkpoint, see ``load_state``; None where nothing was saved.
+        """Loads the newest intact checkpoint, see ``load_state``; None if nothing was saved.
 
         Raises:
-            RunError: none is sound.
+            RunError: none is intact.
         """
         directory = self._directory.checkpoints_path
         if not checkpoint_steps(directory):
@@ -257,12 +257,12 @@ class Checkpointer:
         except SettingError as error:
             raise RunError(str(error)) from error
 
-    def go_on_with(self, spec: StepSpec, ledger: Ledger) -> None:
-        """Goes on with a state of other ranks: of it there is nothing yet, in memory or on the disk.
+    def change_ranks(self, spec: StepSpec, ledger: Ledger) -> None:
+        """Continues with a state on other ranks, of which no copy exists yet, in memory or on disk.
 
         Args:
-            spec: which has the state.
-            ledger: with what was lost.
+            spec: spec of the state.
+            ledger: ledger with the losses.
         """
         assert self._saving is None, "what is being saved is of other ranks"
         config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
@@ -271,8 +271,8 @@ class Checkpointer:
         self._buddies.close()
         self._buddies = PeerSnapshots(self._split, config)
 
-    def _go_on(self, start: RestorePlan, after: Ledger) -> None:
-        """Makes the checkpoint that the run goes on from its newest one, and notes the loss."""
+    def _continue_from(self, start: RestorePlan, after: Ledger) -> None:
+        """Makes the checkpoint from which the run continues its newest one, and records the loss."""
         directory = self._directory.checkpoints_path
         aside = set_aside_newer(directory, start.step)
         record_restore(directory, start.manifest, after)

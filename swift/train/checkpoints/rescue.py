@@ -1,7 +1,7 @@
-"""A checkpoint that cannot be written where it belongs: kept elsewhere on this machine until ``--resume`` takes it.
+"""Rescue of a checkpoint that cannot be written to its run directory: kept elsewhere until ``--resume`` takes it back.
 
-The place follows from the run alone, for a disk that is full or read-only takes no note of it. In it a file names the
-directory that it is for: a run may be moved to where there is room, and one that was copied is another run.
+The place follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the
+directory of the run: a run may be moved to another disk, and a copy of a run is another run.
 """
 
 import json
@@ -23,7 +23,7 @@ _PREFIX, _ORIGIN = "kept-by-swift", "origin"
 
 
 def places(checkpoints: Path) -> list[Path]:
-    """Directories for checkpoints of a run that cannot be written where they belong, the best first.
+    """Returns directories for checkpoints of a run that cannot be written to its own, the best first.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -38,13 +38,13 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
     Args:
         checkpoints: directory of the run's checkpoints.
         step: iterations done.
-        write: writes it into a directory for checkpoints.
+        write: function that writes it into a directory for checkpoints.
 
     Returns:
-        A phrase on the place, and on how to resume from there.
+        A phrase on the place, and on how to resume from it.
 
     Raises:
-        RunError: none takes it; the line says why.
+        RunError: none takes it; the message says why.
     """
     troubles = []
     for place in places(checkpoints):
@@ -54,7 +54,7 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
                 raise PermissionError("belongs to somebody else")
             (place / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
             write(place)
-        except Exception as error:  # for whatever reason: the next place may do
+        except Exception as error:  # whatever the reason: the next place may take it
             troubles.append(f"{place}: {' '.join(str(error).split())}")
             if not checkpoint_steps(place) and _is_own(place):
                 shutil.rmtree(place, ignore_errors=True)
@@ -68,16 +68,16 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
 
 
 def take_back(checkpoints: Path) -> list[str]:
-    """Brings a checkpoint that was kept elsewhere to the others of its run, where it is the newest.
+    """Moves a checkpoint that was kept elsewhere to the others of its run, if it is the newest.
 
     Args:
         checkpoints: directory of the run's checkpoints.
 
     Returns:
-        Lines on what was brought or passed over.
+        Lines on checkpoints that were moved or passed over.
 
     Raises:
-        RunError: it cannot be written yet.
+        RunError: it still cannot be written.
     """
     lines = []
     for place in dict.fromkeys((*filter(_is_own, places(checkpoints)), *_left_behind(checkpoints))):
@@ -85,7 +85,7 @@ def take_back(checkpoints: Path) -> list[str]:
         if step > max(checkpoint_steps(checkpoints), default=0):
             try:
                 _copy(place, checkpoints, step)
-            except SettingError as error:  # damaged: there may be an older one to resume from
+            except SettingError as error:  # damaged: the run may resume from an older one
                 lines.append(f"passed over: {place / checkpoint_path(place, step).name} {error.allowed}")
                 continue
             except OSError as error:
@@ -99,7 +99,7 @@ def take_back(checkpoints: Path) -> list[str]:
 
 
 def _copy(place: Path, checkpoints: Path, step: int) -> None:
-    """Copies a checkpoint and reads the copy back before it counts; raises SettingError where it is damaged."""
+    """Copies a checkpoint and reads the copy back before it counts; raises SettingError if it is damaged."""
     source = checkpoint_path(place, step)
     manifest = read_manifest(source, "checkpoint")
     temporary = begin_save(checkpoints, step)
@@ -122,12 +122,12 @@ def _tops() -> list[Path]:
 
 
 def _name(checkpoints: Path) -> str:
-    """What the places of a run begin with, wherever its directory is."""
+    """Prefix of the names of a run's places, wherever its directory is."""
     return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
 
 
 def _left_behind(checkpoints: Path) -> list[Path]:
-    """Places of a run that has been moved since."""
+    """Finds the places of a run that has been moved since."""
     if not _begun(checkpoints.parent / EVENTS):
         return []
     found = [place for top in _tops() for place in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(place)]
@@ -135,7 +135,7 @@ def _left_behind(checkpoints: Path) -> list[Path]:
 
 
 def _is_for(place: Path, checkpoints: Path) -> bool:
-    """Whether a place is for this directory or, as far as is known, for it before it was moved."""
+    """Whether a place belongs to this directory or, as far as is known, to it before it was moved."""
     try:
         origin = Path((place / _ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -144,7 +144,7 @@ def _is_for(place: Path, checkpoints: Path) -> bool:
 
 
 def _is_own(place: Path) -> bool:
-    """Whether a directory is there that nobody else can have filled."""
+    """Whether a directory exists that no other user can have filled."""
     try:
         found = place.lstat()
     except OSError:
@@ -153,7 +153,7 @@ def _is_own(place: Path) -> bool:
 
 
 def _begun(events: Path) -> str:
-    """When a run began, so that one that takes the directory of another does not take its checkpoint."""
+    """Returns the start of a run, so that a new run in an old directory does not take a checkpoint of the old one."""
     try:
         with events.open("rb") as file:
             return str(json.loads(file.readline()).get("time"))

@@ -1,4 +1,4 @@
-"""A run's state in a checkpoint: how it is divided, what shape it has, and how it is read on other ranks or stages."""
+"""The state of a run in a checkpoint: its division, its shape, and reading it on other ranks or stages."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,27 +15,27 @@ _SHAPE = "state_shape"
 
 
 def split_of(spec: StepSpec) -> StateSplit:
-    """How a run's state falls into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
+    """Divides a run's state into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
     abstract = spec.at(spec.stages_mesh()).abstract()
     has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
     return StateSplit(abstract, replace(spec.specs, slots={}), has_classes)
 
 
 def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept beside a state: the loader's position, and the state's shape."""
+    """Returns the position of the loader and the shape of the state, which a checkpoint keeps beside the state."""
     return {"loader": dict(position), _SHAPE: StateShape.of(spec).to_json()}
 
 
 def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState:
-    """Reads what a plan says, whatever ranks, slots and stages the run had that saved it.
+    """Loads a state, whatever ranks, slots and stages the run had that saved it.
 
     Args:
-        directory: of all checkpoints of the run.
-        plan: for this directory.
-        spec: that goes on; its state has one row for every stage in a checkpoint.
+        directory: directory of all checkpoints of the run.
+        plan: checkpoints to read.
+        spec: spec of the step that continues; its state has one row for every stage in a checkpoint.
 
     Returns:
-        The program's state on the host, without slots.
+        The state on the host, without slots.
 
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
@@ -45,27 +45,27 @@ def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState
 
 
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
-    """A state that is on the host, one row for every stage, on the devices of all live workers; with slots."""
+    """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
     saved, specs = spec.at(spec.stages_mesh()).live, replace(spec.specs, slots={})
     sources = source_rows(saved, spec.live)
     return spec.fill_slots(move_rows(saved.put(state, specs), saved, spec.live, specs, sources))
 
 
 def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:
-    """What a run that has saved nothing knows of its checkpoints."""
+    """Returns the ledger of a run that has saved nothing."""
     return Ledger.first(
         split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
     )
 
 
 def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
-    """What a run knows of its checkpoints that goes on from one of them."""
+    """Returns the ledger of a run that continues from a checkpoint."""
     config = experiment.checkpoint
     return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
 
 
 def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
-    """A ledger of a checkpoint, for the checkpoints of a run that may be of another shape, see ``Ledger.anew``."""
+    """Adapts the ledger of a checkpoint to a run that may be of another shape, see ``Ledger.anew``."""
     is_same = _shape_of(manifest, spec) == StateShape.of(spec)
     return ledger if is_same else ledger.anew(ledger.k)
 

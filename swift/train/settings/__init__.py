@@ -1,6 +1,6 @@
 """The settings of a run.
 
-The experiment, the failures that it lists, and a configuration as it is stored beside a run.
+The experiment, its list of failures, and the configuration that is stored beside a run.
 """
 
 from swift.train.settings.experiment import Experiment

@@ -1,4 +1,4 @@
-"""An experiment: every setting of a run, and the program that they make."""
+"""The experiment: all settings of a run, and the data, specs and engine that follow from them."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,38 +34,37 @@ WIRE_DTYPES = ("compute", "float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run's settings, each with the demo's value.
+    """The settings of a run, with the values of the demo as defaults.
 
     Attributes:
-        model: the GPT's shape.
-        experts: its expert layers.
-        placement: the policy that places experts anew every iteration.
+        model: shape of the GPT.
+        experts: settings of its expert layers.
+        placement: policy that places experts anew every iteration.
         topology: pipelines, stages and expert ranks.
         ranks: ``emulated`` CPU devices, the machine's ``devices``, or ``virtual`` ranks of one device.
         data: documents and tokens.
         optimizer: optimizer and schedule.
         compute_dtype: type of slots and activations; master weights are at least float32.
         wire_dtype: type of gradients on the wire; ``compute`` is the compute type.
-        seed: of the parameters and of the order of the data.
-        num_steps: iterations.
+        seed: seed of the parameters and of the order of the data.
+        num_steps: number of iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
-        planner: what plans a pipeline's schedules, see ``swift plan``; or one of your own, a ``schedules.OwnPlanner``.
+        planner: planner of a pipeline's schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``.
         window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
             which a gradient would have been clipped is run again, one iteration after the other.
-        memory_limit: what a worker may keep at once by the plan, in what F keeps of one micro-batch; None: no limit.
-            Every worker allocates for each kind of buffer what the one with most of it needs: see ``start`` in the
-            events.
+        memory_limit: memory of a worker by the plan, as a multiple of what F keeps of one micro-batch; None: no limit.
+            Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the events.
         remat: keep only a stage's input for the backward pass, and compute the rest again: a third more FLOPs.
         failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
-            iteration, or come back; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. Who is down in a
-            window is down for the whole of it.
-        move_roles: spread failures over the stages, by workers that change theirs.
-        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; best a multiple of them: where it
-            is none, some ranks compute on padding.
-        eval_every: iterations between evaluations on the validation split; 0 for none.
-        num_eval_batches: batches of an evaluation; the first ones, always the same.
-        checkpoint: which checkpoints it makes.
-        target_loss: the training loss to count the iterations to, or None.
+            iteration, or rejoin; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. A failure in a
+            window lasts for the whole of it.
+        move_roles: spread failures over the stages by letting workers change their stage.
+        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if no multiple of their number,
+            some ranks compute on padding.
+        eval_every: iterations between evaluations on the validation split; 0: none.
+        num_eval_batches: batches of an evaluation, always the first ones.
+        checkpoint: settings of its checkpoints.
+        target_loss: training loss to count the iterations to, in nats per token; None: no such loss.
     """
 
     model: ModelConfig = field(default_factory=lambda: model_size("demo"))
@@ -94,8 +93,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         self._check_parts()
-        positive = ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches")
-        for name in positive:
+        for name in ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
         check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
@@ -182,21 +180,21 @@ class Experiment:
 
     @property
     def failure_list(self) -> FailureList:
-        """``failures``, understood."""
+        """Parsed ``failures``."""
         return parse_failures(self.failures, self.topology, self.num_steps, self.window)
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of an iteration's global batch."""
-        num_microbatches = self.topology.num_pipelines * self.num_microbatches
-        return num_microbatches * self.sequences_per_microbatch * self.model.sequence_length
+        """Number of positions in an iteration's global batch."""
+        num_sequences = self.topology.num_pipelines * self.num_microbatches * self.sequences_per_microbatch
+        return num_sequences * self.model.sequence_length
 
     def loader(self, split: Split, corpus: Path | None = None) -> Loader:
-        """The batches of a split.
+        """Makes the loader of a split.
 
         Args:
-            split: which.
-            corpus: the index of the corpus, see ``find_index``; without it the corpus is read and cut here.
+            split: split to load.
+            corpus: index of the corpus, see ``find_index``; without it the corpus is read here.
         """
         with renamed_settings({"Loader.sequence_length": "ModelConfig.sequence_length"}):
             return Loader(
@@ -210,10 +208,9 @@ class Experiment:
             )
 
     def on_ranks(self, num_ranks: int) -> "Experiment":
-        """The same sums on fewer expert ranks, with a slot at least for every class; nobody fails there.
+        """Returns the same sums on fewer expert ranks, with at least a slot for every class, and without failures.
 
-        How many slots a rank has tells how many tokens a class may have, unless ``ExpertConfig.capacity_factor`` is
-        None.
+        The number of slots of a rank limits the tokens of a class, unless ``ExpertConfig.capacity_factor`` is None.
         """
         if num_ranks == self.topology.num_expert_ranks:
             return self
@@ -227,12 +224,12 @@ class Experiment:
         )
 
     def live_mesh(self) -> LiveMesh:
-        """The mesh of all workers."""
+        """Makes the mesh of all workers."""
         with renamed_settings({"ranks": "Experiment.ranks"}):
             return live_mesh(self.topology, self.ranks)
 
     def step_spec(self, live: LiveMesh | None = None) -> StepSpec:
-        """The program of an iteration, on a mesh of its own unless one is given."""
+        """Makes the spec of a step, on a new mesh unless one is given."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
@@ -252,17 +249,16 @@ class Experiment:
         )
 
     def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
-        """What runs this experiment, with some workers down at first, on a mesh of its own unless one is given.
+        """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.
 
         Raises:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
         spec = self.step_spec(live)
-        settings = self.plan_settings(spec)
-        return Engine(spec, settings, self.sequences_per_microbatch, prepare, failed)
+        return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
 
     def plan_settings(self, spec: StepSpec) -> PlanSettings:
-        """What all plans of this experiment share.
+        """Makes the settings that all plans of this experiment share.
 
         Raises:
             SettingError: there is too little memory for a single micro-batch.
@@ -279,9 +275,9 @@ class Experiment:
         return PlanSettings(problem, self.planner, stage_sizes(spec, per_rank), self.move_roles)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint has to share with the run that reads it.
+        """Returns the settings that a checkpoint must share with the run that reads it.
 
-        Where optimizer state is tied to places (the layout ``coupled``), these are part of it.
+        With optimizer state tied to ranks and slots (the layout ``coupled``), these are part of it.
         """
         places = {"ExpertConfig.slots_per_rank": self.experts.slots_per_rank, "Topology": repr(self.topology)}
         return (places if self.optimizer.layout == "coupled" else {}) | {

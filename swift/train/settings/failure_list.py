@@ -1,6 +1,6 @@
-"""Who is down, and when: the failure list of an experiment, and what a run asks of it.
+"""The failures of an experiment by iteration.
 
-Where a stage has peers, a rank that fails takes its worker with it; with one pipeline, ranks fail by themselves.
+A rank that fails takes its worker with it if its stage has peers; with one pipeline, ranks fail by themselves.
 """
 
 import re
@@ -19,27 +19,27 @@ _WITH_RANK = re.compile(r"(.*\S)\s+rank\s+([0-9]+)\s*")
 
 
 class FailureSource(Protocol):
-    """Says which workers are down. A run asks before every window of iterations that it runs as one program."""
+    """A source of failures, asked before every window of iterations that run as one program."""
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
-        """The workers without which the iterations from ``first_step`` to ``last_step``, from 1, are run.
+        """Returns the workers that are down in the iterations from ``first_step`` to ``last_step``, from 1.
 
-        A failure costs the window that it falls into, which the survivors run again: so who fails in a window is down
-        from its first step. Who comes back does so at the first window that starts no earlier.
+        A failure costs the window that it falls into, which the survivors run again: so a worker that fails in a window
+        is down from its first step. It rejoins at the first window that starts no earlier than its return.
         """
 
     def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
-        """The expert ranks without which they are run, where ranks fail by themselves; the same holds for them."""
+        """Returns the expert ranks that are down, if ranks fail by themselves; the same rules hold for them."""
 
 
 class FailureEvent(NamedTuple):
-    """A worker or one of its expert ranks fails, or joins again.
+    """The failure or return of a worker or of one of its expert ranks.
 
     Attributes:
-        step: the first iteration without it, or with it again; from 1.
-        kind: which of the two.
+        step: first iteration without it, or with it again; from 1.
+        kind: failure or return.
         worker: (pipeline, stage).
-        rank: of the worker; None: all of it.
+        rank: expert rank of the worker; None: all of them.
     """
 
     step: int
@@ -49,14 +49,14 @@ class FailureEvent(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The worker or the rank, in words."""
+        """Name of the worker or rank in messages."""
         name = "worker {}:{}".format(*self.worker)
         return name if self.rank is None else f"rank {self.rank} of {name}"
 
 
 @dataclass(frozen=True)
 class FailureList:
-    """Failures that are known beforehand; a ``FailureSource``.
+    """Failures known in advance; a ``FailureSource``.
 
     >>> events = parse_failures(["step 20: fail 1:2", "step 45: rejoin 1:2"], Topology(2, 3), num_steps=60)
     >>> [sorted(events.failed(step, step)) for step in (19, 20, 44, 45)]
@@ -65,17 +65,17 @@ class FailureList:
     ([(1, 2)], [(1, 2)])
 
     Attributes:
-        events: by step; those of a step in the order of the list.
+        events: events by step; those of a step in the order of the list.
     """
 
     events: tuple[FailureEvent, ...] = ()
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
-        """The workers that are down in a window, see ``FailureSource``."""
+        """Returns the workers that are down in a window, see ``FailureSource``."""
         return frozenset(worker for worker, rank in self._down(first_step, last_step) if rank is None)
 
     def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
-        """The ranks that are down in a window, see ``FailureSource``."""
+        """Returns the ranks that are down in a window, see ``FailureSource``."""
         down = self._down(first_step, last_step)
         return frozenset((stage, rank) for (_, stage), rank in down if rank is not None)
 
@@ -90,39 +90,39 @@ class FailureList:
 
 
 def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, window: int = 1) -> FailureList:
-    """The failure list of an experiment.
+    """Parses the failure list of an experiment.
 
     Args:
-        texts: such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, or ``step 20: fail 0:0 rank 3`` with one
+        texts: texts such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, or ``step 20: fail 0:0 rank 3`` with one
             pipeline, in any order of steps.
-        topology: whose workers fail, pipeline:stage.
-        num_steps: of the experiment.
-        window: iterations that are run as one program.
+        topology: topology of the cluster.
+        num_steps: number of iterations of the experiment.
+        window: iterations that run as one program.
 
     Raises:
-        SettingError: a text is not of that form, names a step, a worker or a rank that is not there, fails one that is
-            down, re-joins one that is up, or leaves a stage without a live worker or the run without an expert rank in
-            some window.
+        SettingError: a text is not of that form, names a step, a worker or a rank that does not exist, fails one that
+            is down, rejoins one that is live, or leaves a stage without a live worker or the run without an expert rank
+            in some window.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise SettingError(FAILURES_SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
-    told = [(text, _parse(text, topology, num_steps)) for text in texts]
-    told.sort(key=lambda pair: pair[1].step)
+    parsed = [(text, _parse(text, topology, num_steps)) for text in texts]
+    parsed.sort(key=lambda pair: pair[1].step)
     down: dict[tuple[Worker, int | None], int] = {}
-    for text, event in told:
+    for text, event in parsed:
         _check_turn(text, event, down, topology)
         if event.kind == "fail":
             down[event.worker, event.rank] = event.step
         else:
             del down[event.worker, event.rank]
-    failures = FailureList(tuple(event for _, event in told))
-    for text, event in told:
+    failures = FailureList(tuple(event for _, event in parsed))
+    for text, event in parsed:
         _check_window(text, event, failures, topology, window)
     return failures
 
 
 def parse_rank(text: str) -> tuple[str, int | None]:
-    """A text without the rank at its end, and that rank; None where it names none.
+    """Splits a text from the rank at its end, which is None if it names none.
 
     >>> parse_rank("step 20: fail 0:0 rank 3"), parse_rank("step 20: fail 1:2")
     (('step 20: fail 0:0', 3), ('step 20: fail 1:2', None))
@@ -134,17 +134,17 @@ def parse_rank(text: str) -> tuple[str, int | None]:
 def parse_event(
     setting: str, text: str, kinds: Sequence[str], topology: Topology, last_step: tuple[str, int]
 ) -> tuple[int, str, Worker]:
-    """(step, kind, worker) of one text such as ``step 20: fail 1:2``, without a look at others.
+    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker), without regard to others.
 
     Args:
-        setting: what the text was given for.
-        text: what was given.
-        kinds: what can happen to a worker.
-        topology: whose workers there are.
-        last_step: the last step that is allowed, and what a user knows it as.
+        setting: setting or option that the text was given for, for errors.
+        text: text to parse.
+        kinds: kinds of events.
+        topology: topology of the cluster.
+        last_step: last step that is allowed: its name for users, and its value.
 
     Raises:
-        SettingError: the text is not of that form, or names a step or a worker that is not there.
+        SettingError: the text is not of that form, or names a step or a worker that does not exist.
     """
     found = _FORM.fullmatch(text)
     if found is None or found[2] not in kinds:
@@ -184,7 +184,7 @@ def _check_turn(
         if since is None:
             raise SettingError(FAILURES_SETTING, text, f"{event.who} is live at that time")
         if event.rank is not None and since == event.step:
-            raise SettingError(FAILURES_SETTING, text, f"{event.who} fails in that iteration, and can be back after it")
+            raise SettingError(FAILURES_SETTING, text, f"{event.who} fails in that iteration, and can rejoin after it")
     elif since is not None:
         raise SettingError(FAILURES_SETTING, text, f"{event.who} is down already at that time")
     elif event.rank is not None:
@@ -196,7 +196,7 @@ def _check_turn(
 
 
 def _no_rank(topology: Topology) -> str:
-    """What is left where too many have failed: who is lost in one stage leaves them all."""
+    """Returns a phrase for too many failures: a rank that one stage has lost leaves all stages."""
     return "no live expert rank" + (" that all stages have" if topology.num_stages > 1 else "")
 
 

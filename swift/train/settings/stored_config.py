@@ -1,11 +1,11 @@
-"""The configuration of a run or a model as data: reading it runs nothing, whoever has written it.
+"""The configuration of a run or a model as data: reading it executes nothing, whatever its origin.
 
     config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
-    config.gin     the same for people, and for who names it as a program of theirs
+    config.gin     the same for people, and to be run as a program by those who name it on the command line
 
-A class of Swift's own is named alone, any other with its module, which is never imported: classes are found only among
-those that the reader has already. Runs from before there was a ``config.json`` have gin alone, of which literals and
-references ``@Class()`` are read, as ``config_text`` writes them.
+Swift's classes are named alone, others with their module, which is never imported: only classes that the reader already
+has are found. Runs from before ``config.json`` have gin alone, of which literals and references ``@Class()`` are read,
+as ``config_text`` writes them.
 """
 
 import ast
@@ -32,9 +32,9 @@ class StoredObject:
     """An object of a configuration before it is made.
 
     Attributes:
-        kind: the name of its class.
-        module: of a class that is not Swift's own; empty for others, and where nobody has said.
-        settings: by name: plain values, containers of them, and other parts.
+        kind: name of its class.
+        module: module of a class from outside Swift; empty for Swift's own, and if unknown.
+        settings: settings by name: plain values, containers of them, and other parts.
     """
 
     kind: str
@@ -43,26 +43,26 @@ class StoredObject:
 
 
 class UnreadableConfig(ValueError):
-    """What is no configuration; the message says why."""
+    """A configuration that cannot be read; the message says why."""
 
 
 def write_config(directory: Path, experiment: Any) -> None:
     """Writes ``config.json``.
 
     Args:
-        directory: of the run or the model.
-        experiment: whose settings are plain values, containers of them, or dataclasses; of anything else only its
-            ``repr`` is kept, and it cannot be read back.
+        directory: directory of the run or the model.
+        experiment: settings that are plain values, containers of them, or dataclasses; of anything else only the
+            ``repr`` is kept, which cannot be read back.
     """
     said = {"version": _VERSION, "experiment": _encoded(experiment)}
     replace_file(directory / NAME, (json.dumps(said, indent=1) + "\n").encode())
 
 
 def read_config(directory: Path) -> StoredObject:
-    """The configuration of a run or a model.
+    """Reads the configuration of a run or a model.
 
     Raises:
-        UnreadableConfig: there is none, or it is damaged, or no data.
+        UnreadableConfig: there is none, or it is damaged, or not plain data.
     """
     name = NAME if (directory / NAME).is_file() else GIN_NAME
     try:
@@ -83,12 +83,12 @@ def read_config(directory: Path) -> StoredObject:
 def made(
     part: StoredObject, find: Callable[[StoredObject], Callable[..., Any] | None], spared: Collection[str] = ()
 ) -> Any:
-    """The object of a part.
+    """Makes the object of a part.
 
     Args:
-        part: as it was read.
-        find: what makes a class's objects; None where the reader has no such class.
-        spared: settings, such as ``Experiment.planner``, that stay at their defaults where ``find`` finds nothing.
+        part: part that was read.
+        find: function that returns the constructor of a class; None if the reader has no such class.
+        spared: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing.
 
     Raises:
         Unreadable: a class or a setting is not known, or none can be made of its settings.
@@ -108,12 +108,12 @@ def made(
         return create(**settings)
     except SettingError:
         raise
-    except Exception as error:  # what a class makes of values that it did not expect
+    except Exception as error:  # raised by a class for values that it did not expect
         raise UnreadableConfig(f"has settings of {part.kind} that do not work: {error}") from error
 
 
 def parts(part: StoredObject, spared: Collection[str] = ()) -> Iterator[StoredObject]:
-    """A part and all those in it, but for the settings that are spared."""
+    """Yields a part and all parts in it, except in settings that are spared."""
     inner: list[StoredObject] = []
     yield part
     for name, value in part.settings.items():
@@ -124,7 +124,7 @@ def parts(part: StoredObject, spared: Collection[str] = ()) -> Iterator[StoredOb
 
 
 def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
-    """A setting with something else in the place of its parts."""
+    """Replaces the parts in a setting."""
     if isinstance(value, StoredObject):
         return fill(value)
     if isinstance(value, list | tuple):
@@ -199,7 +199,7 @@ def _read_gin(text: str) -> StoredObject:
 
 
 def _statements(text: str) -> list[str]:
-    """Settings, each with the indented lines that continue it; comments and imports are left out."""
+    """Yields settings, each with the indented lines that continue it; comments and imports are left out."""
     statements: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
