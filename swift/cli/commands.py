@@ -1,4 +1,4 @@
-"""What each command does; the functions bear the commands' names."""
+"""The commands; each function has the name of its command."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, write_config
 
 _OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
-"""What a model that is trained has no more use for: it may be of a class that nobody has any more."""
+"""Settings that a trained model no longer needs: their classes may be gone."""
 _MAX_CACHE_BYTES = 4 * 2**30
 
 
@@ -55,30 +55,30 @@ def train(options: argparse.Namespace) -> None:
 
 
 def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
-    """Writes the report of a run that has ended, and prints its summary: as ``json``, or as a table."""
+    """Writes the report of a run that has ended, and prints its summary as ``json`` or as a table."""
     page = run.path / "report.html"
-    told = f"report: {page}"
+    line = f"report: {page}"
     try:
         write_report([run], page)
-    except OSError as error:  # the run has succeeded all the same
-        told = ""
+    except OSError as error:  # the run has succeeded nevertheless
+        line = ""
         print(f"{page} cannot be written: {error.strerror}; `swift report {run.path}` tries again", file=sys.stderr)
     if kind == "json":
         print(json.dumps(summary))
     else:
         Console().print(comparison_table([run]))
-        print(told)
+        print(line)
 
 
 def compare(options: argparse.Namespace) -> None:
     """``swift compare CONFIG.gin ...``: every experiment in a directory of its own, and one report of all."""
     names = [path.stem for path in options.configs]
     if len(set(names)) < len(names):
-        raise SettingError("CONFIG", names, "the files need different names, which their runs will bear")
+        raise SettingError("CONFIG", names, "the files need different names, which their runs will have")
     experiments = [load_experiment(path, options.set) for path in options.configs]
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     _prepare(experiments)
-    for experiment in experiments:  # so that a mistake in the last is told before the first has run
+    for experiment in experiments:  # so that a mistake in the last is reported before the first has run
         experiment.step_spec()
         try_placement(experiment)
     top = options.run_dir or _new_run_dir(names[0])
@@ -153,7 +153,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
-    """How far the losses of runs with failures are from those of the same experiment without, if it ran, too."""
+    """Yields the distance of losses between runs with failures and the same experiment without, if that ran, too."""
     for experiment, run in zip(experiments, runs, strict=True):
         whole = replace(experiment, failures=())
         others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
@@ -162,7 +162,7 @@ def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterat
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
-    """How far the losses of a run that has lost workers or ranks are from those of one that has not, where both are."""
+    """Formats the distance of losses between a run that has lost workers or ranks and one that has not."""
     _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
     if not len(own_T):
         return f"{run.name} and {other.name} have no iteration in common, by which their losses could be compared"
@@ -179,12 +179,12 @@ def distance_line(run: Run, other: Run, topology: Topology) -> str:
 
 
 def corpora_directory() -> Path:
-    """Where indexes of corpora outlive the run that made them, see ``find_index``."""
+    """Directory of indexes of corpora, which outlive the run that made them, see ``find_index``."""
     return Path.home() / ".cache" / "swift" / "corpora"
 
 
 def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
-    """Settles, before JAX starts, what all experiments of this process share."""
+    """Configures JAX, before it starts, for all experiments of this process."""
     for name in ("ranks", "compute_dtype"):
         values = {getattr(experiment, name) for experiment in experiments}
         if len(values) > 1:
@@ -198,22 +198,22 @@ def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) 
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
         cache = Path.home() / ".cache" / "swift" / "programs"
-        with suppress(OSError):  # without a home of its own JAX does without the cache
+        with suppress(OSError):  # without a home directory JAX runs without the cache
             cache.mkdir(parents=True, exist_ok=True)
-            cache.chmod(0o700)  # what lies there is run
+            cache.chmod(0o700)  # programs that lie there are run
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
 
 
 def run_dir_of(options: argparse.Namespace) -> Path:
-    """Where a run goes, or goes on; raises SettingError where it is to go on and nobody has said where."""
+    """Directory of a run; raises SettingError if it is to resume and no directory was given."""
     if options.resume and options.run_dir is None:
-        raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to go on with")
+        raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to continue")
     return options.run_dir or _new_run_dir(options.config.stem)
 
 
 def _new_run_dir(name: str) -> Path:
-    """Where a run goes that was not told where."""
+    """Default directory of a run."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

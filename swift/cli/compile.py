@@ -58,7 +58,7 @@ def compile(options: argparse.Namespace) -> None:
 
 
 def compiler(options: argparse.Namespace) -> None:
-    """The process that compiles one configuration: a request on a line of its standard input, a report on its output.
+    """Compiles one configuration in this process: a request on a line of standard input, a report on standard output.
 
     It ends when its input does.
     """
@@ -81,7 +81,7 @@ def compiler(options: argparse.Namespace) -> None:
         report = {"mistake": [error.setting, repr(error.value), error.allowed]}
     output.write(json.dumps(report))
     output.flush()
-    os._exit(0)  # some compilers do not end in peace
+    os._exit(0)  # some compilers do not end cleanly
 
 
 def _end_with_input() -> None:
@@ -95,7 +95,7 @@ def _request(config: str, pod: Pod, down: Down) -> dict[str, Any]:
 
 
 def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
-    """The reports, in the order of the requests; so many are compiled at a time."""
+    """Yields the reports in the order of the requests; ``jobs`` are compiled at a time."""
     with ThreadPoolExecutor(num_jobs, "compile") as pool:
         pending = {pool.submit(_ask, request): number for number, request in enumerate(requests)}
         reports: dict[int, dict[str, Any]] = {}
@@ -111,7 +111,7 @@ def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """The report of a process that lives as long as this one, at most."""
+    """Asks a process for its report; it lives no longer than this one."""
     with tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "swift", "compiler"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -120,10 +120,10 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         with process.stdin, process.stdout:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            told = process.stdout.read()
+            answer = process.stdout.read()
             process.wait()
-        if told:
-            return json.loads(told)
+        if answer:
+            return json.loads(answer)
         log.seek(0)
         why = _last_words(log.read().decode(errors="replace"), process.returncode)
     return {
@@ -136,7 +136,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last_words(log: str, code: int) -> str:
-    """Why a process ended: what its compiler found wrong, or the last line that it left."""
+    """Returns why a process ended: the error of its compiler, or the last line that it printed."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     checks = [line for line in lines if re.search(r"Check failed|RET_CHECK failure", line)]
     why = (checks or lines[-1:] or ["no word"])[0]

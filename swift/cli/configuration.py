@@ -3,9 +3,8 @@
 A gin file is a program: it imports modules and calls what it names. Only files that the user names on the command line
 go through gin; the configuration of a run or a model is read as data, see ``load_stored``.
 
-gin names are the names of the frozen dataclasses. The text that is kept with a run is written from the finished
-Experiment, every setting of it, so it does not depend on what was left at its default, and reading it back gives an
-equal Experiment.
+gin names are the names of the frozen dataclasses. The text kept with a run is written from the finished Experiment with
+all its settings, so that it does not depend on defaults, and reading it back gives an equal Experiment.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ _settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in _
 _configurable = {
     name: gin.external_configurable(checked(kind, _known), name=name, module="swift") for name, kind in _known.items()
 }
-# Parts that every experiment has one of, and that have no alternative.
+# Parts of which every experiment has exactly one, without alternatives.
 _PARTS = {
     "ExpertConfig": "experts",
     "Topology": "topology",
@@ -54,8 +53,8 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Reads an experiment.
 
     Args:
-        path: a gin file.
-        overrides: ``NAME=VALUE`` of the command line; a bare word as a value is a string.
+        path: gin file.
+        overrides: texts ``NAME=VALUE`` of the command line; a bare word as a value is a string.
 
     Raises:
         SettingError: the file cannot be read, a name is not known (the nearest one is named), a value cannot work, or
@@ -74,16 +73,16 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run or a model, read as data.
+    """Reads the experiment of a run or a model as data.
 
     Args:
-        directory: of the run or the model.
-        setting: what the user calls it, for errors.
-        config: a gin file whose experiment has the classes of the user's own that this one has; or None.
-        spared: settings that may stay at their defaults where they are of such a class.
+        directory: directory of the run or the model.
+        setting: name of the argument that gave it, for errors.
+        config: gin file whose experiment has the user's own classes that this one has; or None.
+        spared: settings that may keep their defaults if they are of such a class.
 
     Raises:
-        SettingError: the configuration is damaged, no data, or has a class that is not known.
+        SettingError: the configuration is damaged, not plain data, or has an unknown class.
     """
     own = {} if config is None else dict(_own_kinds(load_experiment(config)))
 
@@ -108,7 +107,7 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
 
 
 def _own_kinds(value: Any) -> Iterator[tuple[str, type]]:
-    """The classes in an experiment that are not Swift's own, by name."""
+    """Returns the classes in an experiment from outside Swift, by name."""
     kind = type(value)
     if not kind.__module__.startswith("swift."):
         yield kind.__name__, kind
@@ -119,7 +118,7 @@ def _own_kinds(value: Any) -> Iterator[tuple[str, type]]:
 
 
 def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:
-    """Parses a gin file; ``include`` names a file beside it, where gin would look in the working directory."""
+    """Parses a gin file; ``include`` names a file beside it, while gin would look in the working directory."""
     lines, first = _read(path, including).splitlines(), 0
     for number, line in enumerate(lines):
         include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
@@ -168,11 +167,11 @@ def _binding(text: str) -> str:
 
 
 def _check_used(overrides: Sequence[str]) -> None:
-    """Refuses what would be left aside in silence.
+    """Refuses settings that would be ignored silently.
 
-    That is an override, a bare ``name = value``, or a setting of a part that every experiment has, where nothing asked
-    for it. Settings of one choice among several may stay: a file that is included sets ``FlexMoE.interval``, and the
-    file that includes it chooses another policy.
+    These are an override, a bare ``name = value``, or a setting of a part that every experiment has, if it is not used.
+    Settings of one choice among several may stay: an included file sets ``FlexMoE.interval``, and the file that
+    includes it chooses another policy.
     """
     used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
     overridden = [text.partition("=")[0].strip() for text in overrides]
@@ -195,7 +194,7 @@ def _bound(config: str) -> dict[str, str]:
 
 
 def config_text(experiment: Experiment) -> str:
-    """The whole experiment as gin, one setting a line; reading it gives an equal experiment."""
+    """Writes a whole experiment as gin, one setting per line; reading it gives an equal experiment."""
     lines = list(_render(experiment))
     imports = sorted({f"import {kind.__module__}" for _, kind in _own_kinds(experiment)})
     return "\n".join([*imports, *lines]) + "\n"

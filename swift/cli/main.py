@@ -1,4 +1,4 @@
-"""The command line: its words, and how a mistake is told."""
+"""The command line: its options, exit codes and error lines."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ _MODULES = {
     "launch": "swift.cli.launch",
     "checkpoint": "swift.cli.checkpoints",
 } | dict.fromkeys(_HIDDEN, "swift.cli.processes")
-"""Where commands are; the others are in ``swift.cli.commands``."""
+"""Modules of commands; the others are in ``swift.cli.commands``."""
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -34,23 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The exit code: 0; 2 for a user's mistake, told in one line; 3 for a run that cannot go on; as a shell has it,
-        130 for Ctrl-C, or for SIGTERM where a run has kept a checkpoint, and 141 for a closed pipe.
+        The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
+        shell, 130 for Ctrl-C, or for SIGTERM once a run has saved a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(arguments)
-    # Ctrl-C ends the process at once, since an exception in the midst of JAX crashes or gets lost; see train.interrupt.
+    # Ctrl-C ends the process at once, since an exception inside JAX can crash or get lost; see train.interrupt.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
         module = importlib.import_module(_MODULES.get(options.command, "swift.cli.commands"))
         getattr(module, options.command)(options)
     except SettingError as error:
-        return _tell(error, 2)
+        return _fail(error, 2)
     except RunError as error:
-        return _tell(error, STOPPED)
+        return _fail(error, STOPPED)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout has seen enough
+    except BrokenPipeError:  # stdout was closed by its reader
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     finally:
@@ -58,20 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tell(error: Exception, code: int) -> int:
+def _fail(error: Exception, code: int) -> int:
     print(f"swift: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
 def command_line() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Returns the parser of all commands and their options."""
     parser = _OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="run one experiment")
     train.add_argument("config", type=Path, metavar="CONFIG.gin")
     _add_settings(train)
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
+    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
     _add_prepare(train)
     _add_stopping(train)
@@ -88,7 +88,7 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--processes", type=int, required=True, help="as many as the topology has workers, or expert ranks"
     )
-    launch.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --run-dir")
+    launch.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
     launch.add_argument(
         "--nodes",
         type=int,
@@ -111,14 +111,14 @@ def command_line() -> argparse.ArgumentParser:
         "--recovery",
         choices=["live", "restart"],
         default="live",
-        help="after a death the others go on in their processes, or are started again and find their state "
+        help="after a death the others continue in their processes, or are started again and find their state "
         "(default: %(default)s)",
     )
     launch.add_argument(
         "--restarts",
         type=int,
         default=10,
-        help="how often a process is started again before the run goes on without it (default: %(default)s)",
+        help="how often a process is started again before the run continues without it (default: %(default)s)",
     )
     _add_deadlines(
         launch,
@@ -200,8 +200,8 @@ def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Adds ``--deadline``.
 
     Args:
-        parser: of a command.
-        meaning: the names and what each is, for ``--help``.
+        parser: parser of a command.
+        meaning: names and meanings of the deadlines, for ``--help``.
     """
     parser.add_argument(
         "--deadline",

@@ -1,4 +1,4 @@
-"""``swift plan``: a schedule of a topology with its failures, told in words, drawn, or written for a program."""
+"""``swift plan``: a schedule of a topology with its failures, described, drawn, or written for a program."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from swift.topology import Topology
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
 MAX_OPS = 20_000_000
-"""Beyond what fits into a few gigabytes."""
+"""Operations beyond which a plan takes more than a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -36,7 +36,7 @@ _OPTIONS = {
     "plan store": "--store",
     "solver": "--solver",
 }
-"""What the library calls a setting, and what the command line does."""
+"""Options of the command line by the library's names of settings."""
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -66,7 +66,7 @@ def plan(options: argparse.Namespace) -> None:
 
 @dataclass
 class _Timed:
-    """A planner that notes how long it takes, and tells its warnings in a line each."""
+    """Wraps a planner to note its time, and to print each of its warnings in a line."""
 
     planner: Callable[[Problem], Schedule]
     elapsed_ms: float = 0.0
@@ -74,12 +74,12 @@ class _Timed:
 
     def __call__(self, problem: Problem) -> Schedule:
         started = time.perf_counter()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             schedule = self.planner(problem)
         self.elapsed_ms += 1e3 * (time.perf_counter() - started)
         self.num_calls += 1
-        for warning in told:
+        for warning in caught:
             print(f"swift: {warning.message}", file=sys.stderr)
         return schedule
 
@@ -107,7 +107,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     least = costs.microbatch_peak / costs.f_stash
     if units < least * (1 - 1e-9):
         raise SettingError("--memory-limit", units, f"must be at least {least:g}, which a single micro-batch takes")
-    # By a rounding error, the product may be less than what a single micro-batch takes.
+    # A rounding error may make the product less than what a single micro-batch takes.
     return replace(problem, memory_limit=max(units * costs.f_stash, costs.microbatch_peak))
 
 
@@ -128,23 +128,23 @@ def _store(options: argparse.Namespace) -> PlanStore | None:
 
 
 def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | None) -> int:
-    """Plans, and stores, what up to so many failures may ask for; what is stored already is not planned again.
+    """Plans and stores all configurations of up to so many failures, except for those stored already.
 
     Returns:
-        How many plans are new.
+        Number of new plans.
     """
     if store is None or options.prepare is None:
         return 0
-    total, num_new, told = num_plans(problem.topology, options.prepare), 0, 0
+    total, num_new, shown = num_plans(problem.topology, options.prepare), 0, 0
     for number, prepared in enumerate(plans_to_prepare(problem, options.prepare), start=1):
         planner = _Timed(PLANNERS[options.solver])
         store.plan(prepared, options.solver, planner)
         num_new += planner.num_calls
-        # A line is written over on a terminal; Ctrl-C may come at any time, and finds nothing to restore.
+        # On a terminal the line is overwritten; Ctrl-C at any time leaves nothing to restore.
         if sys.stderr.isatty():
             print(f"\rprepared {number:,}/{total:,} plans", end="\n" if number == total else "", file=sys.stderr)
-        elif number * 10 // total > told or number == 1:
-            told = number * 10 // total
+        elif number * 10 // total > shown or number == 1:
+            shown = number * 10 // total
             print(f"prepared {number:,}/{total:,} plans", file=sys.stderr)
     return num_new
 
@@ -159,7 +159,7 @@ def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """The format, which --out may imply; all that can be wrong with it is told before the planner takes its time."""
+    """Returns the format, which --out may imply; its mistakes are reported before the planner takes its time."""
     out, form = options.out, options.format
     if form is None:
         form = FORMATS_BY_SUFFIX.get(out.suffix.lower(), "text") if out else "text"
@@ -177,7 +177,7 @@ def _format(options: argparse.Namespace) -> str:
 
 
 def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
-    # Matplotlib is imported only where there is a picture to draw.
+    # Matplotlib is imported only if there is a picture to draw.
     if form == "trace":
         from swift.tools.draw import trace_json
 
@@ -188,10 +188,10 @@ def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
 
 
 def _text(schedule: Schedule, lines: Sequence[str], out: Path | None) -> str:
-    """What a terminal shows, with its colours and as wide as it is; a file has no colours."""
+    """Prints text with colours and in full width on a terminal; a file has no colours."""
     console = Console(highlight=False, force_terminal=None if out is None else False)
     chart = draw_chart(schedule, console.width, ascii_only=out is None and console.options.ascii_only)
-    # Written by ourselves, since rich ends the process where a pipe is closed.
+    # Not written by rich, which ends the process if a pipe is closed.
     with console.capture() as captured:
         for line in (*lines, chart):
             console.print(line, soft_wrap=True, markup=False)
@@ -215,7 +215,7 @@ def _write(out: Path | None, content: bytes | str) -> None:
 
 @contextmanager
 def _users_words(options: argparse.Namespace) -> Iterator[None]:
-    """Tells a mistake by the option that the user gave, not by the library's name for it."""
+    """Renames the settings of errors in the block to the options that the user gave."""
     try:
         yield
     except SettingError as error:

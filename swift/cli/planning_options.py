@@ -1,11 +1,11 @@
-"""The options of the commands that compile for pods, plan and simulate; what they import is loaded when they run."""
+"""Options of the commands that compile for pods, plan and simulate, whose imports are loaded when they run."""
 
 from pathlib import Path
 from typing import Any
 
 
 def add_compile(commands: Any) -> None:
-    """``swift compile``, and the process that it starts for each configuration."""
+    """Adds ``swift compile``, and the process that it starts for each configuration."""
     compile_for = commands.add_parser(
         "compile",
         help="compile an experiment's step for a pod that is not there",
@@ -35,7 +35,7 @@ def add_compile(commands: Any) -> None:
 
 
 def add_plan(commands: Any) -> None:
-    """``swift plan``."""
+    """Adds ``swift plan``."""
     plan = commands.add_parser(
         "plan",
         help="plan a pipeline schedule around failed workers",
@@ -88,7 +88,7 @@ def add_plan(commands: Any) -> None:
 
 
 def add_simulate(commands: Any) -> None:
-    """``swift simulate``."""
+    """Adds ``swift simulate``."""
     simulate = commands.add_parser(
         "simulate",
         help="let strategies run through a failure trace",

@@ -1,4 +1,4 @@
-"""What ``swift launch`` starts: a member of the run, the keeper of its checkpoints, the preparer of its programs."""
+"""The processes that ``swift launch`` starts: workers, the writer of checkpoints, and the compiler ahead."""
 
 import argparse
 import os
@@ -15,8 +15,8 @@ from swift.train import Experiment
 
 
 def member(options: argparse.Namespace) -> None:
-    """A process of a run."""
-    experiment, scratch = _told(options)
+    """Runs a worker process."""
+    experiment, scratch = _given(options)
     settle_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
     part = WorkerSpec(experiment, process, options.by_rank, scratch, options.keeps_all)
@@ -26,24 +26,24 @@ def member(options: argparse.Namespace) -> None:
         raise
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # in peace it might wait for peers in XLA
+        os._exit(1)  # a regular exit might wait for peers in XLA
 
 
 def keeper(options: argparse.Namespace) -> None:
-    """The process that writes and reads checkpoints."""
-    experiment, scratch = _told(options)
+    """Runs the process that writes and reads checkpoints."""
+    experiment, scratch = _given(options)
     directories = options.run_dir, scratch.snapshots, scratch.handed
     run_checkpoint_service(experiment, *directories, options.by_rank, scratch.data(), sys.stdin)
 
 
 def preparer(options: argparse.Namespace) -> None:
-    """The process that compiles what may be needed next."""
-    experiment, scratch = _told(options)
+    """Runs the process that compiles ahead."""
+    experiment, scratch = _given(options)
     num_devices, trims = _num_devices(experiment, options.by_rank), options.trim_executables
     run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices, trims=trims)
 
 
-def _told(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:
+def _given(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:
     scratch = RunFiles(options.scratch, options.memory)
     return load_experiment(scratch.config), scratch
 

@@ -1,4 +1,4 @@
-"""``swift simulate``: strategies that run through a failure trace, told in words, as JSON, and drawn."""
+"""``swift simulate``: strategies that run through a failure trace, as text, as JSON, and drawn."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ JOB_NAMES = {
     "checkpoint-every": "checkpoint_every",
     "K": "experts_per_checkpoint",
 }
-"""What a person calls the fields of ``Job``."""
+"""Fields of ``Job`` by the names that users write."""
 _WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_FAILURES = 1_000_000
@@ -63,7 +63,7 @@ _SETTINGS = {
     "model": "--model",
     "strategy": "--strategy",
 }
-"""What the library calls a setting, and what the command line does."""
+"""Options of the command line by the library's names of settings."""
 
 
 def simulate(options: argparse.Namespace) -> None:
@@ -105,10 +105,10 @@ def _job(options: argparse.Namespace) -> Job:
 
 
 def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
-    told = {name: getattr(options, name) is not None for name in ("trace", "mtbf", "remove_every")}
-    if sum(told.values()) != 1:
+    given = {name: getattr(options, name) is not None for name in ("trace", "mtbf", "remove_every")}
+    if sum(given.values()) != 1:
         allowed = "give one of --trace FILE, --mtbf DURATION and --remove-every DURATION"
-        raise SettingError("trace", Written("(not set)" if not any(told.values()) else "(set twice)"), allowed)
+        raise SettingError("trace", Written("(not set)" if not any(given.values()) else "(set twice)"), allowed)
     if options.trace is not None:
         return read_trace(options.trace, lambda line: print(f"swift: {line}", file=sys.stderr), options.seed)
     if options.remove_every is not None:
@@ -133,7 +133,7 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _check_plot(path: Path | None) -> None:
-    """All that can be wrong with it is told before the simulation takes its time."""
+    """Reports mistakes of --plot before the simulation takes its time."""
     if path is None:
         return
     if path.suffix.lower() not in (".svg", ".png"):
@@ -143,7 +143,7 @@ def _check_plot(path: Path | None) -> None:
 
 
 def _draw(path: Path, facts: Mapping[str, Any]) -> None:
-    # Matplotlib is imported only where there is a picture to draw.
+    # Matplotlib is imported only if there is a picture to draw.
     from swift.tools.report.sections import simulation_file
 
     try:
@@ -204,7 +204,7 @@ def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def _users_words(options: argparse.Namespace) -> Iterator[None]:
-    """Tells a mistake by the option that the user gave, not by the library's name for it."""
+    """Renames the settings of errors in the block to the options that the user gave."""
     try:
         yield
     except SettingError as error:

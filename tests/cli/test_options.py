@@ -25,7 +25,7 @@ def test_a_wrong_option_is_told(refusal, command):
 
 
 REFUSED = {
-    "train tiny.gin --resume": "--run-dir = (not set): --resume needs the directory of the run to go on with",
+    "train tiny.gin --resume": "--run-dir = (not set): --resume needs the directory of the run to continue",
     "train tiny.gin --run-dir new --stop-at 0": "--stop-at = 0: must be from 1, the next iteration, to "
     "Experiment.num_steps = 6",
     "train tiny.gin --run-dir new --stop-at 7": "--stop-at = 7: must be from 1, the next iteration, to "

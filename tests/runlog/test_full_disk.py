@@ -34,7 +34,7 @@ def test_a_record_that_cannot_be_written_is_told_in_a_sentence(tmp_path, name):
                 directory.log_event("checkpoint", step)
 
     with files_limited_to(10_000):
-        with pytest.raises(RunError, match=r"the record of the run cannot be written: .*--resume goes on"):
+        with pytest.raises(RunError, match=r"the record of the run cannot be written: .*--resume continues"):
             log()
         directory.close()  # nothing more to tell
 

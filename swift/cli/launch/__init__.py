@@ -1,4 +1,4 @@
-"""``swift launch``: the run that it is asked for, the machines that it runs on, and the course of the command."""
+"""``swift launch``: the job that its options describe, the machines of a run, and the command itself."""
 
 from swift.cli.launch.command import launch
 from swift.cli.launch.nodes import Nodes, ProcessCommands

@@ -53,7 +53,7 @@ def launch(options: argparse.Namespace) -> None:
         _serve(job)
         return
     run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
-    with own_run(run) as lease:  # first: what follows takes seconds
+    with own_run(run) as lease:  # before anything else, which takes seconds
         storage = job.storage(run.run_dir)
         try_placement(experiment)
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
@@ -134,11 +134,11 @@ def _supervise(
             with Supervisor(run_spec, children, saving, preparing, reporter) as supervisor:
                 _run(supervisor, saving, interrupt)
         except RunError:
-            with suppress(OSError, RunError):  # the record may be what has ended the run
+            with suppress(OSError, RunError):  # an error of the record may have ended the run
                 reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
             raise
         if interrupt.requested:
-            how = "no checkpoint was saved" if saving.newest is None else f"--resume goes on from {saving.newest}"
+            how = "no checkpoint was saved" if saving.newest is None else f"--resume continues from {saving.newest}"
             text = f"interrupted after iteration {reporter.written}; {how}"
             reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
             behind.settle()  # a stop without a complete record is an error
@@ -166,7 +166,7 @@ def _log_start(experiment: Experiment, directory: RunDirectory, done: int, run_s
 def _clients(
     job: LaunchJob, directory: RunDirectory, scratch: RunFiles, run_spec: RunSpec, children: Children
 ) -> tuple[CheckpointClient, CompileClient]:
-    """The clients of the processes that write checkpoints and compile ahead; none of these has started yet."""
+    """Makes the clients of the processes that write checkpoints and compile ahead, which start later."""
     commands, limits = job.commands(scratch), run_spec.deadlines
     preparer = commands.preparer() if job.options.prepare == "next" else None
     saving = CheckpointClient(
@@ -182,14 +182,16 @@ def _clients(
 
 
 def _run(supervisor: Supervisor, saving: CheckpointClient, interrupt: Interrupt) -> None:
-    """Runs to the end; raises RunError where the newest state is not saved then, once it is kept where it can be."""
+    """Runs to the end; raises RunError, after keeping the newest state elsewhere, if it could not be saved."""
     try:
         supervisor.run(lambda: interrupt.requested)
     except (RunError, OSError) as error:
         kept = supervisor.keep_unsaved()
         text = str(error)
         if isinstance(error, OSError):
-            newest = "there is no checkpoint yet" if saving.newest is None else f"--resume goes on from {saving.newest}"
+            newest = (
+                "there is no checkpoint yet" if saving.newest is None else f"--resume continues from {saving.newest}"
+            )
             text = f"{error}: stopped; {newest}"
         raise RunError(text if kept is None else f"{text}; {kept}") from error
     kept = supervisor.keep_unsaved()

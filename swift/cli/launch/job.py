@@ -1,4 +1,4 @@
-"""The run that ``swift launch`` is asked for: its options, checked, and what follows from them."""
+"""The job that the options of ``swift launch`` describe."""
 
 import argparse
 import os
@@ -37,12 +37,12 @@ from swift.train import (
 )
 
 _ENDING_S = 30.0
-"""From the end of the time that a stop has to that of this process, which may wait for a file system for ever."""
+"""Seconds from the deadline of a stop to the end of this process, which might wait for a file system for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchJob:
-    """A run of processes, as the command line asks for it.
+    """A run of processes, as the command line describes it.
 
     Attributes:
         experiment: settings of the run.
@@ -64,7 +64,7 @@ class LaunchJob:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Checks a command line; raises SettingError where it cannot be run."""
+        """Makes the job of a command line; raises SettingError if it cannot run."""
         experiment = load_experiment(options.config, options.set)
         by_rank = _is_by_rank(options.processes, experiment.topology)
         processes = processes_of(experiment.topology, by_rank=by_rank)
@@ -83,16 +83,16 @@ class LaunchJob:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the run continues on any ranks that are left."""
+        """Whether the run can continue on any ranks that are left."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def show(self, text: str) -> None:
-        """Prints a line, with the node that says it where there are several."""
+        """Prints a line, after the name of this node if there are several."""
         line = f"node {self.nodes.own}: {text}" if self.nodes.count > 1 else text
         print(line, file=sys.stderr, flush=True)
 
     def storage(self, run_dir: Path) -> StorageLocation:
-        """Chooses where the processes of this node keep states; raises SettingError where there is no room."""
+        """Chooses where the processes of this node keep states; raises SettingError if there is no room."""
         settle_jax(self.experiment, num_devices=1)
         count = len(self.processes)
         here = [one for index, one in enumerate(self.processes) if self.nodes.place(index, count) == self.nodes.own]
@@ -102,15 +102,15 @@ class LaunchJob:
         return choose_place(demand, run_dir)
 
     def corpus(self) -> Path | None:
-        """Finds the index of the corpus, or makes it."""
+        """Finds or builds the index of the corpus."""
         return find_index(self.experiment.data, corpora_directory(), self.show)
 
     def interrupt(self) -> Interrupt:
-        """Catches signals from now on, and ends the process in time after the first."""
+        """Holds signals back from now on, and ends the process some time after the first."""
         return Interrupt(self.deadlines.stopping + _ENDING_S).hold()
 
     def commands(self, scratch: RunFiles) -> ProcessCommands:
-        """The commands that start processes of the run."""
+        """Makes the commands that start processes of the run."""
         return ProcessCommands(
             scratch=scratch,
             processes=self.processes,
@@ -121,7 +121,7 @@ class LaunchJob:
         )
 
     def spec(self, scratch: RunFiles, logs: Path) -> RunSpec:
-        """The part of the command line that the supervisor follows."""
+        """Makes the spec that the supervisor follows."""
         return RunSpec(
             processes=self.processes,
             command=self.commands(scratch).member,
@@ -137,7 +137,7 @@ class LaunchJob:
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:
-    """Whether a process is an expert rank; raises SettingError where it can be neither that nor a worker."""
+    """Whether each expert rank is a process; raises SettingError if neither these nor the workers are as many."""
     num_workers, num_ranks = len(topology.workers), topology.num_devices
     if num_processes not in (num_workers, num_ranks):
         allowed = f"must be {num_workers}, one for each worker of {topology}"
@@ -147,7 +147,7 @@ def _is_by_rank(num_processes: int, topology: Topology) -> bool:
 
 
 def _check(experiment: Experiment) -> None:
-    """Raises SettingError where an experiment asks for what real processes cannot do."""
+    """Raises SettingError if real processes cannot run an experiment."""
     refused = {
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
         "planner": (experiment.planner in FAULT_FREE, "plans without failures only"),
@@ -160,8 +160,8 @@ def _check(experiment: Experiment) -> None:
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
-    """Raises SettingError where nobody would go on from the snapshots that an experiment asks for."""
+    """Raises SettingError if an experiment sets snapshots from which no process would continue."""
     every = experiment.checkpoint.snapshot_every
     if every and not is_elastic(experiment, by_rank=by_rank):
-        allowed = "must be 0, unless a single worker has a process for each expert rank: no other goes on without one"
+        allowed = "must be 0, unless a single worker has a process for each expert rank: no other survives without one"
         raise SettingError("CheckpointConfig.snapshot_every", every, allowed)

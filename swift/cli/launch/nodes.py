@@ -1,4 +1,4 @@
-"""The machines of a run: how many there are, which of them this is, and where the first is found."""
+"""The machines of a run, and the processes of each."""
 
 import ipaddress
 import os
@@ -21,9 +21,9 @@ from swift.elastic.transport import MEMORY, Children, Fleet, Heard, OwnChildren,
 from swift.errors import SettingError, check_count
 
 _BACKLOG = 1024
-"""Calls that wait while others are taken."""
+"""Connections that may wait to be accepted."""
 _SILENCE = 3.0
-"""So many heartbeats after it was last heard the first node is given up by the others: longer than the other way."""
+"""Heartbeats without a sign of life after which the others give up the first node; it gives them up sooner."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Nodes:
     """The machines of a run.
 
     Attributes:
-        count: of all.
-        own: which this is, from 0; the first decides, and hosts what all need.
-        host: where the first listens; the others find it by its run directory.
-        port: on which it does; 0: any.
+        count: number of machines.
+        own: number of this one, from 0; the first decides, and hosts shared services.
+        host: address on which the first listens; the others find it through the run directory.
+        port: port on which it listens; 0: any.
     """
 
     count: int = 1
@@ -43,7 +43,7 @@ class Nodes:
     port: int = 0
 
     def place(self, index: int, num_processes: int) -> int:
-        """The node of a process; each has neighbours in the order of the processes, so pipelines stay together.
+        """Returns the node of a process; consecutive processes share one, so that pipelines stay together.
 
         >>> [Nodes(count=2).place(index, 6) for index in range(6)]
         [0, 0, 0, 1, 1, 1]
@@ -52,14 +52,14 @@ class Nodes:
 
 
 def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
-    """What the command line says of nodes, and where it says nothing, Slurm or Kubernetes.
+    """Returns the nodes given by the command line, or else by Slurm or Kubernetes.
 
     Args:
-        options: ``nodes``, ``node``, ``listen``, ``insecure_network``, ``processes``, ``run_dir``.
-        environment: ``srun`` numbers its tasks there, an indexed job of Kubernetes its pods.
+        options: options ``nodes``, ``node``, ``listen``, ``insecure_network``, ``processes`` and ``run_dir``.
+        environment: environment variables; ``srun`` numbers its tasks there, an indexed Kubernetes job its pods.
 
     Raises:
-        SettingError: they do not fit together, or the network would be used without leave.
+        SettingError: they contradict each other, or the network would be used without permission.
     """
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS")
     count = options.nodes if options.nodes is not None else tasks or 1
@@ -89,7 +89,7 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessCommands:
-    """The commands that start the processes of a run, and the node of each.
+    """Commands that start the processes of a run, and the node of each.
 
     Attributes:
         scratch: files that the processes share.
@@ -108,23 +108,23 @@ class ProcessCommands:
     trims: bool
 
     def node(self, who: Hashable) -> int:
-        """The node of a process or of one of its incarnations; all others are on the first."""
+        """Returns the node of a process or of one of its incarnations; all others are on the first."""
         process = who.process if isinstance(who, Member) else who
         if process not in self.processes:
             return 0
         return self.nodes.place(self.processes.index(process), len(self.processes))
 
     def member(self, process: Process) -> list[str]:
-        """Starts a worker process."""
+        """Returns the command that starts a worker process."""
         flags = ["--keeps-all"] * self.keeps_all
         return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
 
     def keeper(self, run_dir: Path) -> list[str]:
-        """Starts the process that writes and reads checkpoints."""
+        """Returns the command that starts the process that writes and reads checkpoints."""
         return self._command("keeper", str(run_dir))
 
     def preparer(self) -> list[str]:
-        """Starts the process that compiles ahead."""
+        """Returns the command that starts the process that compiles ahead."""
         return self._command("preparer", *["--trim-executables"] * self.trims)
 
     def _command(self, name: str, *more: str) -> list[str]:
@@ -133,11 +133,11 @@ class ProcessCommands:
 
 
 class Entrance:
-    """Where the other nodes come in; a context manager. One node has none.
+    """The listener for the other nodes; a run on one node has none.
 
     Args:
-        nodes: of the run.
-        listener: on which they call.
+        nodes: nodes of the run.
+        listener: socket on which they connect; None on a single node.
     """
 
     def __init__(self, nodes: Nodes, listener: socket.socket | None):
@@ -146,7 +146,7 @@ class Entrance:
     @classmethod
     @contextmanager
     def of(cls, nodes: Nodes) -> Iterator[Self]:
-        """Opens it; raises SettingError where that cannot be."""
+        """Opens the listener for the block; raises SettingError if that fails."""
         if nodes.count == 1:
             yield cls(nodes, None)
             return
@@ -154,7 +154,7 @@ class Entrance:
             listener = socket.create_server((nodes.host, nodes.port), backlog=_BACKLOG)
         except OSError as error:
             where = f"{nodes.host}:{nodes.port}"
-            raise SettingError("--listen", where, f"cannot be listened at: {error.strerror}") from error
+            raise SettingError("--listen", where, f"cannot be listened on: {error.strerror}") from error
         with listener:
             yield cls(nodes, listener)
 
@@ -162,13 +162,13 @@ class Entrance:
     def children(
         self, run_dir: Path, scratch: RunFiles, node_of: Callable[[Hashable], int], deadlines: Deadlines
     ) -> Iterator[Children]:
-        """The children of the run, on all its nodes, which have to come first.
+        """Starts and ends processes on all nodes of the run during the block, once all nodes have joined.
 
         Args:
-            run_dir: the run directory, in which the others look for this node.
-            scratch: what all processes share.
-            node_of: where a child has its place.
-            deadlines: of the run.
+            run_dir: run directory, through which the others find this node.
+            scratch: files that all processes share.
+            node_of: function that returns the node of a process.
+            deadlines: time limits of the run.
         """
         if self._listener is None:
             with OwnChildren(os.environ, scratch.memory) as children:
@@ -201,7 +201,7 @@ def _listen(text: str | None) -> tuple[str, int]:
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        raise SettingError("--listen", host, f"is no host that is known here: {error.strerror}") from error
+        raise SettingError("--listen", host, f"is no known host: {error.strerror}") from error
     if not host or ipaddress.ip_address(address).is_unspecified:
         raise SettingError("--listen", text, "must be HOST or HOST:PORT, with one address that others can reach")
     return address, int(port or 0)

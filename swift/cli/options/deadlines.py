@@ -7,13 +7,13 @@ from swift.deadlines import Deadlines
 from swift.errors import SettingError
 
 OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping")
-"""Those of a run of real processes."""
+"""Deadlines of a run of real processes."""
 OF_ONE = ("stopping",)
-"""Those of a run in one process."""
+"""Deadlines of a run in one process."""
 
 
 def deadlines_of(texts: Sequence[str], names: Sequence[str]) -> Deadlines:
-    """The deadlines that a command line sets, and the defaults of the others.
+    """Returns the deadlines that a command line sets, and defaults for the others.
 
     >>> deadlines_of(["heartbeat=2"], OF_PROCESSES).heartbeat
     2.0

@@ -1,4 +1,4 @@
-"""Types at the edge: what a gin file sets is held against the annotation of the setting."""
+"""Types at the edge: values in a gin file are checked against the annotations of the settings."""
 
 import functools
 import inspect
@@ -20,20 +20,20 @@ class Written(str):
 
 
 def written(value: Any) -> Any:
-    """The value, or how gin writes it where Python's own form would mean nothing to the user."""
+    """Returns a value, or its form in gin if Python's form would mean nothing to the user."""
     if callable(value) and hasattr(value, "__name__"):
         return Written(f"@{value.__name__}")
     return Written(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
 
 
 def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
-    """A constructor for gin, which tells every mistake as one of a setting.
+    """Returns a constructor for gin that reports every mistake as one of a setting.
 
-    The type's own checks come first, for they say more.
+    The type's own checks come first, since their messages say more.
 
     Args:
-        kind: a class, or a function, with annotated parameters.
-        known: what ``@`` can name, for the message.
+        kind: class or function with annotated parameters.
+        known: names that can follow ``@``, for the message.
     """
     parameters, hints = inspect.signature(kind).parameters, typing.get_type_hints(kind)
 
@@ -44,7 +44,7 @@ def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
                 raise SettingError(f"{kind.__name__}.{name}", Written("(not set)"), "has no default: it has to be set")
         try:
             made = kind(**settings)
-        except (TypeError, AttributeError):  # of a check that took the type for granted
+        except (TypeError, AttributeError):  # raised by a check that took the type for granted
             _check(kind.__name__, settings, hints, known)
             raise
         _check(kind.__name__, settings, hints, known)

@@ -1,6 +1,6 @@
-"""A user's mistake behind an error of gin 0.5, found by the words of its message.
+"""Errors of gin 0.5 translated into mistakes of the user, by the words of their messages.
 
-A message that comes of a statement ends with its place::
+A message about a statement ends with its place::
 
     Configurable 'Experiment' doesn't have a parameter named 'num_step'.
       In bindings string line 3
@@ -25,28 +25,28 @@ _NO_MACRO = re.compile(r"macro\(\) missing 1 required(?:.|\n)*in scope '([\w./]+
 
 @dataclass(frozen=True)
 class Source:
-    """Where gin's text comes from.
+    """The source of a gin text.
 
     Attributes:
         setting: ``CONFIG`` or ``--set``.
-        value: the file, or the text itself.
+        value: name of the file, or the text itself.
     """
 
     setting: str
     value: str
 
     def at(self, line: int | str) -> str:
-        """Such as ``line 3 ``, where there are lines."""
+        """Returns a place such as ``line 3 `` in a file; empty for other texts."""
         return f"line {line} " if self.setting == "CONFIG" else ""
 
 
 def parse_mistake(error: Exception, source: Source, known: Mapping[str, Sequence[str]]) -> SettingError:
-    """What gin could not read.
+    """Translates an error of parsing.
 
     Args:
-        error: as gin raised it from a text.
-        source: of the text.
-        known: what there is, and the settings of each.
+        error: error that gin raised for a text.
+        source: source of the text.
+        known: known names, and the settings of each.
     """
     if isinstance(error, SyntaxError | tokenize.TokenError):
         return SettingError(source.setting, source.value, _no_syntax(error, source))
@@ -67,9 +67,9 @@ def parse_mistake(error: Exception, source: Source, known: Mapping[str, Sequence
 
 
 def build_mistake(error: Exception, path: str) -> SettingError:
-    """What could not be made of settings that gin could read."""
+    """Translates an error of making objects from settings that gin could read."""
     if isinstance(error, SettingError):
-        # It is a subclass of gin's making, with a longer text.
+        # gin raises a subclass of its own, with a longer text.
         return SettingError(error.setting, written(error.value), error.allowed)
     if isinstance(error, RecursionError):
         return SettingError("CONFIG", path, "something in it is made of itself")
@@ -80,7 +80,7 @@ def build_mistake(error: Exception, path: str) -> SettingError:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """``did you mean ...?``; where nothing is near, ``otherwise`` or all names. Of ``a.b``, only b is compared."""
+    """Returns ``did you mean ...?``, or without a near name ``otherwise`` or all names; of ``a.b`` compares only b."""
     names = {full.rpartition(".")[2].lower(): full for full in known}
     near = difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else otherwise or f"there are {', '.join(names.values())}"

@@ -1,4 +1,4 @@
-"""Numbers with names, and workers, on the command line: ``--costs tF=1 tB=1.3``, ``--fail 1:2``."""
+"""Named numbers and workers on the command line: ``--costs tF=1 tB=1.3``, ``--fail 1:2``."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ MAX_COST = 1e18
 
 
 def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], example: str) -> dict[str, float]:
-    """The fields that are set.
+    """Parses named numbers.
 
     Args:
-        option: for which the texts were given.
-        texts: such as ``tB=1.3``.
-        fields: what a person calls the fields that there are.
-        example: for a message.
+        option: option that the texts were given for.
+        texts: texts such as ``tB=1.3``.
+        fields: fields by the names that users write.
+        example: example for error messages.
 
     Raises:
         SettingError: a text is not of that form, has an unknown name, or no number.
@@ -40,10 +40,10 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
 
 
 def costs_of(texts: Sequence[str]) -> Costs:
-    """What ``--costs`` says.
+    """Parses ``--costs``.
 
     Raises:
-        SettingError: it says nothing that can be.
+        SettingError: a text is not of that form, or no such costs are possible.
     """
     values = named_numbers("--costs", texts, COST_NAMES, "tB=1.3")
     if "f_stash" in values:
@@ -52,7 +52,7 @@ def costs_of(texts: Sequence[str]) -> Costs:
 
 
 def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
-    """The workers that are named, each as pipeline:stage.
+    """Parses workers, each named pipeline:stage.
 
     Raises:
         SettingError: a text is not of that form.

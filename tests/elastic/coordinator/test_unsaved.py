@@ -46,4 +46,4 @@ def test_a_record_that_cannot_be_written_ends_a_run_in_one_line():
     error = OSError(28, "No space left on device")
     with pytest.raises(RunError) as caught:
         run(KEPT, error)
-    assert str(caught.value) == f"[Errno 28] No space left on device: stopped; --resume goes on from 6; {KEPT}"
+    assert str(caught.value) == f"[Errno 28] No space left on device: stopped; --resume continues from 6; {KEPT}"

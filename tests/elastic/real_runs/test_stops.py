@@ -52,7 +52,7 @@ def test_a_stop_keeps_a_checkpoint_that_the_run_goes_on_from(tmp_path, how, ever
     done = len(losses(tmp_path / "run"))
     assert newest_checkpoint(config) == done
     assert "which is to be the last" in rest
-    assert f"--resume goes on from {done}" in rest
+    assert f"--resume continues from {done}" in rest
     resume(config)
 
 
@@ -101,7 +101,7 @@ def test_ctrl_c_in_the_midst_of_a_recovery(tmp_path, victims, moment):
         wait_for(process, moment)
         rest, took_s = stop(process, config)
     assert took_s < WITHIN_S
-    assert f"--resume goes on from {newest_checkpoint(config)}" in rest
+    assert f"--resume continues from {newest_checkpoint(config)}" in rest
     resume(config)
 
 
