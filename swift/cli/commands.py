@@ -43,12 +43,12 @@ def train(options: argparse.Namespace) -> None:
         TrainOptions(
             run_dir,
             config_text(experiment),
-            options.resume,
-            options.stop_at,
-            _profile_window(options.profile),
-            options.prepare,
-            deadlines_of(options.deadline, OF_ONE).stopping,
-            corpora_directory(),
+            resume=options.resume,
+            stop_at=options.stop_at,
+            profile=_profile_window(options.profile),
+            prepare=options.prepare,
+            stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
+            corpora=corpora_directory(),
         ),
     )
     show_run(read_run(run_dir), summary, options.format)

@@ -51,7 +51,7 @@ class RunRecord:
             self.directory.log_event("plan", step, **plan_facts(steps))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunCheckpoints(StateKeeper):
     """The checkpoints of a run, and the errors that end it.
 
@@ -190,7 +190,7 @@ class RunCheckpoints(StateKeeper):
         return unsound_placement(layers, self.experiment.experts.num_classes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EmulatedWorkers(LiveWorkers):
     """The workers of an emulated cluster, as they fail and rejoin.
 

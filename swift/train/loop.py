@@ -95,7 +95,7 @@ class _Upcoming(NamedTuple):
 
     batches: list[Batch]
     rows: list[DeviceBatch]
-    error: DataError | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class TrainLoop:
             begun = time.perf_counter()
             batches, rows, error = upcoming or self._read(done)
             if error is not None:
-                self.keeper.end_without_data(state if done > start else None, done, error)
+                self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.enter(state, first, last)
             with self.live.window(first, last):
@@ -160,22 +160,18 @@ class TrainLoop:
         Raises:
             DataError: the validation split cannot be read; the records are written.
         """
-        for record in records[:-1]:
-            self._write(record)
+        self._write(records[:-1])
         for record in records[-1:]:
             self.keeper.check(record)
-        error = None
-        if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
-            try:
+        try:
+            if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
                 loss = self.evaluate(state, self.experiment.num_eval_batches)
                 for record in records[-1:]:
-                    record["validation_loss"] = loss
-            except DataError as trouble:
-                error = trouble
-        for record in records[-1:]:
-            self.record(record)
-        if error is not None:
-            raise error
+                    record["validation_loss"] = loss  # in place: the keeper may have the record, too
+        except DataError:  # unnamed: an error in a variable would keep this frame, and the state, alive
+            self._write(records[-1:])
+            raise
+        self._write(records[-1:])
         if self.keeper.is_due(done):
             self.save(state, done)
 
@@ -199,7 +195,7 @@ class TrainLoop:
         try:
             batches = [self.train.batch(step) for step in range(done, done + self.live.window_after(done))]
         except DataError as error:
-            return _Upcoming([], [], error)
+            return _Upcoming([], [], str(error))
         return _Upcoming(batches, self.live.steps.put(batches) if batches else [])
 
     def _compute(
@@ -225,6 +221,7 @@ class TrainLoop:
             for step, metrics in enumerate(outcome.metrics, first)
         ]
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self.keeper.check(record)
-        self.record(record)
+    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+        for record in records:
+            self.keeper.check(record)
+            self.record(record)

@@ -85,8 +85,23 @@ def _train(
             ProgressDisplay(options.run_dir.name, last_step, done + 1) as progress,
         ):
             record = RunRecord(directory, progress)
-            checkpoints = RunCheckpoints(experiment, options, cluster, checkpointer, record, loader)
-            workers = EmulatedWorkers(experiment, options, cluster, checkpoints, record, interrupt, last_step)
+            checkpoints = RunCheckpoints(
+                experiment=experiment,
+                options=options,
+                cluster=cluster,
+                checkpointer=checkpointer,
+                record=record,
+                train=loader,
+            )
+            workers = EmulatedWorkers(
+                experiment=experiment,
+                options=options,
+                cluster=cluster,
+                checkpoints=checkpoints,
+                record=record,
+                interrupt=interrupt,
+                last_step=last_step,
+            )
             loop = TrainLoop(experiment, loader, validation, workers, checkpoints, record.step)
             _announce(experiment, cluster, record, done, start, changes)
             if experiment.checkpoint.every:

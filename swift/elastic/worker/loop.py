@@ -150,7 +150,10 @@ class GenerationStates(StateKeeper):
 
     def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
         """Raises the error, which the process reports."""
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # with it this frame, and so all states of the generation, would stay alive
 
 
 @dataclass(kw_only=True)

@@ -167,13 +167,11 @@ class Experiment:
         if self.failures:
             allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
             raise SettingError("OptimizerConfig.layout", "coupled", allowed)
-        if not isinstance(self.placement, Static):
-            return
-        if self.ranks == "virtual":
+        if isinstance(self.placement, Static) and self.ranks == "virtual":
             allowed = "with a static placement reduces over groups of ranks, which virtual ranks cannot: use decoupled"
             raise SettingError("OptimizerConfig.layout", "coupled", allowed)
         classes, slots, ranks = self.experts.num_classes, self.experts.slots_per_rank, self.topology.num_expert_ranks
-        if classes % slots or ranks % max(1, classes // slots):
+        if isinstance(self.placement, Static) and (classes % slots or ranks % max(1, classes // slots)):
             allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
             allowed += f"and the quotient to divide Topology.num_expert_ranks = {ranks}"
             raise SettingError("OptimizerConfig.layout", "coupled", allowed)
