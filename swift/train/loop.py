@@ -160,7 +160,9 @@ class TrainLoop:
         Raises:
             DataError: the validation split cannot be read; the records are written.
         """
-        self._write(records[:-1])
+        for record in records[:-1]:
+            self.keeper.check(record)
+            self.record(record)
         for record in records[-1:]:
             self.keeper.check(record)
         try:
@@ -169,9 +171,9 @@ class TrainLoop:
                 for record in records[-1:]:
                     record["validation_loss"] = loss  # in place: the keeper may have the record, too
         except DataError:  # unnamed: an error in a variable would keep this frame, and the state, alive
-            self._write(records[-1:])
+            self._record(records[-1:])
             raise
-        self._write(records[-1:])
+        self._record(records[-1:])
         if self.keeper.is_due(done):
             self.save(state, done)
 
@@ -221,7 +223,6 @@ class TrainLoop:
             for step, metrics in enumerate(outcome.metrics, first)
         ]
 
-    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+    def _record(self, records: Sequence[dict[str, Any]]) -> None:
         for record in records:
-            self.keeper.check(record)
             self.record(record)
