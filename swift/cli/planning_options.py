@@ -113,7 +113,7 @@ def add_simulate(commands: Any) -> None:
         "--repair", default="60s", metavar="DURATION", help="until a failed worker, or a spare, is ready (default: 60s)"
     )
     simulate.add_argument("--duration", default="24h", help="of random failures (default: %(default)s)")
-    simulate.add_argument("--remove-every", metavar="DURATION", help="one worker goes each time, and none comes back")
+    simulate.add_argument("--remove-every", metavar="DURATION", help="one worker fails each time, and none returns")
     simulate.add_argument("--removals", type=int, metavar="N", help="how many of them (default: half of the workers)")
     simulate.add_argument("--seed", type=int, default=0, help="of all that is random (default: %(default)s)")
     simulate.add_argument(

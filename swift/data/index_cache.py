@@ -16,7 +16,7 @@ from swift.data.config import DataConfig
 from swift.data.files import DataError
 from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
 
-_BEAT_S, _PAUSE_S, _PATIENCE_S, _TOLD_S = 1.0, 0.2, 10.0, 5.0
+_BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0
 _KEPT_S = 30 * 86_400
 """Seconds for which an unused index is kept."""
 
@@ -34,8 +34,8 @@ def find_index(
             waiting for it.
 
     Returns:
-        Directory of the index; None if it could not be told from that of another corpus, or cannot be written: then
-        every process reads the corpus.
+        Directory of the index; None if it cannot be distinguished from that of another corpus, or not be written:
+        then every process reads the corpus.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
@@ -118,12 +118,12 @@ def _beating(path: Path) -> Iterator[None]:
 
 def _progress_report(report: Callable[[str], None]) -> Callable[[IndexProgress], None]:
     """Reports the progress now and then."""
-    told = time.monotonic()
+    reported = time.monotonic()
 
     def say(progress: IndexProgress) -> None:
-        nonlocal told
-        if time.monotonic() - told > _TOLD_S:
-            told = time.monotonic()
+        nonlocal reported
+        if time.monotonic() - reported > _REPORT_S:
+            reported = time.monotonic()
             done, num = progress.num_done, progress.num_documents
             report(f"reads the corpus: {done:,} of {num:,} documents, {progress.num_bytes / 1e6:,.0f} MB")
 

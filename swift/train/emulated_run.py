@@ -30,7 +30,7 @@ _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConf
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Where a run says what it does.
+    """The record of a run and its display.
 
     Attributes:
         directory: its run directory.

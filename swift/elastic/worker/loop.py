@@ -25,7 +25,7 @@ from swift.pipeline import Steps, TrainState
 from swift.train import Experiment, LiveWorkers, StateKeeper, TrainLoop, is_due, plan_facts, window_length
 
 NUM_SNAPSHOTS = 3
-"""One that is made, one that is saved, one that waits."""
+"""Snapshots kept: one being made, one being saved, one waiting."""
 
 
 @dataclass(kw_only=True)
@@ -83,8 +83,8 @@ class GenerationStates(StateKeeper):
         states: states on the devices by stamp, the newest two: a peer may not finish the last iteration.
         records: records by iteration that may not be written yet.
         snapshots: store of states to be saved and of restored ones.
-        copies: copies of another rank's slices; None where nobody needs them.
-        keep: puts the states on the devices into shared memory, where each window's is wanted there.
+        copies: copies of another rank's slices; None if none are needed.
+        keep: function that puts the states on the devices into shared memory, if every window's is wanted there.
         restored: stamp of the checkpoint that the generation continues from; None if it does not.
         saved: iteration of the newest state kept to be saved; 0 if there is none.
     """
@@ -99,7 +99,7 @@ class GenerationStates(StateKeeper):
     saved: int = 0
 
     def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Keeps this state and the one before it, and copies slices of another rank where that is due."""
+        """Keeps this state and the one before it, and copies slices of another rank if that is due."""
         before = max(self.states)
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
@@ -128,7 +128,7 @@ class GenerationStates(StateKeeper):
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
         """Keeps a state to be saved, on one worker of each stage."""
         generation = self.generation
-        # A record holds the loss before the update. A run that is to stop has no time to compile for the one after it.
+        # A record holds the loss before the update. A run about to stop has no time to compile for the loss after it.
         loss = evaluate() if generation.halt is None else None
         live, stamp = generation.steps.spec.live, Stamp(generation.number, done)
         if generation.process.worker in [live.workers[row] for row in live.first_rows]:

@@ -12,7 +12,7 @@ KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume",
 
 _STOPS = {
     "stage_lost": "a stage has no live worker",
-    "rank_lost": "nobody has what a lost rank had",
+    "rank_lost": "the state of a lost rank is nowhere else",
     "not_finite": "the loss was no longer finite",
     "misplaced": "a class had no slot",
     "checkpoint_failed": "a checkpoint was not saved",
@@ -72,28 +72,28 @@ def _moments(run: Run, timed: Timed) -> Iterator[Incident]:
             took_s: float | None = reconfigure_s(run, timed)
             at = (since_s(run, timed), at[1])
             if failed:
-                yield Incident("failure", *at, tuple(failed), f"the others go on, {how}", took_s)
+                yield Incident("failure", *at, tuple(failed), f"the others continue, {how}", took_s)
                 took_s = None
             if rejoined:
-                yield Incident("return", *at, tuple(rejoined), f"back at work, {how}", took_s)
+                yield Incident("return", *at, tuple(rejoined), f"rejoined, {how}", took_s)
         case "death":
             found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
             text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"
             yield Incident("failure", *at, (str(event.get("process")),), text)
         case "recovery":
             again = number_in(run, event, "rerun_steps") or 0
-            text = f"the others go on after iteration {event.get('after')}, {again:g} run again"
+            text = f"the others continue after iteration {event.get('after')}, {again:g} run again"
             yield Incident("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
         case "join":
             who = tuple(names_in(event, "joined"))
-            yield Incident("return", *at, who, "back at work", number_in(run, event, "join_s"))
+            yield Incident("return", *at, who, "rejoined", number_in(run, event, "join_s"))
         case "restore":
             yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
         case "recut":
-            yield Incident("restore", *at, (), "the state is cut for the ranks that are there")
+            yield Incident("restore", *at, (), "the state is resharded for the present ranks")
         case "restart_all":
             yield Incident("restore", *at, (), f"all processes are started again: {event.get('why')}")
         case "resume":
-            yield Incident("resume", *at, (), f"goes on after iteration {at[1]}")
+            yield Incident("resume", *at, (), f"continues after iteration {at[1]}")
         case name if name in _STOPS:
             yield Incident("stop", *at, (), _STOPS[name])
