@@ -91,10 +91,9 @@ class StateKeeper(Protocol):
 
 
 class _Upcoming(NamedTuple):
-    """The batches of the next window, on the host and on the devices, or why they cannot be read."""
+    """The batches of the next window, or why they cannot be read."""
 
     batches: list[Batch]
-    rows: list[DeviceBatch]
     error: str | None = None
 
 
@@ -128,17 +127,16 @@ class TrainLoop:
         Returns:
             Iterations done in the end.
         """
-        start, upcoming = done, None
+        start, upcoming, rows = done, None, list[DeviceBatch]()
         while not self.live.is_over(done):
             begun = time.perf_counter()
-            batches, rows, error = upcoming or self._read(done)
+            batches, error = upcoming or self._read(done)
             if error is not None:
                 self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.enter(state, first, last)
             with self.live.window(first, last):
-                rows = self.live.steps.put(batches) if is_moved else rows
-                outcome, upcoming = self._compute(state, batches, rows, last)
+                outcome, upcoming, rows = self._compute(state, batches, [] if is_moved else rows, last)
             done, state = last, outcome.state
             records = self._records(outcome, first, (time.perf_counter() - begun) / len(batches))
             self.keeper.computed(state, done, records)
@@ -197,22 +195,25 @@ class TrainLoop:
         try:
             batches = [self.train.batch(step) for step in range(done, done + self.live.window_after(done))]
         except DataError as error:
-            return _Upcoming([], [], str(error))
-        return _Upcoming(batches, self.live.steps.put(batches) if batches else [])
+            return _Upcoming([], str(error))
+        return _Upcoming(batches)
 
     def _compute(
         self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch], last: int
-    ) -> tuple[WindowResult, _Upcoming]:
-        """Runs a window, and reads the batches of the next one while the devices compute."""
+    ) -> tuple[WindowResult, _Upcoming, list[DeviceBatch]]:
+        """Runs a window, and reads the batches of the next one and puts them on the devices while these compute."""
         steps = self.live.steps
         steps.compiled("single" if len(batches) == 1 else steps.main)
-        with self.live.computing(), jax.transfer_guard("disallow"):
-            finish = steps.start(state, batches, rows)
+        with self.live.computing():
+            rows = rows or steps.put(batches)
+            with jax.transfer_guard("disallow"):
+                finish = steps.start(state, batches, rows)
         upcoming = self._read(last)
         with self.live.computing():
+            rows = steps.put(upcoming.batches)
             outcome = finish()
             jax.block_until_ready(outcome.state)
-        return outcome, upcoming
+        return outcome, upcoming, rows
 
     def _records(self, outcome: WindowResult, first: int, step_s: float) -> list[dict[str, Any]]:
         """Makes the records of a window's iterations, ``step_s`` seconds each."""
