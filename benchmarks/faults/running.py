@@ -239,7 +239,7 @@ class Run:
             send([one.pid for one in left], signal.SIGKILL)
             time.sleep(_POLL_S)
 
-    def leftovers(self, patience_s: float = 8.0) -> list[str]:
+    def leftovers(self, patience_s: float = 20.0) -> list[str]:
         """What there still is of a life that has ended, once it has had some seconds."""
         deadline = time.monotonic() + patience_s
         while (left := self._left()) and time.monotonic() < deadline:

@@ -43,7 +43,8 @@ def expected(count, num_local):
     return [[sums[index] + 1000 * sums[index - 1] + 0.5 * count * num_local] * num_local for index in range(count)]
 
 
-@pytest.mark.parametrize("num_local", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_local", [1, 2])
 def test_a_real_group_runs_what_was_compiled_in_a_rehearsal(tmp_path, sockets, num_local):
     counts = [3, 2, 3]
     said(start("rehearse", num_local, sockets, tmp_path, *counts))

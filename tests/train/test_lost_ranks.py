@@ -178,6 +178,7 @@ def test_replicas_and_an_older_snapshot(experiment, whole, recovered, tmp_path):
     assert [source["moments"] for source in told["sources"]] == [moments] * len(told["sources"])
 
 
+@pytest.mark.slow
 def test_a_rank_and_its_buddy_at_once_go_back_to_storage(experiment, whole, recovered, tmp_path):
     _, states = whole
     both = ("step 6: fail 0:0 rank 3", "step 6: fail 0:0 rank 4")
@@ -255,6 +256,7 @@ def test_a_rank_that_comes_back_is_one_of_all_again(experiment, whole, recovered
     assert [one["rejoined"] for one in told] == [[], [], ["0:0 rank 3", "0:0 rank 5"]]
 
 
+@pytest.mark.slow
 def test_lost_updates_are_counted_as_the_metrics_tell_them(experiment, tmp_path):
     """An expert whose only replica was on the lost rank goes back; a slice is an eighth of it."""
     setup = replace(experiment, placement=Static(), experts=replace(experiment.experts, slots_per_rank=1))

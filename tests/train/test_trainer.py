@@ -120,6 +120,7 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
         chex.assert_trees_all_close(*losses, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_too(experiment, tmp_path):
     summary = run(replace(experiment, compute_dtype="bfloat16", checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
     assert summary["final_loss"] < 4
@@ -144,7 +145,9 @@ class Signalled:
         return frozenset()
 
 
-@pytest.mark.parametrize(("number", "every"), [(signal.SIGINT, 5), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("number", "every"), [pytest.param(signal.SIGINT, 5, marks=pytest.mark.slow), (signal.SIGTERM, 0)]
+)
 def test_a_signal_keeps_the_last_iteration_which_the_run_goes_on_from(experiment, tmp_path, number, every):
     setup = replace(experiment, checkpoint=CheckpointConfig(every=every), eval_every=0)
     options = TrainOptions(tmp_path / "run", "Experiment.num_steps = 40\n")
@@ -167,6 +170,7 @@ def test_numbers_that_are_not_finite_take_no_older_checkpoints_place(experiment,
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experiment, wild, tmp_path):
     run(experiment, tmp_path / "run", stop_at=20)
     with pytest.raises(
