@@ -64,10 +64,11 @@ class ExecutableCache:
             devices: of the program's mesh.
         """
         path = self._path(key)
+        before = _made(path)
         content = _read(path)
         if content is not None:
             return _loaded(content, devices)
-        with _turn(path, self._patience_s):
+        with _turn(path, before, self._patience_s):
             content = _read(path)  # another may have put it there meanwhile
             if content is not None:
                 return _loaded(content, devices)
@@ -85,7 +86,7 @@ class ExecutableCache:
             key: all that tells it from another; its ``repr`` counts.
             make: makes it, where it is not there or is damaged. Several processes may, at once.
         """
-        path = self._path(key)
+        path = self._path(key).with_suffix(".value")
         content = _read(path)
         if content is not None:
             kept: _Value = pickle.loads(content)
@@ -136,15 +137,16 @@ def _read(path: Path) -> bytes | None:
 
 
 @contextmanager
-def _turn(path: Path, patience_s: float) -> Iterator[None]:
+def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
     """The turn to compile a program: once nobody else does, or it is there, or patience has come to its end.
 
-    The lock of a process that is killed is free. That of one that is frozen, or on a machine that is gone, is not.
+    It is there once the name has another file than the one ``before``, which could not be read. The lock of a process
+    that is killed is free. That of one that is frozen, or on a machine that is gone, is not.
     """
     with ExitStack() as held:
         with suppress(OSError):  # without a lock, two may compile the same
             lock = held.enter_context(path.with_suffix(".lock").open("wb"))
-            deadline, before = time.monotonic() + patience_s, _made(path)
+            deadline = time.monotonic() + patience_s
             while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
                 time.sleep(_PAUSE_S)
         yield
@@ -160,7 +162,7 @@ def _is_taken(lock: BinaryIO) -> bool:
 
 
 def _made(path: Path) -> int | None:
-    """Which file has the name now; None: none."""
-    with suppress(FileNotFoundError):
+    """Which file has the name now; None: none that can be read."""
+    with suppress(OSError):
         return path.stat().st_ino
     return None
