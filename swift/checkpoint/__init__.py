@@ -1,7 +1,7 @@
 """Checkpoints of a training run, whole and partial (MoC-System).
 
-``partial`` chooses which experts a checkpoint saves and counts the tokens that this loses, ``storage`` writes, verifies
-and reads checkpoints on disk, and ``memory`` keeps snapshots of each rank in the memory of another.
+``partial`` chooses the experts that a checkpoint saves and counts the tokens that this loses, ``storage`` writes,
+verifies and reads checkpoints on disk, and ``memory`` keeps snapshots of each rank in the memory of another.
 """
 
 from swift.checkpoint.config import CheckpointConfig

@@ -1,4 +1,4 @@
-"""Which checkpoints a run makes."""
+"""Settings of a run's checkpoints and snapshots."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,22 +11,23 @@ _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often a run is saved, and how much of it.
+    """Frequency and extent of a run's checkpoints and snapshots.
 
     The first checkpoint of a run, that of its last iteration and that of a stop are full, whatever K is.
 
     Attributes:
-        every: iterations between checkpoints; the last iteration is saved too. 0 for none but that of a stop, which is
-            what ``--resume`` goes on from.
-        num_kept: so many of the newest iterations that were saved can be restored.
-        experts_per_layer: experts of every layer that a checkpoint saves, K, beside the whole dense part; ``all``:
-            full checkpoints.
-        selection: which experts: ``sequential`` goes round, ``load_aware`` takes those with most updates unsaved.
+        every: iterations between checkpoints; the last iteration is saved too. 0: only that of a stop, from which
+            ``--resume`` continues.
+        num_kept: number of saved iterations, the newest ones, that can be restored.
+        experts_per_layer: K, experts of every layer that a checkpoint saves beside the whole dense part; ``all``: full
+            checkpoints.
+        selection: choice of the experts: ``sequential`` takes them in turn, ``load_aware`` takes those with the most
+            unsaved updates.
         plt_budget: proportion of lost tokens above which a fault doubles K (Dynamic-K), such as 0.0375; None: K stays.
         snapshot_every: iterations between snapshots of every expert rank's slices in the memory of the next rank, from
-            which a rank that is lost comes back; 0 for none at all.
+            which a lost rank is recovered; 0: no snapshots.
         snapshot_experts_per_layer: experts of every layer that a snapshot copies beside the whole dense part, chosen by
-            ``selection``; ``all``: every one.
+            ``selection``; ``all``: every expert.
     """
 
     every: int = 100
@@ -57,7 +58,7 @@ class CheckpointConfig:
                 raise SettingError("CheckpointConfig.plt_budget", self.plt_budget, allowed)
 
     def check_classes(self, num_classes: int) -> None:
-        """Raises SettingError where a checkpoint or a snapshot would have more experts of a layer than there are."""
+        """Raises SettingError where a checkpoint or snapshot would need more experts of a layer than there are."""
         for name, all_of_them in _EXPERTS.items():
             value = getattr(self, name)
             if value != "all" and value > num_classes:
@@ -65,7 +66,7 @@ class CheckpointConfig:
                 raise SettingError(f"CheckpointConfig.{name}", value, allowed)
 
     def first_k(self, num_classes: int) -> int:
-        """K at the beginning of a run."""
+        """K at the start of a run."""
         return num_classes if self.experts_per_layer == "all" else self.experts_per_layer
 
     def snapshot_k(self, num_classes: int) -> int:

@@ -1,4 +1,8 @@
-"""Running any schedule under any failure set: decoupled backward, tick interpreter, step functions."""
+"""Training steps of a pipeline, under any schedule and failure set.
+
+``split_backward`` divides a stage's backward pass into input and weight gradients, ``runtime`` builds the compiled step
+from tick table to update, and ``reconfigure`` replaces plan, program and state when workers fail or return.
+"""
 
 from swift.pipeline import scopes
 from swift.pipeline.reconfigure import (

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import Ledger, arrays, begin_snapshot, save_checkpoint
+from swift.checkpoint import Ledger, begin_snapshot, save_checkpoint
+from swift.checkpoint.storage import arrays
 from swift.data import ByteTokenizer
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig

@@ -1,11 +1,12 @@
 """Checkpoints in the memory of other ranks.
 
-Snapshots from devices to the host, each rank's copy at its peer, and the recovery of a lost rank's slices from
+Snapshots from devices to the host, each rank's copy with its neighbour, and the recovery of a lost rank's slices from
 snapshots, replicas or storage.
 """
 
 from swift.checkpoint.memory.peer_snapshots import PeerSnapshots
-from swift.checkpoint.memory.rank_recovery import RankCopy, Recovered, recover_ranks
+from swift.checkpoint.memory.rank_recovery import Recovered, recover_ranks
+from swift.checkpoint.memory.slice_search import RankCopy
 from swift.checkpoint.memory.snapshots import begin_snapshot
 
 __all__ = [

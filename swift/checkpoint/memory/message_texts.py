@@ -1,4 +1,4 @@
-"""Where the slices of lost ranks have come from, in words and for ``events.jsonl``."""
+"""Texts and event fields that name the sources of lost ranks' slices."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -9,12 +9,12 @@ from swift.checkpoint.partial import StateSplit, Unit
 
 
 class Origin(NamedTuple):
-    """A copy of a slice.
+    """The place of a copy of a slice.
 
     Attributes:
-        kind: the rank's snapshot, a replica of the class in a slot, or a checkpoint.
-        step: iterations that are in it.
-        holder: the rank in whose memory it was; -1 for storage.
+        kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint.
+        step: iterations that it contains.
+        holder: rank in whose memory it was; -1 for storage.
     """
 
     kind: Literal["snapshot", "replica", "storage"]
@@ -22,18 +22,18 @@ class Origin(NamedTuple):
     holder: int = -1
 
     def named(self, names: Sequence[int]) -> "Origin":
-        """With the name of a rank in place of its number."""
+        """The origin with the name of a rank in place of its number."""
         return self if self.holder < 0 else self._replace(holder=names[self.holder])
 
 
 class RankSource(NamedTuple):
-    """Where a lost rank's slices of the dense part or of an expert have come from.
+    """The source of a lost rank's slices of the dense part or of an expert.
 
     Attributes:
-        stage, rank: whose.
+        stage, rank: the lost rank.
         unit: the expert; None: the dense part.
-        weights: of the master weights.
-        moments: of the optimizer's moments; None where it has none.
+        weights: origin of the master weights.
+        moments: origin of the optimizer's moments; None where it has none.
     """
 
     stage: int
@@ -43,7 +43,7 @@ class RankSource(NamedTuple):
     moments: Origin | None
 
     def named(self, names: Sequence[int]) -> "RankSource":
-        """With the names of ranks in place of their numbers."""
+        """The source with the names of ranks in place of their numbers."""
         moments = self.moments and self.moments.named(names)
         return RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
 
@@ -56,8 +56,8 @@ def rank_lines(sources: Sequence[RankSource], split: StateSplit, step: int) -> l
     storage, step 40``.
 
     Args:
-        sources: rank by rank.
-        split: of the state.
+        sources: sources, rank by rank.
+        split: division of the state.
         step: iterations done.
     """
     lines = []
@@ -75,7 +75,7 @@ def rank_lines(sources: Sequence[RankSource], split: StateSplit, step: int) -> l
 
 
 def kept_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
-    """A line for each rank that is lost in some stages only.
+    """A line for each rank that is lost in only some stages.
 
     >>> kept_lines({(1, 3)}, 3, range(4))
     ['rank 3: slices of stages 0, 2: still on their devices']
@@ -89,7 +89,7 @@ def kept_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequen
 
 
 def rank_facts(sources: Sequence[RankSource]) -> list[dict[str, Any]]:
-    """The same for ``events.jsonl``: experts are ``[layer, class]``."""
+    """Fields of the sources for ``events.jsonl``; experts are ``[layer, class]``."""
     facts = []
     for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
         for alike in _alike(of_rank):
@@ -108,7 +108,7 @@ def rank_facts(sources: Sequence[RankSource]) -> list[dict[str, Any]]:
 
 
 def _alike(sources: Iterable[RankSource]) -> list[list[RankSource]]:
-    """Those of one line together: replicas may be on several ranks."""
+    """Groups the sources that share a line; replicas may be on several ranks."""
     groups = defaultdict(list)
     for source in sources:
         weights = source.weights
@@ -123,7 +123,7 @@ def _fact(origin: Origin, holders: Collection[int]) -> dict[str, Any]:
 
 
 def _origins(origins: Collection[Origin], step: int) -> str:
-    """One source in words; several are replicas on different ranks."""
+    """The text of one origin, or of several replicas on different ranks."""
     kind, taken, holder = min(origins)
     if kind == "storage":
         return f"storage, step {taken}"
@@ -135,7 +135,7 @@ def _origins(origins: Collection[Origin], step: int) -> str:
 
 
 def _what(sources: Sequence[RankSource], split: StateSplit) -> str:
-    """Such as ``dense and experts 0-7``; layers are named where they differ."""
+    """The text of what sources hold, such as ``dense and experts 0-7``; layers are named where they differ."""
     of_layer = defaultdict(list)
     for source in sources:
         if source.unit is not None:
@@ -153,7 +153,7 @@ def _what(sources: Sequence[RankSource], split: StateSplit) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, such as ``0-3, 5``."""
+    """The text of ascending numbers, such as ``0-3, 5``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

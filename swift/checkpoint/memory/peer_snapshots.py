@@ -1,7 +1,7 @@
 """Level 1 of checkpoints: snapshots of every rank's slices in the memory of the next rank (MoC-System).
 
-Legend: P stages, L MoE layers of the model, E classes, K classes of a layer that a snapshot copies, N ranks,
-V arrays of an expert's state of one type, w numbers of a rank's slice.
+Legend: P stages, L MoE layers of the model, E expert classes, K classes of a layer that a snapshot copies, N ranks,
+V arrays of an expert's state of one dtype, w values of a rank's slice, C copies.
 """
 
 from collections.abc import Callable, Collection
@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.memory.rank_recovery import RankCopy
+from swift.checkpoint.memory.slice_search import RankCopy
 from swift.checkpoint.memory.snapshots import begin_snapshot
 from swift.checkpoint.partial import Snapshot, StateSplit, everything, first_turns, load_aware, next_turns, sequential
 from swift.mesh import LiveMesh
 
 _NUM_COPIES = 2
-"""Of everything, what can be restored and the one before; with what is being copied, that is triple buffered."""
+"""Copies of everything: the newest complete one and the one before; with the one being written, triple buffering."""
 PATIENCE_S = 60.0
-"""How long who needs the copies waits for the one that is under way."""
+"""Time for which a reader waits for the copy being written, s."""
 
 
 class _Store:
     """The newest copy of everything, and the one before; memory for two whole snapshots, whatever K is.
 
     Attributes:
-        dense: (step, the dense part), the newest first.
-        step_CLE: of every expert's copies; -1: not there.
-        contained_CLE: token updates that are in them.
+        dense: pairs (step, dense part), the newest first.
+        step_CLE: steps of every expert's copies; -1: none.
+        contained_CLE: token updates that they contain.
     """
 
     def __init__(self, split: StateSplit):
@@ -40,10 +40,10 @@ class _Store:
         self.step_CLE, self.contained_CLE = np.full(shape, -1), np.zeros(shape, np.int64)
 
     def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
-        """Takes in a snapshot, each expert in place of the older of its copies; returns room for another."""
+        """Stores a snapshot, each expert in place of its older copy; returns a snapshot to overwrite next."""
         chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
         where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
-        self.step_CLE[where] = -1  # what is half written does not count
+        self.step_CLE[where] = -1  # a copy that is half written does not count
         for dtype, block in snapshot.blocks.items():
             self._blocks[dtype][where] = block
         self.contained_CLE[where] = contained_LE[layers_L1, chosen_LK]
@@ -57,9 +57,9 @@ class _Store:
         return tuple(np.take_along_axis(of, newest_1LE, axis=0)[0] for of in (self.contained_CLE, self.step_CLE))
 
     def of_rank(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
-        """(step, what there is of a rank from then, token updates ``[L, E]``), the newest first.
+        """(step, a rank's slices of that step, token updates ``[L, E]``), the newest first.
 
-        Where layers have unequally many experts of a step, -1 fills up the chosen ones.
+        Where layers have unequally many experts of a step, their chosen classes are padded with -1.
         """
         dense, ranked = dict(self.dense), self._split.ranked_names
         found = []
@@ -79,14 +79,14 @@ class _Store:
 
 
 class PeerSnapshots:
-    """The snapshots of all ranks of a process, taken behind the iterations, one at a time.
+    """The snapshots of all ranks of a process, taken in the background, one at a time.
 
-    Rank r + 1 has those of rank r, and the first rank those of the last. A snapshot counts when all of it is there, and
-    the one before stays until then.
+    Rank r + 1 keeps those of rank r, and the first rank those of the last. A snapshot counts once it is complete, and
+    the one before is kept until then.
 
     Args:
-        split: of the state.
-        config: how many experts a snapshot has, and which.
+        split: division of the state.
+        config: settings: the number of experts of a snapshot, and their selection.
     """
 
     def __init__(self, split: StateSplit, config: CheckpointConfig):
@@ -100,25 +100,25 @@ class PeerSnapshots:
         self._trouble: str | None = None
 
     def close(self) -> None:
-        """Takes no more; what is being copied comes to nothing."""
+        """Stops taking snapshots; one that is being copied is discarded."""
         self._thread.shutdown(wait=False)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no snapshot was taken yet."""
+        """Whether no snapshot has been started yet."""
         return not self._store.dense and self._copying is None
 
     def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: np.ndarray) -> str | None:
-        """Begins a snapshot, once the one before is there.
+        """Starts a snapshot, once the one before is complete.
 
         Args:
-            state: see ``begin_snapshot``; it may be given away when this returns.
-            live: its mesh.
+            state: see ``begin_snapshot``; may be donated after this returns.
+            live: mesh of the state.
             step: iterations done.
             contained_LE: token updates that its experts contain.
 
         Returns:
-            Why the snapshot before, or this one, came to nothing; None where nothing went wrong.
+            The error of the snapshot before, or of this one; None: no error.
         """
         self._settle(None)
         room, self._room = self._room, None
@@ -132,7 +132,7 @@ class PeerSnapshots:
         return trouble
 
     def copies(self, ranks: Collection[int]) -> list[RankCopy]:
-        """What there is of some ranks; what is being copied is waited for, but not for ever."""
+        """The copies of some ranks' slices; waits up to ``PATIENCE_S`` for one that is being written."""
         self._settle(PATIENCE_S)
         num_ranks = self._split.num_ranks
         return [
@@ -145,7 +145,7 @@ class PeerSnapshots:
         self._room = self._store.put(step, take(), contained_LE)
 
     def _choose(self, contained_LE: np.ndarray) -> np.ndarray:
-        """The classes of the next snapshot; the first one is of all."""
+        """The classes ``[L, K]`` of the next snapshot; the first one is of all experts."""
         num_layers, num_classes = contained_LE.shape
         if self._k >= num_classes or not self._store.dense:
             return everything(num_layers, num_classes)
@@ -156,7 +156,7 @@ class PeerSnapshots:
         return load_aware(contained_LE - then_LE, step_LE, self._k)
 
     def _settle(self, patience_s: float | None) -> None:
-        """Waits for what is being copied; None: whenever that is there. What failed leaves what was there before."""
+        """Waits for the snapshot that is being copied; None: without limit. One that failed leaves those before."""
         if self._copying is None or not wait([self._copying], patience_s).done:
             return
         error, self._copying = self._copying.exception(), None

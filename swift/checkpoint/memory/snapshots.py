@@ -1,4 +1,4 @@
-"""From devices to the host: what a checkpoint saves, copied so that training may go on and overwrite it."""
+"""Snapshots: copies of a state from devices to the host, while training continues and overwrites it."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -15,22 +15,22 @@ from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
 def begin_snapshot(
     split: StateSplit, state: Any, live: LiveMesh, chosen_LK: np.ndarray, room: Snapshot | None = None
 ) -> Callable[[], Snapshot]:
-    """Has the devices copy what a checkpoint saves of a state, behind what they are at; only that leaves them.
+    """Starts a copy on the devices of what a checkpoint saves of a state; only the copy goes to the host.
 
-    Training waits for neither: what comes next on the devices comes after the copy, which takes as much of their memory
-    until it is on the host.
+    Training does not wait: the devices make the copy after the ops that they have queued, and it takes device memory of
+    its own size until it is on the host.
 
     Args:
-        split: of a state of one row for each stage.
-        state: arrays ``[worker, ...]`` on ``live``; others than those of the split are left aside. It may be given
-            away when this returns.
-        live: the mesh, of which this process has all devices.
-        chosen_LK: the classes of every MoE layer of the model.
-        room: an older snapshot that nobody needs any more: written over where it is as large, since new memory costs
-            more than the copy.
+        split: division of a state with one row for each stage.
+        state: arrays ``[worker, ...]`` on ``live``; those that are not in the split are ignored. May be donated after
+            this returns.
+        live: the mesh, all devices of which belong to this process.
+        chosen_LK: the chosen classes of every MoE layer of the model.
+        room: an older snapshot to overwrite where it has the same size, since allocating memory costs more than the
+            copy.
 
     Returns:
-        What waits for the copy and has it on the host, in any thread.
+        A function that waits for the copy and returns it on the host, for any thread.
     """
     arrays, stages = by_name(state), live.with_places(tuple(live.places[row] for row in live.first_rows))
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
@@ -66,7 +66,7 @@ def _take(split: StateSplit, copies: dict[str, jax.Array], chosen_LK: np.ndarray
 def _copier(
     stages: LiveMesh, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
 ) -> Callable[..., dict[str, jax.Array]]:
-    """The jitted copy of arrays by name, of experts ``[P, L, N, E, w]`` the chosen ``[P, L, K]``, or all for None."""
+    """The jitted copy of arrays by name: of experts ``[P, L, N, E, w]`` the chosen ones ``[P, L, K]``; None: all."""
 
     def copy(dense: dict[str, jax.Array], experts: dict[str, jax.Array], chosen_LK: jax.Array | None) -> Any:
         if chosen_LK is not None:

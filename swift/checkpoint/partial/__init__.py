@@ -1,7 +1,7 @@
 """Partial checkpoints (MoC-System).
 
-A state as a dense part and experts, which experts a checkpoint saves, and the proportion of lost tokens that this
-costs.
+The division of a state into a dense part and experts, the choice of the experts that a checkpoint saves, and the
+proportion of lost tokens that this costs.
 """
 
 from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, by_name, shape_text

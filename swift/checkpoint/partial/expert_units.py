@@ -1,10 +1,10 @@
-"""A training state as a dense part and experts, each of which is saved and restored on its own.
+"""Division of a training state into a dense part and experts, each of which is saved and restored on its own.
 
-An expert's state is its master weights and its optimizer's moments: of every array of the group ``expert``, its class.
-Where optimizer state is tied to places instead of classes (the layout ``coupled``), there is a dense part only.
+An expert's state is its master weights and moments: its class of every array of the group ``expert``. Where optimizer
+state is tied to slots instead of experts (the layout ``coupled``), everything is in the dense part.
 
-Legend: P stages, L MoE layers of a stage, N ranks, E classes, K chosen classes of a layer, w numbers of a rank's slice,
-V arrays of an expert's state that have the same type.
+Legend: P stages, L MoE layers of a stage, N ranks, E expert classes, K chosen classes of a layer, w values of a rank's
+slice, V arrays of an expert's state that have the same dtype.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,28 +20,28 @@ from swift.mesh import RANKED, map_specs
 _GROUP = jax.tree_util.DictKey("expert")
 
 Unit = tuple[int, int]
-"""An expert: (MoE layer of the model, class)."""
+"""An expert: (MoE layer of the model, expert class)."""
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their places in it."""
+    """The leaves of a tree by their paths, such as ``master.expert``."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def shape_text(leaf: Any) -> str:
-    """Type and shape, such as ``float32[4, 8]``."""
+    """Dtype and shape, such as ``float32[4, 8]``."""
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one checkpoint writes, on the host.
+    """The content of one checkpoint, on the host.
 
     Attributes:
-        dense: the arrays that are no expert's, ``[P, ...]``.
-        blocks: by type, experts' state ``[P * L, K, V, N, w]``.
-        chosen_LK: the classes of every MoE layer of the model, ``[P * L, K]``.
+        dense: arrays of the dense part by name, ``[P, ...]``.
+        blocks: state of the experts by dtype, ``[P * L, K, V, N, w]``.
+        chosen_LK: the chosen classes of every MoE layer of the model, ``[P * L, K]``.
     """
 
     dense: dict[str, np.ndarray]
@@ -49,7 +49,7 @@ class Snapshot:
     chosen_LK: np.ndarray
 
     def experts(self) -> Iterator[tuple[Unit, dict[str, np.ndarray]]]:
-        """Every chosen expert with its state by type, ``[V, N, w]`` each, which are views."""
+        """Every chosen expert with views of its state by dtype, ``[V, N, w]`` each."""
         for layer, classes in enumerate(self.chosen_LK.tolist()):
             for nth, class_ in enumerate(classes):
                 yield (layer, class_), {dtype: block[layer, nth] for dtype, block in self.blocks.items()}
@@ -57,10 +57,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateSplit:
-    """Which arrays of a state are experts'.
+    """Division of a state's arrays into dense ones and those of experts.
 
     Attributes:
-        abstract: the state's tree, of what has shapes and types: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+        abstract: the state as a tree of shapes and dtypes: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         has_classes: whether the arrays of the experts have a dim of classes: ``[P, L, N, E, w]``.
     """
@@ -76,24 +76,24 @@ class StateSplit:
 
     @cached_property
     def expert_names(self) -> tuple[str, ...]:
-        """The arrays that are divided by expert."""
+        """Names of the arrays that are divided by expert."""
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.abstract)[0]]
         return tuple(name for name, path in zip(self.shapes, paths, strict=True) if self.has_classes and _GROUP in path)
 
     @cached_property
     def dense_shapes(self) -> dict[str, Any]:
-        """The arrays of the dense part."""
+        """The arrays of the dense part, by name."""
         return {name: leaf for name, leaf in self.shapes.items() if name not in self.expert_names}
 
     @cached_property
     def ranked_names(self) -> frozenset[str]:
-        """The arrays of which every rank has a slice."""
+        """Names of the arrays of which every rank has a slice."""
         is_ranked = by_name(map_specs(lambda spec, _: spec == RANKED, self.specs, self.abstract))
         return frozenset(name for name, ranked in is_ranked.items() if ranked)
 
     @cached_property
     def names_of_type(self) -> dict[str, list[str]]:
-        """The experts' arrays by type, V each."""
+        """Names of the experts' arrays by dtype, V each."""
         types = {str(self.shapes[name].dtype) for name in self.expert_names}
         return {
             dtype: [name for name in self.expert_names if self.shapes[name].dtype == dtype] for dtype in sorted(types)
@@ -115,12 +115,12 @@ class StateSplit:
 
     @property
     def rows_per_stage(self) -> int:
-        """MoE layers of a stage whose experts are saved one by one, L."""
+        """L, MoE layers of a stage whose experts are saved one by one."""
         return self._expert_shape[1]
 
     @property
     def num_layers(self) -> int:
-        """MoE layers of the model whose experts are saved one by one, P * L."""
+        """P * L, MoE layers of the model whose experts are saved one by one."""
         return self._expert_shape[0] * self.rows_per_stage
 
     @property
@@ -130,7 +130,7 @@ class StateSplit:
 
     @property
     def unit_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """An expert's state by type, ``[V, N, w]`` each."""
+        """Shapes of an expert's state by dtype, ``[V, N, w]`` each."""
         _, _, num_ranks, _, size = self._expert_shape
         return {
             dtype: jax.ShapeDtypeStruct((len(names), num_ranks, size), dtype)
@@ -143,14 +143,14 @@ class StateSplit:
         return chosen_LK.reshape(num_stages, num_rows, chosen_LK.shape[-1])
 
     def new_blocks(self, k: int) -> dict[str, np.ndarray]:
-        """Room for K experts of every layer, see ``Snapshot``."""
+        """Uninitialized blocks for K experts of every layer, see ``Snapshot``."""
         return {
             dtype: np.empty((self.num_layers, k, *shape.shape), shape.dtype)
             for dtype, shape in self.unit_shapes.items()
         }
 
     def view(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-        """Where an array's part of the blocks is, as the array has it: ``[P, L, N, K, w]``."""
+        """A view of an array's part of the blocks, in the layout of the array: ``[P, L, N, K, w]``."""
         dtype = str(self.shapes[name].dtype)
         block, nth = blocks[dtype], self.names_of_type[dtype].index(name)
         of_array = block[:, :, nth].reshape(*self._expert_shape[:2], *block.shape[1:2], *block.shape[3:])
@@ -158,7 +158,7 @@ class StateSplit:
         return of_array.transpose(0, 1, 3, 2, 4)
 
     def host_snapshot(self, state: Any, chosen_LK: np.ndarray) -> Snapshot:
-        """Of a state on the host; its dense part is not copied."""
+        """The snapshot of a state on the host; its dense part is not copied."""
         arrays, blocks = by_name(state), self.new_blocks(chosen_LK.shape[-1])
         index = self.by_stage(chosen_LK)[:, :, None, :, None]
         for name in self.expert_names:
@@ -166,13 +166,13 @@ class StateSplit:
         return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
-        """The state's tree of a dense part, and of blocks of all experts with their classes in order."""
+        """The state, from a dense part and from blocks of all experts in order of class."""
         experts = {name: np.ascontiguousarray(self.view(blocks, name)) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
 
     def bytes_per_rank(self, snapshot: Snapshot) -> list[list[int]]:
-        """What every rank of every stage has of a snapshot, ``[P][N]``; what all ranks share, the first one has."""
+        """Bytes of a snapshot by stage and rank, ``[P][N]``; those that all ranks share count for the first."""
         ranked = [snapshot.dense[name] for name in self.dense_shapes if name in self.ranked_names]
         shared = [snapshot.dense[name] for name in self.dense_shapes if name not in self.ranked_names]
         total = sum(array.nbytes for array in (*ranked, *snapshot.blocks.values()))

@@ -1,6 +1,6 @@
-"""Proportion of lost tokens, and what it does to K (MoC-System, arXiv 2408.04307: PLT, Dynamic-K).
+"""The proportion of lost tokens, and Dynamic-K (MoC-System, arXiv 2408.04307: PLT, Dynamic-K).
 
-Legend: L MoE layers of the model, E classes.
+Legend: L MoE layers of the model, E expert classes.
 """
 
 from collections.abc import Mapping
@@ -14,20 +14,19 @@ import numpy as np
 class Tally:
     """Token updates of a run so far.
 
-    An expert is updated by every (token, choice) pair that is routed to it and not dropped. What is lost is told by
-    what an expert's state *contains*: the updates of all iterations that went into it and into no copy that was left
-    behind. So nothing counts as lost twice, however often a run falls back, and replayed iterations are not lost.
+    An expert is updated by every (token, choice) pair that is routed to it and not dropped. Losses follow from what an
+    expert's state *contains*: the updates of all iterations that led to it. So nothing counts as lost twice, however
+    often a run falls back, and iterations that are run again are not lost.
 
-    An iteration may have no record: then every expert is taken to contain as many updates of it as there could be, and
-    nothing is taken to have been routed. What is counted as lost is then at least what was lost, and ``plt`` an upper
-    bound of the proportion.
+    For an iteration without a record, every expert is assumed to contain as many of its updates as possible, and
+    nothing to have been routed. The count of lost updates is then at least the true one, and ``plt`` an upper bound.
 
     Attributes:
-        contained_LE: updates that the experts' state contains, int64.
-        routed_L: pairs that were routed so far, dropped or not: T_i * topk_i, int64.
-        lost_L: updates lost in all faults, the sum over j of L_ij, int64.
-        num_faults: how often the state was restored.
-        num_uncounted: iterations in the state that had no record when they were to be counted.
+        contained_LE: int64, updates that the experts' state contains.
+        routed_L: int64, pairs routed so far, dropped or not: T_i * topk_i.
+        lost_L: int64, updates lost in all faults: the sum over j of L_ij.
+        num_faults: number of restores.
+        num_uncounted: iterations in the state without a record.
     """
 
     contained_LE: np.ndarray
@@ -38,16 +37,16 @@ class Tally:
 
     @classmethod
     def none(cls, num_layers: int, num_classes: int) -> "Tally":
-        """Before the first iteration."""
+        """The tally before the first iteration."""
         shape = (num_layers, num_classes)
         return cls(np.zeros(shape, np.int64), np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64))
 
     def count(self, popularity_LE: Any, dropped_LE: Any) -> "Tally":
-        """After one more iteration.
+        """The tally after one more iteration.
 
         Args:
-            popularity_LE: pairs routed to each class, as in ``metrics.jsonl``.
-            dropped_LE: those of them that were dropped.
+            popularity_LE: pairs routed to each expert, as in ``metrics.jsonl``.
+            dropped_LE: pairs that were dropped.
         """
         if not self.contained_LE.size:  # no experts, or none that are saved one by one
             return self
@@ -59,17 +58,17 @@ class Tally:
         )
 
     def uncounted(self, num_iterations: int, most_updates: int) -> "Tally":
-        """After more iterations of which there is no record.
+        """The tally after more iterations, of which there is no record.
 
         Args:
-            num_iterations: how many.
-            most_updates: that an expert may get in an iteration.
+            num_iterations: number of these iterations.
+            most_updates: largest number of updates of an expert in one iteration.
         """
         contained_LE = self.contained_LE + num_iterations * most_updates
         return replace(self, contained_LE=contained_LE, num_uncounted=self.num_uncounted + num_iterations)
 
     def restored(self, contained_LE: np.ndarray) -> "Tally":
-        """After a fault.
+        """The tally after a fault and a restore.
 
         Args:
             contained_LE: updates that the restored copies contain.
@@ -77,10 +76,10 @@ class Tally:
         return self.fell_back(self.contained_LE - contained_LE)
 
     def fell_back(self, lost_LE: np.ndarray) -> "Tally":
-        """After a fault that left the state where it was, but for some slices of experts.
+        """The tally after a fault that set back only some slices of experts.
 
         Args:
-            lost_LE: updates that those slices no longer contain, each for as much of its expert as it is.
+            lost_LE: updates that those slices no longer contain, weighted by their share of the expert.
         """
         assert (lost_LE >= 0).all(), "a copy is newer than the state"
         contained_LE, lost_L = self.contained_LE - lost_LE, self.lost_L + lost_LE.sum(axis=1)
@@ -99,7 +98,7 @@ class Tally:
         return float(np.mean(self.lost_L / np.maximum(self.routed_L, 1)))
 
     def to_json(self) -> dict[str, Any]:
-        """Lists and numbers."""
+        """The tally as JSON."""
         arrays = {name: getattr(self, f"{name}_L").tolist() for name in ("routed", "lost")}
         numbers = {"num_faults": self.num_faults, "num_uncounted": self.num_uncounted}
         return arrays | {"contained": self.contained_LE.tolist(), **numbers}
@@ -116,9 +115,9 @@ def dynamic_k(k: int, plt: float, budget: float | None, num_classes: int) -> int
     """K after a fault: doubled, up to all classes, where the proportion of lost tokens exceeds its budget.
 
     Args:
-        k: until now.
-        plt: the proportion of lost tokens, this fault included.
-        budget: what it should stay under; None: K stays.
+        k: K before the fault.
+        plt: proportion of lost tokens, including this fault.
+        budget: proportion above which K doubles; None: K stays.
         num_classes: E.
 
     >>> [dynamic_k(k, plt, 0.0375, 6) for k, plt in ((1, 0.03), (1, 0.04), (4, 0.04), (6, 0.04))]

@@ -1,15 +1,15 @@
-"""Which experts a partial checkpoint saves, and how large that makes it (MoC-System, arXiv 2408.04307: PEC).
+"""Choice of the experts that a partial checkpoint saves, and its size (MoC-System, arXiv 2408.04307: PEC).
 
-Legend: L MoE layers of the model, E classes, K classes of a layer that a checkpoint saves.
+Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves.
 """
 
 import numpy as np
 
 
 def first_turns(num_layers: int, num_classes: int, k: int) -> np.ndarray:
-    """Where the round of each layer begins, int64 ``[L]``: every layer K classes after the one below.
+    """The class with which each layer's round begins, int64 ``[L]``: K classes after that of the layer below.
 
-    So layers are interleaved: where classes lie on ranks of their own, all ranks have as much to write.
+    Layers are interleaved so that, where each rank holds classes of its own, all ranks write equally much.
 
     >>> first_turns(3, 4, 2).tolist()
     [0, 2, 0]
@@ -21,7 +21,7 @@ def sequential(turn_L: np.ndarray, num_classes: int, k: int) -> np.ndarray:
     """The next K classes of every layer's round, int64 ``[L, K]``.
 
     Args:
-        turn_L: the class whose turn it is, of every layer.
+        turn_L: the class whose turn it is, by layer.
         num_classes: E.
         k: at most E.
 
@@ -32,18 +32,18 @@ def sequential(turn_L: np.ndarray, num_classes: int, k: int) -> np.ndarray:
 
 
 def next_turns(turn_L: np.ndarray, num_classes: int, k: int) -> np.ndarray:
-    """Whose turn it is after a sequential save of K classes."""
+    """The turns ``[L]`` after a sequential save of K classes."""
     return (turn_L + k) % max(num_classes, 1)
 
 
 def load_aware(unsaved_LE: np.ndarray, saved_at_LE: np.ndarray, k: int) -> np.ndarray:
-    """The K classes of every layer with most token updates since their last save, int64 ``[L, K]``.
+    """The K classes of every layer with the most token updates since their last save, int64 ``[L, K]``.
 
-    Among equals, those that were saved longest ago come first, then the lower class.
+    Ties go to the class that was saved longest ago, then to the lower class.
 
     Args:
         unsaved_LE: token updates since the last save.
-        saved_at_LE: the iteration of that save.
+        saved_at_LE: iteration of the last save.
         k: at most E.
 
     >>> load_aware(np.array([[5, 9, 9, 0]]), np.array([[0, 8, 4, 0]]), 2).tolist()
@@ -62,8 +62,8 @@ def partial_bytes(dense_bytes: float, expert_bytes: float, k: int, num_classes: 
     """C_pec, the bytes of a checkpoint of K of E experts: P_dense + K/E * P_expert, weights and moments of each.
 
     Args:
-        dense_bytes: of all that is no expert's.
-        expert_bytes: of all experts.
+        dense_bytes: bytes of the dense part.
+        expert_bytes: bytes of all experts.
         k: experts of a layer that are saved.
         num_classes: experts of a layer.
 

@@ -1,7 +1,7 @@
 """Checkpoints on disk.
 
-Arrays in files, the manifest that says where the newest copy of everything lies, writing and reading them, and
-verifying files against their digests.
+Arrays in files, the manifest that locates the newest copy of everything, writing and reading both, and verifying files
+against their digests.
 """
 
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays

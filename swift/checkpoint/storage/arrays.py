@@ -1,4 +1,4 @@
-"""A tree of arrays on disk, beside a manifest that every file is checked against before it is read."""
+"""A tree of arrays on disk, with a manifest that every file is checked against before it is read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,19 +19,19 @@ _VERSION = 1
 
 
 def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Saves a pytree of arrays; what is there without a manifest, written last, was interrupted and does not count.
+    """Saves a pytree of arrays. The manifest is written last: a directory without one was interrupted.
 
     Args:
-        path: the directory to make; one that is there is replaced.
-        tree: the arrays; their places in the tree are their names.
-        metadata: kept beside them; JSON.
+        path: directory to make; an existing one is replaced.
+        tree: arrays; their paths in the tree are their names.
+        metadata: JSON stored with them.
 
     Raises:
-        OSError, ValueError: as Orbax tells that a file could not be written.
-        RunError: what is on the disk is not what is in memory.
+        OSError, ValueError: Orbax could not write a file.
+        RunError: the arrays on the disk are not those in memory.
     """
     arrays = by_name(tree)
-    # Orbax takes no empty array; there is nothing to save of one.
+    # Orbax does not take empty arrays, which have nothing to save.
     filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
     contents = {name: array_digest([array]) for name, array in filled.items()}
     write_arrays(path, filled)
@@ -45,14 +45,14 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def load_metadata(path: Path, setting: str) -> dict[str, Any]:
-    """What was kept beside the arrays.
+    """The metadata stored with the arrays.
 
     Args:
-        path: the directory.
-        setting: what the user calls it, for errors.
+        path: directory of the arrays.
+        setting: the user's name for it, for errors.
 
     Raises:
-        SettingError: it holds no arrays of ours, or of another version, or the manifest is damaged.
+        SettingError: there are no arrays, they are of another version, or the manifest is damaged.
     """
     return read_signed(path, setting, _VERSION)["metadata"]
 
@@ -61,12 +61,12 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
     """Checks every file and reads the arrays back.
 
     Args:
-        path: the directory.
-        abstract: the tree of ``jax.ShapeDtypeStruct`` with shardings.
-        setting: what the user calls it, for errors.
+        path: directory of the arrays.
+        abstract: tree of ``jax.ShapeDtypeStruct`` with shardings.
+        setting: the user's name for the directory, for errors.
 
     Returns:
-        The tree.
+        The tree of arrays.
 
     Raises:
         SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.

@@ -1,4 +1,4 @@
-"""Digests, against which everything that is read is held."""
+"""Digests of bytes, arrays and files, which everything that is read is checked against."""
 
 import hashlib
 import os
@@ -12,12 +12,12 @@ _SIZE = 16
 
 
 def digest(content: bytes) -> str:
-    """Of bytes."""
+    """Digest of bytes."""
     return hashlib.blake2b(content, digest_size=_SIZE).hexdigest()
 
 
 def array_digest(arrays: Iterable[np.ndarray]) -> str:
-    """Of the numbers of arrays, one after the other."""
+    """Digest of the values of arrays, one array after the other."""
     whole = hashlib.blake2b(digest_size=_SIZE)
     for array in arrays:
         whole.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -25,9 +25,9 @@ def array_digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 def array_checksum(arrays: Iterable[np.ndarray]) -> int:
-    """Of the numbers of arrays, one after the other: a CRC-32, for what stays in memory.
+    """CRC-32 of the values of arrays, one after the other; for copies in memory.
 
-    It finds what a process that was killed left half-written, at five times the speed of ``array_digest``.
+    It detects what a killed process left half-written, at five times the speed of ``array_digest``.
     """
     checksum = 0
     for array in arrays:
@@ -36,13 +36,13 @@ def array_checksum(arrays: Iterable[np.ndarray]) -> int:
 
 
 def file_digest(path: Path) -> str:
-    """Of a file."""
+    """Digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_SIZE)).hexdigest()
 
 
 def settled_digests(directory: Path) -> dict[str, str]:
-    """Of every file under a directory, by its path there, once the file is on the disk and no longer on its way."""
+    """Digests of all files under a directory, by path from there, each taken after the file is synced to the disk."""
     digests = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         with path.open("rb") as file:
@@ -52,11 +52,11 @@ def settled_digests(directory: Path) -> dict[str, str]:
 
 
 def difference(path: Path, expected: str) -> str | None:
-    """What is wrong with a file that should have a digest; None: nothing."""
+    """The difference of a file from its expected digest, as a phrase; None: there is none."""
     if not path.is_file():
         return "is missing"
     try:
         found = file_digest(path)
-    except OSError as error:  # a bad sector, or no permission: another copy may be had
+    except OSError as error:  # a bad sector, or no permission: there may be another copy
         return f"cannot be read: {error.strerror}"
     return None if found == expected else "is not as it was saved"

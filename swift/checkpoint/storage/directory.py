@@ -1,12 +1,12 @@
-"""The directory of a run's checkpoints: which are there, what may go, and what a life that ended in a save has left.
+"""The directory of a run's checkpoints: listing, committing, retiring, and cleaning up after interrupted saves.
 
     step-00000040/manifest.json    written last: makes the iteration restorable, see swift.checkpoint.storage.manifest
-    step-00000040/arrays/          what iteration 40 has saved, see swift.checkpoint.storage.orbax_files
+    step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.storage.orbax_files
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
-    .step-00000060.tmp/            a save that is under way, or was broken off
-    step-00000040.earlier/         a checkpoint while one of the same iteration takes its place
-    step-00000060.aside/           a checkpoint that a run has passed over; nothing reads it any more, and it goes when
-                                   that run has saved iteration 60 or a later one
+    .step-00000060.tmp/            a save in progress, or an interrupted one
+    step-00000040.earlier/         a checkpoint while another of the same iteration replaces it
+    step-00000060.aside/           a checkpoint that a restore has passed over; nothing reads it any more, and it is
+                                   removed once the run has saved iteration 60 or a later one
 
 One process at a time writes here.
 """
@@ -29,14 +29,14 @@ def checkpoint_steps(directory: Path) -> list[int]:
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Where the checkpoint of an iteration lies."""
+    """The path of an iteration's checkpoint."""
     return directory / f"{_PREFIX}{step:08d}"
 
 
 def settle(directory: Path) -> None:
-    """After a save that may have failed, now or in an earlier life: what is half goes, and its forerunner comes back.
+    """Cleans up after interrupted saves: removes partial ones and puts back the checkpoints that they were replacing.
 
-    What is half would keep a full disk full.
+    Partial saves would keep a full disk full.
     """
     for half in directory.glob(f".{_PREFIX}*.tmp"):
         shutil.rmtree(half, ignore_errors=True)
@@ -49,7 +49,7 @@ def settle(directory: Path) -> None:
 
 
 def begin_save(directory: Path, step: int) -> Path:
-    """A new directory, to be filled and then given to ``commit_save``."""
+    """Makes the temporary directory of a save, which ``commit_save`` renames."""
     directory.mkdir(parents=True, exist_ok=True)
     settle(directory)
     path = directory / f".{checkpoint_path(directory, step).name}.tmp"
@@ -58,21 +58,21 @@ def begin_save(directory: Path, step: int) -> Path:
 
 
 def commit_save(directory: Path, step: int) -> Path:
-    """Gives what ``begin_save`` made its name; an earlier checkpoint of the iteration is there until that is done."""
+    """Renames the directory of ``begin_save``; an earlier checkpoint of the iteration remains until that is done."""
     path = checkpoint_path(directory, step)
     if path.exists():
         path.rename(path.with_suffix(_EARLIER))
     (directory / f".{path.name}.tmp").rename(path)
-    sync_directory(directory)  # before anything goes that this one replaces
+    sync_directory(directory)  # before the checkpoint that this one replaces is removed
     settle(directory)
     return path
 
 
 def set_aside_newer(directory: Path, step: int) -> list[str]:
-    """Renames the checkpoints after an iteration from which a run goes on; they would outlive those that it writes.
+    """Sets aside the checkpoints after the iteration that a run resumes from, or they would shadow new ones.
 
     Returns:
-        their new names.
+        Their new names.
     """
     names = []
     for newer in _saved_steps(directory):
@@ -86,7 +86,7 @@ def set_aside_newer(directory: Path, step: int) -> list[str]:
 
 
 def remove_set_aside(directory: Path, step: int) -> None:
-    """Removes what was set aside of iterations up to one that has been saved, and read back, since."""
+    """Removes checkpoints set aside, up to an iteration that has been saved and read back since."""
     for path in directory.glob(f"{_PREFIX}*{_ASIDE}"):
         number = path.name.removeprefix(_PREFIX).removesuffix(_ASIDE)
         if number.isdigit() and int(number) <= step:
@@ -94,18 +94,18 @@ def remove_set_aside(directory: Path, step: int) -> None:
 
 
 def retire(directory: Path, num_kept: int) -> None:
-    """Removes what none of the newest checkpoints would read; nothing where one of their manifests cannot be read.
+    """Removes files that no kept checkpoint needs; nothing where one of their manifests cannot be read.
 
     Args:
-        directory: of all checkpoints of a run.
-        num_kept: how many checkpoints stay.
+        directory: directory of all checkpoints of a run.
+        num_kept: number of checkpoints to keep, the newest ones.
     """
     steps = checkpoint_steps(directory)
     try:
         kept = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
     except SettingError:
-        return  # what it needs is not known
-    for step in steps[:-num_kept]:  # first, so that a checkpoint that is half removed does not count
+        return  # the files that it needs are not known
+    for step in steps[:-num_kept]:  # manifests first, so that a checkpoint that is half removed does not count
         (checkpoint_path(directory, step) / MANIFEST).unlink()
     needed = files_needed(kept)
     for step in _saved_steps(directory):
@@ -113,7 +113,7 @@ def retire(directory: Path, num_kept: int) -> None:
 
 
 def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
-    """The files that some checkpoints would read, by step, their manifests included."""
+    """The files that restores of some checkpoints may read, by step, manifests included."""
     needed: dict[int, set[str]] = {}
     for manifest in manifests:
         for step, files in manifest.files_needed().items():
@@ -123,7 +123,7 @@ def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
 
 
 def _keep_only(path: Path, names: frozenset[str]) -> None:
-    """Removes all other files of a directory, and the directories that become empty."""
+    """Removes all other files of a directory, and directories that become empty."""
     if not names:
         shutil.rmtree(path)
         return
@@ -136,7 +136,7 @@ def _keep_only(path: Path, names: frozenset[str]) -> None:
 
 
 def _saved_steps(directory: Path) -> list[int]:
-    """The iterations of which anything is there, oldest first."""
+    """The iterations with any files, oldest first."""
     return sorted(_numbers(directory))
 
 

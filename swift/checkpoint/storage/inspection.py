@@ -1,4 +1,4 @@
-"""What a directory of checkpoints holds, and what of it is damaged, for people to read; nothing is changed."""
+"""Inspection of a directory of checkpoints, and of damage to it, for people to read; changes nothing."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,10 +15,10 @@ _SETTING = "DIR"
 
 
 def find_checkpoints(path: Path) -> tuple[Path, int | None]:
-    """The directory of checkpoints that a user means: a run's, one of checkpoints, or a checkpoint in one.
+    """The directory of checkpoints for a path: of a run, of all its checkpoints, or of one of them.
 
     Returns:
-        (the directory of all checkpoints, the iteration where a certain one is meant).
+        (directory of all checkpoints, iteration where the path is of one checkpoint).
 
     Raises:
         SettingError: there are none.
@@ -33,7 +33,7 @@ def find_checkpoints(path: Path) -> tuple[Path, int | None]:
 
 
 def overview(directory: Path) -> list[dict[str, Any]]:
-    """A row for every iteration that can be restored, oldest first; of one that cannot be read, why."""
+    """A row for every iteration that can be restored, oldest first; for one that cannot be read, the reason."""
     rows = []
     for step, manifest in _manifests(directory, checkpoint_steps(directory)):
         facts = {"error": manifest} if isinstance(manifest, str) else _facts(manifest)
@@ -42,7 +42,7 @@ def overview(directory: Path) -> list[dict[str, Any]]:
 
 
 def coverage(manifest: Manifest) -> list[dict[str, Any]]:
-    """A row for every expert: where its newest copy lies, and the one to fall back to."""
+    """A row for every expert: the location of its newest copy, and the step of the one to fall back to."""
     contained_LE = manifest.ledger.tally.contained_LE
     rows = []
     for unit, copies in sorted(manifest.ledger.copies.items()):
@@ -66,7 +66,7 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
 def what_a_restore_does(
     directory: Path, step: int | None = None, checker: Checker | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a certain one."""
+    """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a given one."""
     try:
         plan = plan_restore(directory, step=step, checker=checker)
     except SettingError as error:
@@ -76,7 +76,7 @@ def what_a_restore_does(
 
 
 def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str]:
-    """What is wrong with the files and numbers that any checkpoint would read, or a certain one, a phrase each."""
+    """Damage to the files and values that any checkpoint, or a given one, needs; a phrase each."""
     told = set[str]()
     for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
@@ -89,7 +89,7 @@ def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str
 
 
 def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
-    """What is wrong with what one checkpoint would read: all files, then the numbers in those that are sound."""
+    """Damage to what one checkpoint needs: all files, then the values in those that are sound."""
     for owner, files in sorted(manifest.files_needed().items()):
         for name, digest in files.items():
             yield from filter(None, [checker.file(owner, name, digest)])
@@ -111,7 +111,7 @@ def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
 
 
 def _manifests(directory: Path, steps: Iterable[int]) -> Iterator[tuple[int, Manifest | str]]:
-    """Of every step its manifest, or why that cannot be read."""
+    """The manifest of every step, or why it cannot be read."""
     for step in steps:
         try:
             found: Manifest | str = read_manifest(checkpoint_path(directory, step), _SETTING)

@@ -1,6 +1,10 @@
-"""What lies where: the manifest of a checkpoint, and what a run knows of its checkpoints between two of them.
+"""The manifest of a checkpoint, and the ledger that a run keeps of its checkpoints.
 
-Legend: L MoE layers of the model, E classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
+A manifest stands by itself: it names, for every expert, the step and files of its newest copy and of the one before,
+with digests, sizes and the token updates that they contain; for the dense part the files of its own step; and the
+ledger, from which the next checkpoint follows.
+
+Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
 """
 
 import json
@@ -19,22 +23,22 @@ from swift.files import replace_file
 MANIFEST = "manifest.json"
 _VERSION = 2
 NUM_COPIES = 2
-"""Copies of an expert that a manifest names: the newest, and the one to fall back to."""
+"""Copies of an expert that a manifest names: the newest, and one to fall back to."""
 
 Files = Mapping[str, str]
-"""Digests by file, in the directory of a step."""
+"""Digests of files, by path in the directory of a step."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """An expert's state as one checkpoint has it.
+    """An expert's state in one checkpoint.
 
     Attributes:
-        step: of the checkpoint.
-        contained: token updates that are in it, see ``Tally``.
-        num_bytes: of its numbers.
-        content: digest of its numbers.
-        files: where they lie.
+        step: iteration of the checkpoint.
+        contained: token updates that it contains, see ``Tally``.
+        num_bytes: bytes of its values.
+        content: digest of its values.
+        files: files that hold them.
     """
 
     step: int
@@ -46,13 +50,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Dense:
-    """The dense part as one checkpoint has it.
+    """The dense part in one checkpoint.
 
     Attributes:
-        shapes: of its arrays, by name.
-        contents: digests of their numbers.
-        num_bytes: of all numbers.
-        files: where they lie.
+        shapes: dtypes and shapes of its arrays, by name.
+        contents: digests of their values, by name.
+        num_bytes: bytes of all values.
+        files: files that hold them.
     """
 
     shapes: Mapping[str, str]
@@ -63,13 +67,13 @@ class Dense:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the next checkpoint depends on.
+    """The history that the next checkpoint depends on.
 
     Attributes:
         tally: token updates so far.
-        copies: of every expert, the newest first; of none before the first checkpoint.
-        common: by step, the files that reading any array of its checkpoint needs.
-        turn_L: whose turn it is in every layer's round.
+        copies: copies of every expert, the newest first; empty before the first checkpoint.
+        common: files that are needed to read any array of a step, by step.
+        turn_L: int64, the class whose turn it is in every layer's round.
         k: experts of a layer that a partial checkpoint saves.
     """
 
@@ -81,7 +85,7 @@ class Ledger:
 
     @classmethod
     def first(cls, num_layers: int, num_classes: int, k: int) -> "Ledger":
-        """Of a run that has saved nothing."""
+        """The ledger of a run that has saved nothing."""
         turn_L = first_turns(num_layers, num_classes, k)
         return cls(Tally.none(num_layers, num_classes), {}, {}, turn_L, k)
 
@@ -91,15 +95,15 @@ class Ledger:
         return self.tally.contained_LE.shape[1]
 
     def counted(self, popularity_LE: Any, dropped_LE: Any) -> "Ledger":
-        """After one more iteration, see ``Tally.count``."""
+        """The ledger after one more iteration, see ``Tally.count``."""
         return replace(self, tally=self.tally.count(popularity_LE, dropped_LE))
 
     def uncounted(self, num_iterations: int, most_updates: int) -> "Ledger":
-        """After more iterations of which there is no record, see ``Tally.uncounted``."""
+        """The ledger after more iterations without a record, see ``Tally.uncounted``."""
         return replace(self, tally=self.tally.uncounted(num_iterations, most_updates))
 
     def choose(self, selection: str, *, full: bool) -> np.ndarray:
-        """The classes ``[L, K]`` that the next checkpoint saves: all where some have no copy yet, or where asked."""
+        """The classes ``[L, K]`` that the next checkpoint saves: all where some have no copy yet, or where ``full``."""
         num_layers, num_classes = self.tally.contained_LE.shape
         if full or self.k >= num_classes or not all(self._newest()):
             return everything(num_layers, num_classes)
@@ -110,7 +114,7 @@ class Ledger:
         return load_aware(self.tally.contained_LE - saved_LE[..., 0], saved_LE[..., 1], self.k)
 
     def saved(self, step: int, chosen_LK: np.ndarray, copies: Mapping[Unit, Copy], common: Files) -> "Ledger":
-        """After a checkpoint of some experts, of which there are these copies."""
+        """The ledger after a checkpoint that made these copies."""
         merged = dict(self.copies)
         for unit, copy in copies.items():
             merged[unit] = (copy, *(old for old in self.copies.get(unit, ()) if old.step < step))[:NUM_COPIES]
@@ -121,30 +125,30 @@ class Ledger:
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
     def anew(self, k: int) -> "Ledger":
-        """For checkpoints of a state of another shape, of K experts each; copies are of one shape in a checkpoint.
+        """The ledger for a state of another shape: without copies, which have to be of one shape in a checkpoint.
 
-        So the next one is full.
+        So the next checkpoint is full.
         """
         return replace(self, copies={}, common={}, k=k)
 
     def _newest(self) -> list[Copy | None]:
-        """Of every expert in order; None where there is no copy."""
+        """The newest copy of every expert, in order; None where there is no copy."""
         return [next(iter(self.copies.get(unit, ())), None) for unit in np.ndindex(*self.tally.contained_LE.shape)]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a checkpoint, apart from numbers.
+    """Everything about a checkpoint but its values.
 
     Attributes:
         step: iterations done.
-        identity: what a run has to share to read it, by the name of the setting; JSON.
-        extra: kept beside it, such as the loader's state; JSON.
+        identity: settings that a run has to share to read it, by name; JSON.
+        extra: other state, such as the loader's; JSON.
         dense: the dense part.
-        unit_shapes: of an expert's state, by type.
-        chosen: the classes that this checkpoint has saved, ``[L][K]``.
-        bytes_per_rank: that it has written, ``[P][N]``.
-        ledger: as it is after this checkpoint.
+        unit_shapes: shapes of an expert's state, by dtype.
+        chosen: classes that this checkpoint has saved, ``[L][K]``.
+        bytes_per_rank: bytes that it has written, ``[P][N]``.
+        ledger: ledger after this checkpoint.
     """
 
     step: int
@@ -158,7 +162,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of the numbers that this checkpoint has written."""
+        """Bytes of the values that this checkpoint has written."""
         return sum(map(sum, self.bytes_per_rank))
 
     @property
@@ -167,7 +171,7 @@ class Manifest:
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
 
     def files_needed(self) -> dict[int, dict[str, str]]:
-        """All that a restore of this checkpoint may read, by step."""
+        """The files that a restore of this checkpoint may read, by step."""
         needed = {step: dict(files) for step, files in self.ledger.common.items()}
         needed[self.step].update(self.dense.files)
         for copies in self.ledger.copies.values():
@@ -177,7 +181,7 @@ class Manifest:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes the manifest of the checkpoint in a directory; with it the checkpoint is there."""
+    """Writes the manifest to the directory of a checkpoint, which makes the checkpoint restorable."""
     ledger = manifest.ledger
     said = {
         "version": _VERSION,
@@ -199,14 +203,14 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path, setting: str) -> Manifest:
-    """The manifest of the checkpoint in a directory.
+    """Reads the manifest from the directory of a checkpoint.
 
     Args:
-        path: the directory.
-        setting: what the user calls it, for errors.
+        path: directory of the checkpoint.
+        setting: the user's name for it, for errors.
 
     Raises:
-        SettingError: there is none, it is damaged, of another version, or of another checkpoint.
+        SettingError: there is none, or it is damaged, of another version, or of another checkpoint.
     """
     said = read_signed(path, setting, _VERSION)
     if not path.name.endswith(f"-{said['step']:08d}"):
@@ -243,7 +247,7 @@ def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
 
 
 def check_shapes(path: Path, setting: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Raises SettingError where a checkpoint's shapes, by name, are not those that are wanted; the line names one."""
+    """Raises SettingError, naming one array, where a checkpoint's shapes by name are not the expected ones."""
     for name in sorted({*theirs, *ours}):
         there, here = theirs.get(name, "nothing"), ours.get(name, "nothing")
         if there != here:

@@ -1,4 +1,4 @@
-"""Checkpoints and restores in words."""
+"""Texts and event fields that describe checkpoints and restores."""
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -10,7 +10,7 @@ from swift.checkpoint.storage.reader import RestorePlan
 
 
 def source_lines(plan: RestorePlan) -> list[str]:
-    """Where a restore takes its state from, a line for each source, and what it has passed over.
+    """A line for each source of a restore, and for each copy passed over.
 
     Such as ``dense: storage, step 40`` and ``experts 3, 7 of layer 1: storage, step 20``.
     """
@@ -23,11 +23,11 @@ def source_lines(plan: RestorePlan) -> list[str]:
 
 
 def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
-    """The same, with what the restore has cost so far.
+    """The sources of a restore, lost tokens so far, and K where it changes.
 
     Args:
-        plan: of the restore.
-        after: with which the run goes on.
+        plan: plan of the restore.
+        after: ledger with which the run continues.
     """
     lines = [*source_lines(plan), f"proportion of lost tokens so far: {plan.tally.plt:.4f}"]
     if plan.tally.num_uncounted:
@@ -37,7 +37,7 @@ def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
 
 
 def experts_text(units: Iterable[Unit]) -> str:
-    """Such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
+    """A list of experts, such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
     parts = []
     for layer, of_layer in groupby(sorted(units), key=lambda unit: unit[0]):
         classes = [str(class_) for _, class_ in of_layer]
@@ -46,7 +46,7 @@ def experts_text(units: Iterable[Unit]) -> str:
 
 
 def save_facts(manifest: Manifest) -> dict[str, Any]:
-    """What ``events.jsonl`` says of a checkpoint; bytes are those of the numbers, all ranks together."""
+    """Fields of the event ``checkpoint`` in ``events.jsonl``; bytes are those of the values, of all ranks together."""
     ledger = manifest.ledger
     uncounted = ledger.tally.num_uncounted
     return {
@@ -59,11 +59,11 @@ def save_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def restore_facts(plan: RestorePlan, after: Ledger) -> dict[str, Any]:
-    """What ``events.jsonl`` says of a restore: by step, the experts ``[layer, class]`` that it has taken from there.
+    """Fields of the event ``restore`` in ``events.jsonl``; experts are ``[layer, class]``, by the step of their copy.
 
     Args:
-        plan: of the restore.
-        after: with which the run goes on.
+        plan: plan of the restore.
+        after: ledger with which the run continues.
     """
     return {
         "dense": plan.step,

@@ -1,7 +1,7 @@
-"""The one module that calls Orbax (its v1 interface): arrays on the host, each in files of its own.
+"""Arrays on the host in files, each in its own; the only module that calls Orbax (its v1 interface).
 
-One directory for each array, uncompressed and not merged (no OCDBT), so that files can be kept, removed and found
-damaged array by array, and so that a file takes the bytes of its array.
+One directory for each array, uncompressed and not merged (no OCDBT), so that files can be kept, removed and verified
+array by array, and a file has exactly the bytes of its array.
 """
 
 import json
@@ -22,15 +22,15 @@ _CODE = re.compile(r"os_error_code='(\d+)'")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays; any thread may.
+    """Writes arrays; safe to call from any thread.
 
     Args:
-        path: the directory to make; one that is there is replaced. Until it is whole it has another name.
-        arrays: by name, without slashes; none is empty, which Orbax does not take.
+        path: directory to make; an existing one is replaced. Until it is complete it has another name.
+        arrays: arrays by name, without slashes; none may be empty, which Orbax does not take.
 
     Raises:
         OSError: a file could not be written.
-        ValueError: the same, where Orbax does not tell the system's reason.
+        ValueError: the same, where Orbax does not report the system's error.
     """
     context = ocp.Context()
     context.array.saving.use_ocdbt = False
@@ -40,7 +40,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with _quiet(), context:
         try:
             ocp.save_async(path.absolute(), dict(arrays), overwrite=True).result()
-        except ValueError as error:  # of TensorStore, which wraps the system's errors in half a page
+        except ValueError as error:  # from TensorStore, which wraps the system's error in half a page
             code = _CODE.search(str(error))
             if code is None:
                 raise
@@ -48,11 +48,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Reads some arrays, whose files have to be sound: of damaged ones TensorStore complains at length.
+    """Reads some arrays, whose files have to be sound: TensorStore's errors on damaged files are long.
 
     Args:
-        path: what ``write_arrays`` made; files of other arrays may be missing.
-        like: what has the shape and type of each array.
+        path: directory that ``write_arrays`` made; files of other arrays may be missing.
+        like: shapes and dtypes of the arrays, by name.
     """
     context = ocp.Context()
     context.pytree.loading.partial_load = True
@@ -62,19 +62,19 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def files_of(name: str) -> str:
-    """The directory of an array's files, within that of all arrays."""
+    """The directory of an array's files, relative to that of all arrays."""
     return f"{_ARRAYS}/{name}"
 
 
 def map_array(path: Path, name: str) -> np.ndarray:
-    """Maps an array where it lies, without reading its numbers; reads its shape and type.
+    """Maps an array's file into memory, after reading its shape and dtype; its values are not read.
 
     Args:
-        path: what ``write_arrays`` made.
-        name: one of its arrays.
+        path: directory that ``write_arrays`` made.
+        name: name of the array.
 
     Raises:
-        OSError, ValueError: its files are missing, or not laid out as ``write_arrays`` does.
+        OSError, ValueError: its files are missing, or not laid out as by ``write_arrays``.
     """
     file = path / data_file(path, name)
     shape, dtype = _header(path, name)
@@ -84,13 +84,13 @@ def map_array(path: Path, name: str) -> np.ndarray:
 
 
 def data_file(path: Path, name: str) -> str:
-    """Name of the one file whose bytes are those of an array's numbers; raises as ``map_array`` does."""
+    """Path of the file whose bytes are an array's values; raises as ``map_array`` does."""
     shape, _ = _header(path, name)
     return f"{files_of(name)}/{'.'.join('0' for _ in shape) or '0'}"
 
 
 def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array that is stored in one piece, as raw bytes."""
+    """Shape and dtype of an array that is stored in one piece, as raw bytes."""
     said = json.loads((path / files_of(name) / ".zarray").read_bytes())
     try:
         shape, dtype = tuple(said["shape"]), np.dtype(said["dtype"])
@@ -105,7 +105,7 @@ def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what orbax 0.12.8 logs, as it was asked for (no OCDBT files to merge) or is raised, too (errors)."""
+    """Suppresses log messages of orbax 0.12.8 that are expected (no OCDBT files to merge) or raised too (errors)."""
 
     def is_news(record: logging.LogRecord) -> bool:
         text = str(record.msg)

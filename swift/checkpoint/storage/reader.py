@@ -1,4 +1,4 @@
-"""Which copies a restore takes, and taking them: nothing is trusted that is not as it was saved."""
+"""Restores: choosing the newest sound copies and reading them; everything is verified against its digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ _SETTING = "checkpoint"
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Where a restore takes everything from.
+    """The sources of a restore.
 
     Attributes:
-        manifest: of the checkpoint that has the dense part.
-        sources: of every expert, a copy of that iteration or an older one.
-        passed_over: what was newer and is damaged, a phrase each.
+        manifest: manifest of the checkpoint with the dense part.
+        sources: the copy of every expert, of that iteration or an older one.
+        passed_over: newer checkpoints and copies that are damaged, a phrase each.
     """
 
     manifest: Manifest
@@ -40,7 +40,7 @@ class RestorePlan:
 
     @cached_property
     def tally(self) -> Tally:
-        """Token updates so far, with those that this restore loses."""
+        """Token updates so far, including those that this restore loses."""
         before = self.manifest.ledger.tally
         contained_LE = np.zeros_like(before.contained_LE)
         for unit, copy in self.sources.items():
@@ -48,12 +48,12 @@ class RestorePlan:
         return before.restored(contained_LE)
 
     def ledger(self, first_k: int, plt_budget: float | None) -> Ledger:
-        """What a run that goes on from here knows of its checkpoints.
+        """The ledger of a run that continues from here.
 
         Args:
-            first_k: K as it is set.
-            plt_budget: see ``dynamic_k``; None: K is as it is set, whatever it was. Where nothing was lost, as after a
-                planned stop, K stays.
+            first_k: K of the settings.
+            plt_budget: see ``dynamic_k``; None: K is that of the settings, whatever it was before. Where nothing was
+                lost, as after a planned stop, K stays.
         """
         before = self.manifest.ledger
         copies = {
@@ -76,10 +76,10 @@ def plan_restore(
     """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
 
     Args:
-        directory: of all checkpoints of a run.
-        identity: what the run has to share with the checkpoint; None: nothing is asked.
-        step: the iteration, where it has to be a certain one.
-        checker: that may have read some files already; one of its own unless given.
+        directory: directory of all checkpoints of a run.
+        identity: settings that the run has to share with the checkpoint; None: not checked.
+        step: iteration to restore; None: the newest sound one.
+        checker: checker that has verified some files before; None: a new one.
 
     Raises:
         SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
@@ -110,12 +110,12 @@ def plan_restore(
 
 
 def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
-    """Reads what a plan says.
+    """Reads the sources of a plan.
 
     Args:
-        directory: of all checkpoints of the run.
-        plan: for this directory, as it is now.
-        split: of the state.
+        directory: directory of all checkpoints of the run.
+        plan: plan for this directory, as it is now.
+        split: division of the state.
 
     Returns:
         The state on the host.
@@ -129,7 +129,7 @@ def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
 
 
 def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
-    """Notes in the manifest what a run has gone on from, lest a second fault counts the same tokens as lost again."""
+    """Stores the ledger after a restore in the manifest, so that a second fault counts no token as lost again."""
     write_manifest(checkpoint_path(directory, manifest.step), replace(manifest, ledger=ledger))
 
 
@@ -157,7 +157,7 @@ def _check_dense(manifest: Manifest, checker: Checker) -> None:
 
 
 def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Copy], list[str]]:
-    """The newest sound copy of every expert, and what is wrong with newer ones."""
+    """The newest sound copy of every expert, and the damage to newer ones."""
     sources, damaged = dict[Unit, Copy](), list[str]()
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"
@@ -200,7 +200,7 @@ def _read_dense(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[s
 
 
 def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
-    """Raises SettingError where arrays are not those that were saved, though their files were a moment ago."""
+    """Raises SettingError where the arrays read are not those saved, although their files have just been verified."""
     if array_digest(arrays) != content:
         allowed = f"the numbers of {name} are not those that were saved, though its files are: try again"
         raise SettingError(_SETTING, str(path), allowed)

@@ -1,7 +1,7 @@
-"""Holding what lies on the disk against what a manifest says of it: bytes of files, and the numbers in them.
+"""Verification of files on the disk, and of the values in them, against a manifest.
 
-An array is stored as the bytes of its numbers, in one file. So where that file has the digest that the array had in
-memory, before anything was written, its numbers are those that were to be saved, and they are read only once.
+An array is stored as the bytes of its values, in one file. So where that file has the digest that the array had in
+memory, before anything was written, its values are the right ones, and they are read only once.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,20 @@ from swift.checkpoint.storage.manifest import Copy, Files, Manifest
 from swift.checkpoint.storage.orbax_files import data_file, map_array
 
 _BLOCK = 2**22
-"""Numbers that are looked through at once."""
+"""Values checked at a time."""
 
 
 class Damaged(Exception):
-    """What is wrong with a checkpoint, as a phrase."""
+    """A checkpoint is damaged; the message says how, as a phrase."""
 
 
 class Checker:
     """Checks the files and arrays of a run's checkpoints, each at most once.
 
+    Methods return a phrase that says what is damaged, or None.
+
     Args:
-        directory: of all checkpoints of a run.
+        directory: directory of all checkpoints of a run.
     """
 
     def __init__(self, directory: Path):
@@ -36,7 +38,7 @@ class Checker:
         self._found: dict[tuple[int, str, str], str | None] = {}
 
     def dense(self, manifest: Manifest) -> str | None:
-        """What is wrong with the dense part of a checkpoint; None: nothing."""
+        """Checks the dense part of a checkpoint."""
         step, dense = manifest.step, manifest.dense
         why = self.files(step, dense.files, manifest.ledger.common[step])
         for name, shape in dense.shapes.items():
@@ -45,7 +47,7 @@ class Checker:
         return why
 
     def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
-        """What is wrong with a copy of an expert that a checkpoint names; None: nothing."""
+        """Checks a copy of an expert that a checkpoint names."""
         why = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
         if why is None and copy.num_bytes:
             shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
@@ -53,13 +55,13 @@ class Checker:
         return why
 
     def files(self, step: int, *all_files: Files) -> str | None:
-        """What is wrong with some files of a step; None: nothing."""
+        """Checks some files of a step against their digests."""
         return next(
             (why for files in all_files for name, d in files.items() if (why := self.file(step, name, d))), None
         )
 
     def file(self, step: int, name: str, expected: str) -> str | None:
-        """What is wrong with a file of a step that should have a digest; None: nothing."""
+        """Checks a file of a step against its expected digest."""
         key = (step, name, expected)
         if key not in self._found:
             wrong = difference(self._path(step) / name, expected)
@@ -67,7 +69,7 @@ class Checker:
         return self._found[key]
 
     def finite(self, step: int, name: str) -> str | None:
-        """Which of a step's arrays, whose files are sound, has numbers that are not finite; None: it has none."""
+        """Checks that the values of one of a step's arrays, whose files are sound, are finite."""
         key = (step, name, "finite")
         if key not in self._found:
             array = map_array(self._path(step) / ARRAYS, name)
@@ -92,20 +94,23 @@ class Checker:
 def wrong_numbers(
     path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS
 ) -> str | None:
-    """What is wrong with the numbers of some arrays on the disk, whose files are as they were saved; None: nothing.
+    """Compares arrays on the disk, whose files are sound, with those that were in memory.
 
     Args:
-        path: of a checkpoint's directory.
-        shapes: types and shapes of the arrays by name, as they were in memory.
-        content: digest of their numbers in memory, one array after the other.
-        files: digests of their files, by their paths from there.
-        folder: where the arrays are from there.
+        path: directory of the checkpoint.
+        shapes: dtypes and shapes of the arrays by name, as they were in memory.
+        content: digest of their values in memory, one array after the other.
+        files: digests of their files, by path from the directory.
+        folder: directory of the arrays, from there.
+
+    Returns:
+        What is wrong, as a phrase; None: nothing.
     """
     arrays, names = path / folder, " and ".join(shapes)
     try:
         found = {name: map_array(arrays, name) for name in shapes}
         (only, *others) = shapes
-        # The bytes of several arrays one after the other are nowhere in one file.
+        # The bytes of several arrays are in several files, whose digests say nothing on the whole.
         digest = array_digest(found.values()) if others else files[str(PurePosixPath(folder) / data_file(arrays, only))]
     except (OSError, ValueError, KeyError) as error:
         return f"{names} cannot be read: {error}"
@@ -116,14 +121,14 @@ def wrong_numbers(
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether all numbers of an array are finite; it may be a file that does not fit into memory."""
+    """Whether all values of an array are finite; it may be a mapped file that does not fit into memory."""
     flat = array.reshape(-1)
     blocks = range(0, flat.size, _BLOCK) if jnp.issubdtype(array.dtype, jnp.inexact) else ()
     return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
 
 
 def is_of_model(name: str) -> bool:
-    """Whether an array of a state has the model's numbers; what a placement policy remembers may well be infinite.
+    """Whether an array of a state belongs to the model; the state of a placement policy may contain infinities.
 
     >>> is_of_model("master.head"), is_of_model("policy.0")
     (True, False)
@@ -132,7 +137,7 @@ def is_of_model(name: str) -> bool:
 
 
 def is_stored(shape: str) -> bool:
-    """Whether an array of this type and shape has files: Orbax takes no empty one.
+    """Whether an array of this dtype and shape has files; empty ones do not, since Orbax does not take them.
 
     >>> is_stored("float32[4, 8]"), is_stored("int32[]"), is_stored("int32[1, 0, 4]")
     (True, True, False)
@@ -141,6 +146,6 @@ def is_stored(shape: str) -> bool:
 
 
 def unit_array(unit: Unit, dtype: str) -> str:
-    """The name of the array that has an expert's state of a type."""
+    """The name of the array with an expert's state of a dtype."""
     layer, class_ = unit
     return f"expert.{layer}.{class_}.{dtype}"

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: arrays first, which are read back, then what they are held against, then its name."""
+"""Writing a checkpoint: arrays, which are read back, then the manifest, then the rename that makes it count."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from swift.checkpoint.storage.verification import unit_array, wrong_numbers
 from swift.files import sync_directory
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
-"""Before a save that has failed is tried again, time after time; then the next one that is due has to do."""
+"""Pauses before a failed save is tried again, one after the other; then the run waits for the next one due."""
 
 
 def save_checkpoint(
@@ -33,28 +33,28 @@ def save_checkpoint(
     extra: Mapping[str, Any],
     num_kept: int,
 ) -> Manifest:
-    """Saves a snapshot, holds what was written against what is in memory, then removes what is no longer needed.
+    """Saves a snapshot, verifies the files against memory, then removes what is no longer needed.
 
     Args:
-        directory: of all checkpoints of a run.
+        directory: directory of all checkpoints of a run.
         step: iterations done.
-        snapshot: of the state.
-        split: of the state.
-        ledger: as it was when the snapshot was taken; its copies are there and older.
-        identity: what a run has to share to read it, by the name of the setting; JSON.
-        extra: kept beside it, such as the loader's state; JSON.
-        num_kept: how many checkpoints stay.
+        snapshot: snapshot of the state.
+        split: division of the state.
+        ledger: ledger as of the snapshot; its copies exist and are older.
+        identity: settings that a run has to share to read it, by name; JSON.
+        extra: other state, such as the loader's; JSON.
+        num_kept: number of checkpoints to keep.
 
     Returns:
         The checkpoint's manifest.
 
     Raises:
-        OSError, ValueError: it could not be written; nothing that was there before is touched.
+        OSError, ValueError: it could not be written; nothing written before is touched.
     """
-    assert all(copies[0].step < step for copies in ledger.copies.values()), "what is to be kept is to be replaced"
+    assert all(copies[0].step < step for copies in ledger.copies.values()), "a copy would be replaced by its own step"
     temporary = begin_save(directory, step)
     try:
-        # Before anything is written: what is told of the numbers is of those in memory.
+        # Digests before anything is written: they are of the values in memory.
         arrays = _named_arrays(snapshot)
         contents = {name: array_digest([array]) for name, array in arrays.items()}
         unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
@@ -78,7 +78,7 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    with suppress(OSError):  # it is saved; what cannot go now is tried again with the next
+    with suppress(OSError):  # it is saved; what cannot be removed now is tried again after the next save
         retire(directory, num_kept)
         remove_set_aside(directory, step)
     return manifest
@@ -87,12 +87,12 @@ def save_checkpoint(
 def check_written(
     path: Path, arrays: Mapping[str, np.ndarray], contents: Mapping[str, str], of_array: Mapping[str, Files]
 ) -> None:
-    """Raises OSError where an array on the disk is not the one in memory, so that nothing is removed for its sake.
+    """Raises OSError where an array on the disk differs from that in memory, before any older checkpoint is removed.
 
     Args:
-        path: of the checkpoint.
-        arrays: as they are in memory.
-        contents: digests of their numbers, taken before they were written.
+        path: directory of the checkpoint.
+        arrays: arrays in memory, by name.
+        contents: digests of their values, taken before they were written.
         of_array: digests of their files, read after they were written.
     """
     for name, array in arrays.items():
@@ -102,14 +102,14 @@ def check_written(
 
 
 def _unit_content(unit: Unit, of_unit: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
-    """Digest of an expert's numbers, which was taken already where they are of one type."""
+    """Digest of an expert's values; already known where they are of one dtype."""
     if len(of_unit) == 1:
         return contents[unit_array(unit, *of_unit)]
     return array_digest(of_unit.values())
 
 
 def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """All arrays by name; Orbax takes no empty one, such as the placement of a model without experts."""
+    """All arrays by name but empty ones, such as the placement of a model without experts."""
     arrays = {name: array for name, array in snapshot.dense.items() if array.size}
     for unit, of_unit in snapshot.experts():
         arrays |= {unit_array(unit, dtype): array for dtype, array in of_unit.items()}
@@ -146,6 +146,6 @@ def _copies(
 
 
 def _settle_directories(path: Path) -> None:
-    """Has the names of all files on the disk, too."""
+    """Syncs all directories, so that the names of the files are on the disk, too."""
     for directory in (path, *(below for below in path.rglob("*") if below.is_dir())):
         sync_directory(directory)

@@ -1,6 +1,6 @@
-"""From one set of failures to the next.
+"""Reconfiguration from one failure set to the next.
 
-The plan of a failure set, its compiled steps, the cache of executables, and a state moved or resharded to other
+The plan of a failure set, its compiled steps, the cache of executables, and moving or resharding a state to other
 workers.
 """
 

@@ -1,4 +1,4 @@
-"""The programs of one configuration on its mesh, each compiled when it is first needed."""
+"""The compiled programs of one configuration on its mesh, each compiled when it is first needed."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -37,12 +37,12 @@ StepKind = Literal["window", "single", "evaluate"]
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What a window came to.
+    """The result of a window.
 
     Attributes:
-        state: after it.
-        metrics: of its iterations, on the host; see ``by_iteration``.
-        was_discarded: whether it was run again, one iteration after the other.
+        state: state after the window.
+        metrics: metrics of its iterations, on the host; see ``by_iteration``.
+        was_discarded: whether the window did not count and its iterations were run again one by one.
     """
 
     state: TrainState
@@ -51,14 +51,14 @@ class WindowResult:
 
 
 class Steps:
-    """A configuration's step functions, compiled ahead of their first call; to be used from several threads.
+    """A configuration's step functions, compiled ahead of their first call; safe to use from several threads.
 
     Args:
-        spec: on the configuration's live mesh.
-        configuration: the plan.
-        num_sequences: of a micro-batch, over all expert ranks.
-        store: where processes that run the same find each other's programs.
-        keep_state: leave the state before an iteration as it is, so that the iteration can be run again.
+        spec: step spec on the configuration's live mesh.
+        configuration: planned failure set.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+        store: cache that the processes of a run share; None: no cache.
+        keep_state: whether to leave the state before an iteration unchanged, so that it can be run again.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class Steps:
 
     @property
     def main(self) -> StepKind:
-        """What most iterations need. Peers that cannot be summed by themselves (TPU) cannot update by themselves."""
+        """The program of most iterations. Where a sum over peers needs all workers (TPU), windows are not possible."""
         return "window" if self.configuration.window > 1 and not self.spec.peer_sum.in_rounds else "single"
 
     @property
     def others(self) -> list[StepKind]:
-        """What evaluations need, and iterations that make no whole window."""
+        """The programs of evaluations, and of iterations that make no whole window."""
         return ["evaluate"] if self.main == "single" else ["single", "evaluate"]
 
     @property
     def plan(self) -> Plan:
-        """What most iterations run."""
+        """The plan that most iterations run."""
         return self.configuration.plans[self.configuration.window if self.main == "window" else 1]
 
     def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
-        """Host batches on the devices of the workers that meet them: of a window together, or one by one."""
+        """Puts host batches on the devices of the workers that run them: those of a window together, or one by one."""
         if self.main == "window" and len(batches) > 1:
             return [self.rows(batches)]
         return [self.rows([batch]) for batch in batches]
@@ -99,14 +99,17 @@ class Steps:
     def start(
         self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]
     ) -> Callable[[], WindowResult]:
-        """Starts the iterations of a window, or a lone one; a call of the result waits for their end.
+        """Starts the iterations of a window, or a single one.
 
-        A window in which a gradient was not finite or was to be clipped is run again, one iteration after the other.
+        A window in which a gradient was not finite or had to be clipped is run again, one iteration after the other.
 
         Args:
-            state: the present one; given up, unless the steps keep states.
-            batches: the iterations' global batches, on the host.
-            rows: what ``put`` made of them.
+            state: current state; donated, unless the steps keep states.
+            batches: global batches of the iterations, on the host.
+            rows: the same on devices, as ``put`` returns them.
+
+        Returns:
+            A function that waits for the end of the iterations and returns their result.
         """
         if len(rows) == len(batches):
             return self._singles(state, rows, was_discarded=False)
@@ -117,7 +120,7 @@ class Steps:
         def finish() -> WindowResult:
             if own_row(ok):
                 return WindowResult(after[0], by_iteration(metrics), was_discarded=False)
-            after.clear()  # what does not count needs no memory while the iterations are run again
+            after.clear()  # frees the discarded state while the iterations are run again
             return self._singles(state, [self.rows([batch]) for batch in batches], was_discarded=True)()
 
         return finish
@@ -133,7 +136,7 @@ class Steps:
         return lambda: WindowResult(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
 
     def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
-        """Host batches ``[D * M, B, T]`` of a window or of one iteration on the devices of the rows that meet them."""
+        """Puts host batches ``[D * M, B, T]`` of a window or one iteration on the devices of the rows that run them."""
         live = self.spec.live
         if self.spec.is_single_worker:
             return put_batch(batches[0], live)
@@ -141,37 +144,37 @@ class Steps:
         return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
 
     def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
-        """K iterations: the new state, its metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
+        """Runs K iterations: the new state, metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
         return self.compiled("window")(state, rows)
 
     def run_single(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One iteration that counts; the old state's buffers are given up, unless the steps keep states."""
+        """Runs one iteration, which counts; the old state's buffers are donated, unless the steps keep states."""
         return self.compiled("single")(state, rows)
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
-        """The sums of one iteration's batch, on the host."""
+        """Evaluates one iteration's batch; returns its sums on the host."""
         return own_row(self.compiled("evaluate")(state, self.rows([batch])))
 
     def compiled(self, kind: StepKind) -> Callable[..., Any]:
-        """A program, compiled now unless it is there."""
+        """The compiled program of a kind, compiled now unless it was before."""
         with self._lock:
             if kind not in self._compiled:
                 self._compiled[kind] = self._compile(kind)
             return self._compiled[kind]
 
     def is_compiled(self, kind: StepKind) -> bool:
-        """Whether a call would start at once."""
+        """Whether a program of this kind could start without compiling."""
         return kind in self._compiled
 
     def lowered(self, kind: StepKind) -> Lowered:
-        """A program before it is compiled; of shapes alone, so that its devices need not be there."""
+        """The lowered program of a kind; of shapes alone, so that its devices need not exist."""
         spec, live = self.spec, self.spec.live
         state = spec.abstract(with_slots=True)
         if spec.is_single_worker:
             single_worker_rows = self._abstract_rows((1, spec.num_microbatches))
             step = partial(single_worker_step, keep_state=self._keeps_state)
-            lone = single_worker_evaluation if kind == "evaluate" else step
-            return lone(spec).lower(state, single_worker_rows)
+            of_kind = single_worker_evaluation if kind == "evaluate" else step
+            return of_kind(spec).lower(state, single_worker_rows)
         table = _table(self.configuration, kind)
         common, columns = table_arrays(table)
         arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
@@ -208,7 +211,7 @@ class Steps:
 
 
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
-    """What tells a program from the others of a run; configurations that have it in common share the program."""
+    """The cache key of a program of a run; configurations with equal keys share the program."""
     stages = [place.stage for place in configuration.places]
     return kind, keep_state, num_ranks, configuration.window, stages, _table(configuration, kind).shape
 

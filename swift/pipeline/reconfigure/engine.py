@@ -1,4 +1,4 @@
-"""From one configuration to the next: plans, programs and state, and what every change costs."""
+"""The engine of a run in one process: changes plan, programs and state from one configuration to the next."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ PREPARE: tuple[str, ...] = ("none", "next")
 
 @dataclass(frozen=True)
 class Reconfiguration:
-    """What a change of configuration cost.
+    """The cost of a change of configuration.
 
     Attributes:
-        prepared: whether plan and program were there already.
-        plan_ms: planning.
-        compile_ms: compiling what most iterations need, or waiting for its end.
-        move_ms: moving the state, until it is there.
-        moved_bytes: from one device to another.
+        prepared: whether plan and program were ready.
+        plan_ms: time to plan, ms.
+        compile_ms: time to compile the program of most iterations, or to wait for it, ms.
+        move_ms: time to move the state, ms.
+        moved_bytes: bytes moved between devices.
     """
 
     prepared: bool
@@ -46,12 +46,12 @@ class Engine:
     """The configurations of a run; a context manager, since it may compile in the background.
 
     Args:
-        spec: on the live mesh of all workers.
-        settings: of the plans.
-        num_sequences: of a micro-batch, over all expert ranks.
+        spec: step spec on the live mesh of all workers.
+        settings: settings of all plans.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
         prepare: ``next`` plans and compiles, in the background, the configurations that one worker's failure or return
             would lead to.
-        failed: the workers that are down at first.
+        failed: workers that are down at the start.
 
     Raises:
         SettingError: a stage has no survivor, or the planner cannot plan for the failures.
@@ -84,36 +84,36 @@ class Engine:
         self.close()
 
     def open(self) -> Self:
-        """Begins to prepare; ``close`` has to follow."""
+        """Starts to prepare in the background; ``close`` has to follow."""
         self._prepare_next()
         return self
 
     def close(self, *, wait: bool = True) -> None:
-        """Prepares nothing more.
+        """Stops preparing.
 
         Args:
-            wait: for a compilation that is under way: XLA cannot be interrupted.
+            wait: whether to wait for a compilation that is running: XLA cannot be interrupted.
         """
         self._background.shutdown(wait=wait, cancel_futures=True)
 
     @property
     def spec(self) -> StepSpec:
-        """The program on the present live mesh."""
+        """The step spec on the current live mesh."""
         return self.steps.spec
 
     @property
     def configuration(self) -> Configuration:
-        """The present plan."""
+        """The current configuration."""
         return self.steps.configuration
 
     @property
     def num_live(self) -> int:
-        """Live workers."""
+        """Number of live workers."""
         return self.spec.live.num_live
 
     @property
     def period_ratio(self) -> float:
-        """The planned time of an iteration, as a multiple of what it is without failures."""
+        """The planned time of an iteration, as a multiple of that without failures."""
         plan = self.steps.plan
         return plan.period / self._fault_free.plans[plan.schedule.problem.num_iterations].period
 
@@ -124,11 +124,11 @@ class Engine:
 
     @property
     def bubble_share(self) -> float:
-        """Share of the live workers' planned time in which they run nothing."""
+        """Share of the live workers' planned time in which they idle."""
         return self.steps.plan.bubble_share
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
-        """The plan for a failure set.
+        """The configuration for a failure set.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for the failures.
@@ -136,11 +136,11 @@ class Engine:
         return self._configurator.configure(failed)
 
     def settle(self) -> None:
-        """Waits until all that is to be prepared is."""
+        """Waits until everything is prepared."""
         wait(self._pending)
 
     def troubles(self) -> list[str]:
-        """What went wrong in the background since the last call."""
+        """Errors of the background preparation since the last call."""
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
@@ -158,11 +158,11 @@ class Engine:
         return self.steps.put(batches)
 
     def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Reconfiguration]:
-        """Goes on with other workers: plan, program, state.
+        """Switches to other live workers: plan, program, state.
 
         Args:
-            state: the present one; given up.
-            failed: the workers that are down from now on.
+            state: current state; donated.
+            failed: workers that are down from now on.
 
         Raises:
             SettingError: a stage has no survivor.
@@ -185,7 +185,7 @@ class Engine:
         return state, Reconfiguration(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
     def _steps_for(self, failed: frozenset[Worker]) -> Steps:
-        # Without a lock: two threads may plan the same, and neither waits for a plan that only the other needs.
+        # Without a lock: two threads may plan the same, but neither waits for a plan that only the other needs.
         steps = self._steps.get(failed)
         if steps is None:
             configuration = self._configurator.configure(failed)
@@ -194,7 +194,7 @@ class Engine:
         return steps
 
     def _prepare_next(self) -> None:
-        """Forgets what is two changes away; plans and compiles what is one away, all that comes first first."""
+        """Drops configurations two changes away; plans and compiles those one change away, main programs first."""
         for future in self._pending:
             future.cancel()
         failed = self.configuration.failed
@@ -207,15 +207,15 @@ class Engine:
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
 
     def _make_ready(self, failed: frozenset[Worker], is_main: bool) -> None:
-        """Compiles what most iterations of a configuration need, or else all the rest."""
+        """Compiles the main program of a configuration, or else all its others."""
         try:
-            with jax.enable_x64(self._is_x64):  # which is a setting of a thread
+            with jax.enable_x64(self._is_x64):  # a setting of each thread
                 if is_main:
                     steps = self._steps_for(failed)
                     steps.compiled(steps.main)
-                elif failed in self._steps:  # if not, the first job has told why
+                elif failed in self._steps:  # if not, the job of the main program has reported why
                     for kind in self._steps[failed].others:
                         self._steps[failed].compiled(kind)
-        except Exception as error:  # whatever it is, the run goes on until it needs this configuration
+        except Exception as error:  # of any kind: the run continues until it needs this configuration
             down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")

@@ -1,15 +1,14 @@
-"""Compiled programs and plans as files: one process makes them, all that run the same load them.
+"""A cache of compiled programs and plans in files: one process makes them, all processes of the run load them.
 
 A program is bound to the ids of its devices, not to the process that compiled it. In generations of equally many
-processes the ids are the same (see ``swift.elastic.jax_group``), so a file is good for all processes and for later
-generations.
+processes the ids are the same (see ``swift.elastic.jax_group``), so a file serves all processes and later generations.
 
-Reading waits for nobody: files come by renaming, so each is whole or not there. A lock keeps two processes from
-compiling the same; its owner may be frozen, so others wait for it only so long. Where the
-directory is full or cannot be read, each process compiles for itself.
+Reading never waits: files are renamed into place, so each is whole or absent. A lock keeps two processes from compiling
+the same program; its owner may be frozen, so others wait for it for a limited time only. Where the directory is full or
+cannot be read, each process compiles for itself.
 
-It stands in for JAX's persistent compilation cache, which has other keys in every process and, on CPU, gives programs
-that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
+This replaces JAX's persistent compilation cache, whose keys differ between processes and which, on CPU, returns
+programs that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
 """
 
 import fcntl
@@ -34,17 +33,16 @@ _Value = TypeVar("_Value")
 
 
 class ExecutableCache:
-    """A directory of compiled programs, for one run: nothing in a name tells one version of the code from another.
+    """A directory of compiled programs, for one run: file names do not depend on the version of the code.
 
-    It is read by unpickling, so nobody else may write there.
+    Files are unpickled, so nobody else may be able to write to the directory.
 
     Args:
-        directory: is made.
-        trims: make programs smaller that are put there, where that is possible, see
-            ``swift.pipeline.reconfigure.trimming``. In the worst case the process ends that does so, and nothing was
-            put there: it has to be one that may.
-        patience_s: how long to wait for another process that compiles what is asked for, before this one compiles it
-            itself; with the time that takes it has to be below ``Deadlines.progress``.
+        directory: directory of the files; created.
+        trims: whether to make stored programs smaller where possible, see ``swift.pipeline.reconfigure.trimming``. In
+            the worst case this ends the process, with nothing stored: it has to be one that the run can do without.
+        patience_s: time to wait for another process that compiles the same program before compiling it here, s;
+            together with the compilation it has to be below ``Deadlines.progress``.
     """
 
     def __init__(self, directory: Path, *, trims: bool = False, patience_s: float = _PATIENCE_S):
@@ -52,16 +50,16 @@ class ExecutableCache:
         self._directory, self._trims, self._patience_s = directory, trims, patience_s
 
     def __contains__(self, key: object) -> bool:
-        """Whether a program is there; it may be damaged."""
+        """Whether there is a file for a key; it may be damaged."""
         return self._path(key).exists()
 
     def get(self, key: object, compiled: Callable[[], Compiled], devices: Sequence[jax.Device]) -> Compiled:
         """The program of a key; of several processes that ask at once, one compiles.
 
         Args:
-            key: all that tells this program from another; its ``repr`` counts.
-            compiled: compiles it, where there is none or it is damaged.
-            devices: of the program's mesh.
+            key: everything that distinguishes this program from others; compared by ``repr``.
+            compiled: function that compiles it, called where it is missing or damaged.
+            devices: devices of the program's mesh.
         """
         path = self._path(key)
         before = _made(path)
@@ -69,22 +67,23 @@ class ExecutableCache:
         if content is not None:
             return _loaded(content, devices)
         with _turn(path, before, self._patience_s):
-            content = _read(path)  # another may have put it there meanwhile
+            content = _read(path)  # another process may have stored it meanwhile
             if content is not None:
                 return _loaded(content, devices)
-            assert not _has_cache(), "what comes from JAX's own cache cannot be kept again"
+            assert not _has_cache(), "a program from JAX's own cache cannot be serialized again"
             content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
-            # All processes run what was loaded, also who compiled it; and what cannot be loaded is not kept.
+            # All processes run the loaded program, including the one that compiled it; one that fails to load is not
+            # stored.
             program = _loaded(content, devices)
             _write(path, content)
             return program
 
     def value(self, key: object, make: Callable[[], _Value]) -> _Value:
-        """Something else that all processes need and that takes long to make, a plan say; it can be pickled.
+        """Another value that all processes need and that takes long to make, such as a plan; has to be picklable.
 
         Args:
-            key: all that tells it from another; its ``repr`` counts.
-            make: makes it, where it is not there or is damaged. Several processes may, at once.
+            key: everything that distinguishes this value from others; compared by ``repr``.
+            make: function that makes it, called where it is missing or damaged; several processes may call it at once.
         """
         path = self._path(key).with_suffix(".value")
         content = _read(path)
@@ -114,7 +113,7 @@ def _serialized(program: Compiled, *, trims: bool) -> bytes:
     payload, *trees = serialize_executable.serialize(program)
     if trims:
         payload = trimmed(payload)
-    # Structures with nodes of our own cannot be pickled; trees of them can.
+    # Tree structures with nodes of our own classes cannot be pickled; trees of that structure can.
     inputs, outputs = (jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees)
     return pickle.dumps((payload, inputs, outputs))
 
@@ -122,12 +121,12 @@ def _serialized(program: Compiled, *, trims: bool) -> bytes:
 def _write(path: Path, content: bytes) -> None:
     try:
         replace_file(path, hashlib.sha256(content).digest() + content)
-    except OSError as error:  # a full disk, say: this process has what it needs
-        print(f"what was made for all processes is not kept for others: {error}", file=sys.stderr, flush=True)
+    except OSError as error:  # such as a full disk: this process has what it needs
+        print(f"could not store a compiled program for other processes: {error}", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file, or None where it is not there, not whole, or cannot be read."""
+    """The content of a file, or None where it is missing, damaged or unreadable."""
     try:
         whole = path.read_bytes()
     except OSError:
@@ -138,10 +137,10 @@ def _read(path: Path) -> bytes | None:
 
 @contextmanager
 def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
-    """The turn to compile a program: once nobody else does, or it is there, or patience has come to its end.
+    """Waits until no other process compiles a program, or its file appears, or patience runs out.
 
-    It is there once the name has another file than the one ``before``, which could not be read. The lock of a process
-    that is killed is free. That of one that is frozen, or on a machine that is gone, is not.
+    The file has appeared once the name has another file than ``before``, which could not be read. A killed process
+    releases its lock. A frozen one, or one on a machine that is gone, does not.
     """
     with ExitStack() as held:
         with suppress(OSError):  # without a lock, two may compile the same
@@ -153,7 +152,7 @@ def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
 
 
 def _is_taken(lock: BinaryIO) -> bool:
-    """Whether the lock is this process's now; raises OSError where the file system has no locks."""
+    """Tries to take the lock; raises OSError where the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,7 +161,7 @@ def _is_taken(lock: BinaryIO) -> bool:
 
 
 def _made(path: Path) -> int | None:
-    """Which file has the name now; None: none that can be read."""
+    """The inode of the file of this name; None: none that can be read."""
     with suppress(OSError):
         return path.stat().st_ino
     return None

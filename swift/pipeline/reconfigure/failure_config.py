@@ -1,11 +1,11 @@
-"""A configuration: the plan for a failure set, and who plays which part in it.
+"""Configurations: the plan for a failure set, and the live worker in each of its roles.
 
-Only how many failures every stage has matters to a plan (ReCycle's failure normalization). So rows of the mesh are
-parts of the canonical problem, and who plays them is data: configurations that differ only in who failed share a plan,
-and their programs differ in the order of the devices only.
+A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So the rows of the mesh
+are roles of a canonical problem, and the workers that fill them are data: configurations that differ only in which
+workers failed share a plan, and their programs differ only in the order of the devices.
 
-D: pipelines, P: stages, M: micro-batches of a pipeline, K: iterations of a window, R: rows, n: micro-batches that a
-worker meets, N: expert ranks, B: sequences, T: positions.
+Legend: D pipelines, P stages, M micro-batches of a pipeline, K iterations of a window, R rows, n micro-batches of a
+worker, N expert ranks, B sequences, T positions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,13 +36,13 @@ from swift.topology import Topology, Worker
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What all plans of a run share.
+    """Settings that all plans of a run share.
 
     Attributes:
         problem: a window of K iterations of the whole cluster, without failures.
-        planner: name of one of ``PLANNERS``, or a planner from elsewhere.
-        sizes: bytes of the slots of a stage on a rank.
-        move_roles: whether workers may change their stage, to spread the failures as well as can be.
+        planner: name of one of ``PLANNERS``, or a planner object.
+        sizes: bytes of the buffer slots of a stage on a rank.
+        move_roles: whether workers may change their stage, to spread the failures evenly.
     """
 
     problem: Problem
@@ -53,25 +53,25 @@ class PlanSettings:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A schedule and its tick table: what an SPMD program delivers, whose ticks take as long as their longest op."""
+    """A schedule and its tick table, for an SPMD program whose ticks take as long as their longest op."""
 
     schedule: Schedule
     table: TickTable
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Plan":
-        """With the ticks of ``lower``."""
+        """The plan of a schedule, with the ticks of ``lower``."""
         return cls(schedule, lower(schedule))
 
     @property
     def period(self) -> float:
-        """Time of an iteration, in the unit of the costs: that of all ticks, over the iterations."""
+        """Time of an iteration, in the unit of the costs: the sum over all ticks, divided by the iterations."""
         op_times = np.array([0.0, *self.schedule.problem.costs.op_times])
         return float(op_times[self.table.opcode_TR].max(axis=1).sum()) / self.schedule.problem.num_iterations
 
     @property
     def bubble_share(self) -> float:
-        """Share of the live workers' time in which they run nothing."""
+        """Share of the live workers' time in which they idle."""
         busy = float((self.schedule.end - self.schedule.start).sum()) / self.schedule.problem.num_iterations
         return 1.0 - busy / (len(self.table.workers) * self.period)
 
@@ -81,10 +81,10 @@ class Configuration:
     """A planned failure set.
 
     Attributes:
-        failed: the workers that are down.
-        places: for every row of the mesh, who runs it and for which stage.
-        pipeline_D: for every pipeline of the plan, the one whose micro-batches it runs.
-        plans: by the number of iterations: of a window, and of a lone one that ends with a barrier.
+        failed: workers that are down.
+        places: worker and stage of every row of the mesh.
+        pipeline_D: for each pipeline of the plan, the pipeline whose micro-batches it runs.
+        plans: plans by number of iterations: of a window, and of a single iteration that ends with a barrier.
     """
 
     failed: frozenset[Worker]
@@ -99,11 +99,11 @@ class Configuration:
 
 
 class Configurator:
-    """Plans configurations, each canonical problem once; may be used from several threads.
+    """Plans configurations, each canonical problem once; safe to use from several threads.
 
     Args:
-        settings: of all plans.
-        store: where processes of the same run find each other's plans: whoever prepares a failure has planned for it.
+        settings: settings of all plans.
+        store: cache in which the processes of a run share plans; None: no cache.
     """
 
     def __init__(self, settings: PlanSettings, store: ExecutableCache | None = None):
@@ -111,7 +111,7 @@ class Configurator:
         self._plans: dict[Problem, Mapping[int, Plan]] = {}
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
-        """The plan for a failure set.
+        """The configuration for a failure set.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for failures.
@@ -142,7 +142,7 @@ class Configurator:
         schedule = plan_with(self.settings.planner, canonical)
         plans = {canonical.num_iterations: Plan.of(schedule)}
         if canonical.num_iterations > 1:
-            # The window's own iteration: its sums are in the same order, so that a window is what its iterations are
+            # The window's own iteration: its sums are in the same order, so that a window equals its iterations run
             # one by one, bit for bit.
             alone = replace(schedule.problem, num_iterations=1)
             plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
@@ -150,7 +150,7 @@ class Configurator:
 
 
 def neighbours(topology: Topology, failed: frozenset[Worker]) -> Iterator[frozenset[Worker]]:
-    """The failure sets that one return or one failure leads to, but those that leave a stage without a worker.
+    """The failure sets one return or one failure away, except those that leave a stage without a worker.
 
     >>> [sorted(other) for other in neighbours(Topology(2, 2), frozenset({(0, 1)}))]
     [[], [(0, 0), (0, 1)], [(0, 1), (1, 0)]]
@@ -167,17 +167,17 @@ def survives(topology: Topology, failed: frozenset[Worker]) -> bool:
 
 
 def batch_of_rows(batches: Sequence[Batch], table: TickTable, pipeline_D: Sequence[int], num_ranks: int) -> Batch:
-    """The micro-batches that every row of the mesh meets in a window.
+    """The micro-batches of every row of the mesh in a window.
 
     Args:
-        batches: of the window's iterations, each ``[D * M, B, T]``, pipeline by pipeline.
-        table: says who meets what.
-        pipeline_D: as in ``Configuration``.
-        num_ranks: N, among which the sequences of a micro-batch are split.
+        batches: batches of the window's iterations, ``[D * M, B, T]`` each, pipeline by pipeline.
+        table: tick table, which assigns micro-batches to rows.
+        pipeline_D: see ``Configuration``.
+        num_ranks: N, the ranks that share the sequences of a micro-batch.
 
     Returns:
-        ``[R, n, N, B / N, T]``, see ``share_sequences``; nothing is valid where a row meets fewer micro-batches than
-        another.
+        ``[R, n, N, B / N, T]``, see ``share_sequences``; rows with fewer micro-batches than others are padded with
+        tokens that are not valid.
     """
     iteration_Rn, pipeline_Rn, microbatch_Rn = np.moveaxis(table.data_Rn, -1, 0)
     total = len(batches[0].inputs)

@@ -1,4 +1,4 @@
-"""The programs by which a generation of processes gets its first state, each found in the store or compiled now."""
+"""The programs that give a generation of processes its first state, each loaded from the cache or compiled now."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from swift.pipeline.runtime import StepSpec, TrainState
 
 
 def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
-    """What makes the state before the first iteration."""
+    """The program that makes the state before the first iteration."""
     live = spec.live
     init = jax.jit(lambda: spec.init(jax.random.key(seed)))
     key = "init", live.num_ranks, live.stage_R.tolist()
@@ -19,7 +19,7 @@ def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable
 
 
 def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
-    """What gives slots to a state without, such as that of a checkpoint."""
+    """The program that fills the slots of a state without them, such as that of a checkpoint."""
     live = spec.live
     fill = jax.jit(spec.fill_slots)
     key = slots_key(live.num_ranks, live.stage_R.tolist())
@@ -27,19 +27,19 @@ def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainSta
 
 
 def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
-    """What tells such a program from the others of a run."""
+    """The cache key of the program of ``compiled_slots``."""
     return "slots", num_ranks, list(stages)
 
 
 def compiled_share(
     spec: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
 ) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
-    """What gives the state to those who have nothing, see ``share_rows``.
+    """The program that copies the state to rows without one, see ``share_rows``.
 
     Args:
-        spec: on the live mesh.
-        store: of the run.
-        has_R: whose rows are the state; every stage needs one.
+        spec: step spec on the live mesh.
+        store: cache of the run.
+        has_R: whether each row has the state; one of every stage has to.
     """
     live = spec.live
     share = jax.jit(share_rows(live, spec.specs, has_R))
@@ -49,7 +49,7 @@ def compiled_share(
 
 
 def share_key(configuration: Configuration, has_R: Sequence[bool]) -> object:
-    """What tells such a program from the others of a run: who gives, and not for whom."""
+    """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
     return _key([place.stage for place in configuration.places], has_R)
 
 

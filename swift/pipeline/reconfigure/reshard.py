@@ -1,8 +1,9 @@
-"""A state on other ranks, slots or stages: the numbers of every class stay, bit for bit, and are cut anew.
+"""Resharding a state to other ranks, slots or stages: every expert keeps its values, bit for bit.
 
 On the host, in the layout of a checkpoint: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``, without slots.
 
-Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E classes, W numbers of a class, w = W / N.
+Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert classes, W values of an expert,
+w = W / N.
 """
 
 import math
@@ -21,7 +22,7 @@ from swift.topology import Topology
 
 @dataclass(frozen=True)
 class StateShape:
-    """What the shapes of a state depend on beside the model.
+    """The numbers that, beside the model, determine the shapes of a state.
 
     Attributes:
         num_stages: P.
@@ -35,24 +36,24 @@ class StateShape:
 
     @classmethod
     def of(cls, spec: StepSpec) -> "StateShape":
-        """Of a program's state."""
+        """The shape of the state of a step spec."""
         return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank)
 
     def to_json(self) -> dict[str, int]:
-        """Numbers by name; the inverse is ``StateShape(**said)``."""
+        """The numbers by name; ``StateShape(**numbers)`` is the inverse."""
         return asdict(self)
 
 
 def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
-    """The program of the same model for a state of another shape, on one device: it says what is where, and runs not.
+    """The spec of the same model for a state of another shape, on one device: it describes the state, and cannot run.
 
-    Optimizer state that is tied to places (the layout ``coupled``) has one shape only.
+    Optimizer state that is tied to slots (the layout ``coupled``) has one shape only.
     """
     if shape == StateShape.of(spec):
         return spec
     layouts = {}
     for name, layout in spec.layouts.items():
-        assert isinstance(layout, Decoupled), "only what every rank has a slice of can be cut anew"
+        assert isinstance(layout, Decoupled), "only state of which every rank has a slice can be resharded"
         layouts[name] = replace(layout, num_ranks=shape.num_ranks)
     return replace(
         spec,
@@ -64,33 +65,33 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
 
 
 def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
-    """The state of ``old``, on the host, as ``new`` has it.
+    """Reshards a state on the host from the shape of one spec to that of another.
 
-    Master weights and moments keep their numbers. Every class gets replicas by those that it had, which the popularity
-    gave it; what a policy remembers begins anew.
+    Master weights and moments keep their values. Every expert gets replicas in proportion to those that it had; the
+    policy's own state starts afresh.
 
     Args:
-        state: of ``old``, without slots.
-        old: a program.
-        new: one of the same model, see ``reshaped``.
+        state: state of ``old``, without slots.
+        old: spec of the state.
+        new: spec of the same model, see ``reshaped``.
     """
     if StateShape.of(old) == StateShape.of(new):
         return state
 
-    def recut(path: tuple[Any, ...], leaf: np.ndarray) -> np.ndarray:
+    def reshard(path: tuple[Any, ...], leaf: np.ndarray) -> np.ndarray:
         names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-        return _recut(names[-1], leaf, old, new) if names else _in_all_stages(leaf, new)
+        return _reshard_group(names[-1], leaf, old, new) if names else _in_all_stages(leaf, new)
 
-    master, moments = jax.tree_util.tree_map_with_path(recut, (state.master, state.moments))
+    master, moments = jax.tree_util.tree_map_with_path(reshard, (state.master, state.moments))
     placement, policy = _place(state.placement, new)
     return TrainState(_in_all_stages(state.step, new), master, moments, {}, placement, policy)
 
 
-def _recut(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
+def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
     """The slices ``[P, row, N, E, w]`` of a group on other ranks and stages."""
     num_stages, num_rows, _, num_classes, _ = slices.shape
     whole = slices.swapaxes(2, 3).reshape(num_stages, num_rows, num_classes, -1)[..., : old.gpt.groups[name].size]
-    if name in EMBEDDING_AND_HEAD:  # of which all stages have a copy, and one uses its own
+    if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
         end = whole[{"embedding": 0, "head": -1}[name]]
         whole = np.broadcast_to(end, (new.num_stages, *end.shape))
     else:
@@ -102,7 +103,7 @@ def _recut(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.nd
 
 
 def _in_all_stages(counter: np.ndarray, new: StepSpec) -> np.ndarray:
-    """A counter ``[P]``, which all stages agree on."""
+    """A counter ``[P]`` for other stages; all stages have the same."""
     return np.broadcast_to(counter[:1], (new.num_stages, *counter.shape[1:])).copy()
 
 

@@ -1,18 +1,20 @@
-"""Compiled programs of XLA:CPU without what only their compiler needed: they load in a third of the time.
+"""Trimming of serialized XLA:CPU executables: without what only the compiler needs, they load in a third of the time.
 
-A serialized program has its machine code, what runs it when, and the HLO module that both were made of. Nearly all of
-the time to load it goes into that module (jaxlib 0.10.2): it is built three times, copied, analysed and printed. Most
-of it are the insides of fusions, each of which is a kernel by then; of these only the name, the operands and the result
-are asked for. So a fusion becomes a call of something unknown, and its inside goes, as does what tells where
-instructions come from. All that runs stays as it is, byte for byte.
+Off unless asked for (``swift launch --trim-executables``), since it edits a format that is XLA's own.
+
+A serialized program has its machine code, its thunks, and the HLO module that both were made from. Nearly all of the
+time to load it goes into that module (jaxlib 0.10.2): it is built three times, copied, analysed and printed. Most of it
+is the bodies of fusions, each of which is a compiled kernel by then, and only the name, operands and result of a fusion
+are still used. So a fusion becomes a custom call of an unknown target, and its body is removed, as is the metadata on
+where instructions come from. Everything that runs stays the same, byte for byte.
 
 Before, and after::
 
     f = fusion(a, b), kind=kLoop, calls=fused_computation      f = custom-call(a, b), custom_call_target="fusion"
 
-The format is XLA's own, protocol buffers inside of a pickle; the numbers below are those of its ``hlo.proto``. It may
-change, and what does not fit can end the process that loads it. So only programs of versions that were tried are
-changed, and only where all is found as expected.
+The format is protocol buffers inside a pickle; the numbers below are the field numbers of XLA's ``hlo.proto``. It may
+change, and a program that does not fit can crash the process that loads it. So only programs of jaxlib versions that
+were tried are changed, and only where everything is found as expected.
 """
 
 import pickle
@@ -25,10 +27,11 @@ import jaxlib
 
 _TRIED = ("0.10.2", "0.12.0")
 _UNFRAMED = 64 * 1024
-"""Strings of so many bytes are outside of a pickle's frames, whose lengths hence stay; a smaller program is as good."""
+"""Strings of at least this many bytes are outside a pickle's frames, whose lengths do not change then; smaller programs
+are left as they are."""
 
 _TO_MODULE = (1, 1, 1)
-"""The fields on the way from a program to its module: the executable, the module with its configuration, the module."""
+"""The path of fields from a program to its module: the executable, the module with its configuration, the module."""
 _COMPUTATIONS, _ENTRY, _SCHEDULE, _STACK_FRAMES = 3, 6, 7, 17  # of HloModuleProto
 _SEQUENCES, _SEQUENCE_OF = 1, 1  # of HloScheduleProto
 _INSTRUCTIONS, _ID = 2, 5  # of HloComputationProto
@@ -38,7 +41,7 @@ _Change = Callable[[bytes], bytes | None]
 
 
 class _Field(NamedTuple):
-    """A field of a message. ``whole``: as it is written, with its number."""
+    """A field of a message; ``whole`` is its encoding, with its number."""
 
     number: int
     value: Any
@@ -46,10 +49,10 @@ class _Field(NamedTuple):
 
 
 def trimmed(payload: bytes) -> bytes:
-    """A program that loads sooner and runs the same; as it was, if it is not understood.
+    """A program that loads faster and runs the same; unchanged where its format is not the expected one.
 
     Args:
-        payload: of a program for CPU devices, as ``jax.experimental.serialize_executable`` makes it.
+        payload: program for CPU devices, as ``jax.experimental.serialize_executable`` returns it.
     """
     if not jaxlib.__version__.startswith(_TRIED):
         return payload
@@ -64,13 +67,13 @@ def trimmed(payload: bytes) -> bytes:
 
 
 def _program(program: bytes) -> bytes:
-    size, at = _varint(program, 0)  # of what comes before
+    size, at = _varint(program, 0)  # of a header
     at += size
     return program[:at] + _within(program[at:], _TO_MODULE, _module)
 
 
 def _within(message: bytes, path: Sequence[int], change: Callable[[bytes], bytes]) -> bytes:
-    """A message with a part of a part changed; of each there has to be one."""
+    """A message with the field at a path changed; each field on the path has to occur once."""
     if not path:
         return change(message)
     (_,) = _values(message, path[0])
@@ -107,7 +110,7 @@ def _instruction(instruction: bytes) -> bytes:
 
 
 def _is_kernel(instruction: bytes) -> bool:
-    """Whether it is a fusion that was compiled; those of other kinds are made ready from their HLO when they load."""
+    """Whether an instruction is a compiled fusion; fusions of other kinds are compiled from their HLO on loading."""
     return _values(instruction, _OPCODE) == [b"fusion"] and _values(instruction, _FUSION_KIND) == [b"kLoop"]
 
 
@@ -120,11 +123,11 @@ def _called(instruction: bytes) -> Iterator[int]:
 
 
 def _nothing(_: bytes) -> None:
-    """What a field that goes is changed to."""
+    """Removes a field."""
 
 
 def _changed(message: bytes, changes: Mapping[int, _Change]) -> bytes:
-    """A message with the values of some fields changed; of those that are changed to None, nothing is left."""
+    """A message with the values of some fields changed; fields changed to None are removed."""
     parts = []
     for field in _fields(message):
         value = changes[field.number](field.value) if field.number in changes else None
@@ -140,7 +143,7 @@ def _values(message: bytes, number: int) -> list[Any]:
 
 
 def _number(message: bytes, number: int) -> int:
-    """Of a field with a number in it, which is not written where that is 0."""
+    """The value of an integer field, which is not encoded where it is 0."""
     (value,) = _values(message, number) or [0]
     return int(value)
 
@@ -165,7 +168,7 @@ def _fields(message: bytes) -> Iterator[_Field]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits a byte, and where it ends."""
+    """A varint at a position, and the position after it."""
     number = shift = 0
     while True:
         byte = message[at]

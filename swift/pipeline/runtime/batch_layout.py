@@ -1,13 +1,13 @@
-"""A micro-batch's sequences among the expert ranks: as even as can be, and what is missing is padding.
+"""Distribution of a micro-batch's sequences over the expert ranks, as even as possible; the rest is padding.
 
-B: sequences of a micro-batch. N: expert ranks. T: positions.
+Legend: B sequences of a micro-batch, N expert ranks, T positions.
 """
 
 import numpy as np
 
 
 def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
-    """Sequences that every rank has room for.
+    """Sequences of a micro-batch that every rank has room for.
 
     >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
     (2, 3)
@@ -16,9 +16,9 @@ def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
 
 
 def share_sequences(leaf: np.ndarray, num_ranks: int) -> np.ndarray:
-    """Cuts ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in their order.
+    """Divides ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in order.
 
-    Zeros, which are not valid, where a rank has one sequence less than another.
+    A rank with one sequence less than another gets zeros, which are not valid tokens.
 
     >>> share_sequences(np.array([[1], [2], [3]]), num_ranks=2).tolist()
     [[[1], [2]], [[3], [0]]]

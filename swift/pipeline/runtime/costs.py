@@ -1,4 +1,4 @@
-"""What F, B and W of a stage cost, for the planner: known before anything runs, and the same on every machine."""
+"""Costs of a stage's F, B and W for the planner: known before anything runs, and the same on every machine."""
 
 import math
 from collections.abc import Callable
@@ -16,11 +16,14 @@ from swift.schedules import Costs, SlotBytes
 
 
 def split_stage(spec: StepSpec, num_sequences: int) -> tuple[SplitStage, tuple[Weights, Extras, jax.ShapeDtypeStruct]]:
-    """The split of a stage's layers outside of any mesh, and the shapes that it is for.
+    """Splits a stage's layers outside any mesh.
 
     Args:
-        spec: on any mesh.
-        num_sequences: of a micro-batch on one rank.
+        spec: step spec, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
+
+    Returns:
+        The split, and the shapes that it was made for: weights, extras, x ``[B, T, D]``.
     """
     config = spec.gpt.config
     state = jax.eval_shape(spec.init, jax.random.key(0))
@@ -38,13 +41,13 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[SplitStage, tuple[W
 
 
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
-    """The costs of a stage's layers: times in units of F, by FLOPs of matmuls; memory in units of F's stash.
+    """The costs of a stage's layers: times in units of F, from FLOPs of matmuls; memory in units of F's stash.
 
     Embedding and head are not counted: all stages are planned alike.
 
     Args:
-        spec: on any mesh.
-        num_sequences: of a micro-batch on one rank.
+        spec: step spec, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
     """
     parts, (weights, extras, x) = split_stage(spec, num_sequences)
     axes = [(EXPERT_AXIS, spec.live.num_ranks)]
@@ -61,12 +64,12 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
 
 
 def stage_sizes(spec: StepSpec, num_sequences: int) -> SlotBytes:
-    """Bytes of one slot of each kind on a rank; for the arguments see ``stage_costs``."""
+    """Bytes of one buffer slot of each kind on a rank; arguments as for ``stage_costs``."""
     parts, (_, _, x) = split_stage(spec, num_sequences)
     shapes = (parts.b_shapes, parts.h_shapes, parts.w_shapes, (x,), (x,))
     return SlotBytes(*map(stash_bytes, shapes))
 
 
 def stash_bytes(shapes: Shapes) -> int:
-    """Bytes of one slot."""
+    """Bytes of one buffer slot that holds arrays of these shapes."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in shapes)

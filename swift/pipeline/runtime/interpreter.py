@@ -1,13 +1,12 @@
-"""The tick interpreter: a worker's rank runs the ops that its columns of the table say, and passes messages on.
+"""The tick interpreter: runs the ops in a worker's columns of the tick table, and exchanges messages between stages.
 
-A tick has two parts. First the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's big buffers
-only, since XLA copies what goes through a branch of several ways. Expert ranks of a worker take the same branch, so it
-may hold collectives over ``expert``. Then, outside of every branch that differs between workers, the messages: which
-permutation moves is in the table's common columns, the same on all devices, so a ``lax.switch`` over ``ppermute`` is
-safe there; inside an op's branch it would deadlock.
+A tick has two parts. First the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's large
+buffers only, since XLA copies the operands of a multi-way branch. The expert ranks of a worker take the same branch, so
+it may contain collectives over ``expert``. Then the messages, outside every branch that differs between workers: the
+table's common columns, the same on all devices, choose the permutation, so a ``lax.switch`` over ``ppermute`` is safe
+there; inside an op's branch it would deadlock.
 
-The weights do not change between two updates, so they are invariants of a stretch of ticks, not part of what is
-carried.
+The weights do not change between two updates, so they are loop invariants of those ticks, not part of the carry.
 
 Legend: T ticks, Q rounds of a tick, K iterations of the window, B sequences of this rank, D model dim.
 """
@@ -33,11 +32,11 @@ from swift.schedules import Kind, TickTable
 from swift.schedules.lowering import Permutation
 
 _ACTIVATIONS, _GRADIENTS = 0, 1
-"""The directions of messages: their places in ``Common`` and in ``Interpreter.permutations``."""
+"""Directions of messages: their positions in ``Common`` and in ``Interpreter.permutations``."""
 
 
 class Carry(NamedTuple):
-    """What goes from tick to tick."""
+    """The carry of the loop over ticks."""
 
     activations: jax.Array  # [slots, B, T, D], the inbox of F
     gradients: jax.Array  # [slots, B, T, D], the inbox of B
@@ -46,30 +45,30 @@ class Carry(NamedTuple):
     w_stash: Stash  # [slots, ...] each: from B to W
     sums: Sums  # [K] each
     layers: Weights  # gradients of the stage's weights, summed over micro-batches, at least float32
-    embedding: Any  # those of the embedding; zeros but in the first stage
-    head: Any  # those of the head; zeros but in the last stage
+    embedding: Any  # gradients of the embedding; zeros except in the first stage
+    head: Any  # gradients of the head; zeros except in the last stage
 
     @property
     def totals(self) -> Weights:
-        """The gradients of all weights, in the form of the weights."""
+        """The gradients of all weights, as a tree like that of the weights."""
         return {**self.layers, "embedding": self.embedding, "head": self.head}
 
     def with_totals(self, totals: Weights) -> "Carry":
-        """The same with other gradients."""
+        """The same carry with other gradients."""
         return self._replace(layers=layers_of(totals), embedding=totals["embedding"], head=totals["head"])
 
 
 def empty_carry(
     spec: StepSpec, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
 ) -> Carry:
-    """Empty buffers, and sums of nothing.
+    """Empty buffers and zero sums.
 
     Args:
-        spec: the static part.
-        table: how many slots there are.
-        split: what they hold.
-        weights: of the stage and the ends.
-        message: what one worker sends to another, ``[B, T, D]``.
+        spec: step spec.
+        table: tick table, for the number of slots.
+        split: split stage, for the shapes of the stashes.
+        weights: weights of the stage, embedding and head.
+        message: an array of the shape ``[B, T, D]`` that workers send each other.
         num_iterations: K.
     """
 
@@ -92,13 +91,13 @@ def empty_carry(
 
 @dataclass(frozen=True)
 class Interpreter:
-    """How a rank runs a table.
+    """Runs a tick table on one rank.
 
     Attributes:
-        permutations: of activations and of gradients; static.
-        common: the table's columns that are the same for all workers.
-        columns: those of this worker.
-        message: zeros of the shape of a message.
+        permutations: permutations of activations and of gradients; static.
+        common: columns of the table that are the same for all workers.
+        columns: this worker's columns.
+        message: zeros ``[B, T, D]``, sent where there is no message.
     """
 
     permutations: tuple[tuple[Permutation, ...], tuple[Permutation, ...]]
@@ -107,11 +106,11 @@ class Interpreter:
     message: jax.Array
 
     def run(self, ops: StageOps, first: Any, end: Any, carry: Carry) -> Carry:
-        """Runs the ticks from ``first`` to before ``end``, between which no weight changes."""
+        """Runs the ticks from ``first`` up to, not including, ``end``; no weight changes between them."""
         return lax.fori_loop(first, end, lambda tick, carry: self._tick(ops, tick, carry), carry)
 
     def evaluate(self, ops: StageOps, end: Any, carry: Carry) -> Sums:
-        """Runs the Fs of all ticks before ``end``, with no backward pass to come."""
+        """Runs F alone in all ticks before ``end``, without a backward pass."""
 
         def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
             activations, sums = loop
@@ -157,7 +156,7 @@ class Interpreter:
     def _deliver(
         self, direction: int, message: jax.Array, tick: jax.Array, slot_Q: jax.Array, inbox: jax.Array
     ) -> jax.Array:
-        """Moves the messages of a direction: the inbox with what came for this worker."""
+        """Sends the messages of a direction; returns the inbox with those that arrived for this worker."""
         chosen_TQ = self.common[direction]
         ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
         ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]

@@ -1,4 +1,4 @@
-"""What the iterations of a window came to, as arrays with a leading dim K: the same for every step function and row.
+"""Metrics of the iterations of a window, as arrays with a leading dim K; the same for every step function and row.
 
 Legend: K iterations of the window, L MoE layers, E classes.
 """
@@ -18,9 +18,9 @@ from swift.pipeline.runtime.step_spec import StepSpec, TrainState
 
 
 class UpdateRecord(NamedTuple):
-    """What an update knows of its iteration; with a leading dim K for those of a window."""
+    """Measurements that an update makes of its iteration; with a leading dim K for those of a window."""
 
-    square_norm: jax.Array  # of the stage's gradients, before any clip
+    square_norm: jax.Array  # of the stage's gradients, before clipping
     learning_rate: jax.Array
     load: Load  # int32[L, E] each, over all micro-batches, ranks and peers
     replicas_LE: jax.Array  # int32, of the placement used
@@ -40,11 +40,11 @@ def metrics_of(
     """The metrics of a window.
 
     Args:
-        loss_K: sums over the global batch's tokens.
-        aux_K: means over its micro-batches, summed over all layers.
-        tokens_K: int32.
-        norm_K: of the whole model's gradient.
-        record: of the updates of all stages.
+        loss_K: cross-entropies, summed over the global batch's tokens, nats.
+        aux_K: auxiliary losses, mean over micro-batches, sum over all layers.
+        tokens_K: int32, tokens with a loss.
+        norm_K: norm of the whole model's gradient.
+        record: record of the updates of all stages, leading dim K.
     """
     return {
         "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),
@@ -61,7 +61,7 @@ def metrics_of(
 
 
 def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
-    """Per rank: the same of the layers of all stages, in the order of the model; leaves have leading dims K and L."""
+    """Per rank: the record with the layers of all stages, in model order; leaves have leading dims K and L."""
     live = spec.live
     if live.num_live == 1:
         return record
@@ -75,10 +75,10 @@ def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
 
 
 def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
-    """The metrics ``[worker, K, ...]`` of a step function, fetched to the host: one dict for each iteration.
+    """Fetches the metrics ``[worker, K, ...]`` of a step function to the host, as one dict for each iteration.
 
-    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; of ``load_imbalance`` the mean over the
-    layers stays.
+    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; ``load_imbalance`` becomes its mean over
+    the layers.
     """
     host = own_row(metrics)
     imbalance_KL = host["load_imbalance"]

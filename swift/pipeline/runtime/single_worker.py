@@ -1,6 +1,7 @@
-"""The iteration of a lone worker: nobody waits for anybody, so forward and backward are not taken apart.
+"""The iteration of a single worker: without a pipeline, the backward pass is not split.
 
-Micro-batches one after another: forward and backward, gradients of the slots added up. Then U, as everywhere.
+Micro-batches run one after another, forward and backward, and their slot gradients are added up. Then comes the same
+update U as in a pipeline.
 
 Legend: M micro-batches, B sequences of this rank, T positions.
 """
@@ -27,7 +28,7 @@ _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
-    """A host batch ``[M, B, T]`` on a lone worker's devices: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
+    """Puts a host batch ``[M, B, T]`` on one worker's devices: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
     return live.put(Batch(*(share_sequences(leaf[None], live.num_ranks) for leaf in batch)), RANKED)
 
 
@@ -35,11 +36,11 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     """Gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
     The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
-    micro-batches. Local sums are differentiated and reduced by hand; the division comes last and once.
+    micro-batches. Local sums are differentiated and reduced explicitly; the division comes last and once.
 
     Args:
-        spec: the static part; of one worker.
-        state: this rank's.
+        spec: step spec, of one worker.
+        state: this rank's state.
         batch: this rank's sequences of every micro-batch, ``[M, B, T]``.
 
     Returns:
@@ -67,7 +68,7 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
 def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
-    The old state's buffers are given up, unless ``keep_state``. For the metrics see ``metrics_of``.
+    The old state's buffers are donated, unless ``keep_state``. For the metrics see ``metrics_of``.
     """
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -83,7 +84,7 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
         return after, metrics_of(*of_window)
 
     run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
-    # Named, so that the state of the first call, of a restore and of a previous call all meet the same program.
+    # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
     state, batch, metrics = map(spec.live.shardings, (spec.specs, RANKED, SHARED))
     return jax.jit(
         run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0

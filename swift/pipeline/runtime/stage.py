@@ -1,4 +1,4 @@
-"""A stage as one rank sees it: what F, B and W compute for one micro-batch, and what they count.
+"""A stage as one rank sees it: the function that F, B and W are made of, and the sums over micro-batches.
 
 Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, E classes.
 """
@@ -23,17 +23,17 @@ StageFunction = Callable[[Weights, "Extras", jax.Array], tuple[tuple[jax.Array, 
 
 
 class Extras(NamedTuple):
-    """What a stage reads and has no gradient: at hand again when F is long over, so never stashed."""
+    """Inputs of a stage without a gradient; B and W get them again, so they are never stashed."""
 
     placement_LNS: jax.Array
     valid_BT: jax.Array
 
 
 class Sums(NamedTuple):
-    """Sums over micro-batches; this rank's until ``over_ranks``, then everyone's."""
+    """Sums over micro-batches: of this rank, and after ``over_ranks`` of all expert ranks."""
 
-    loss: jax.Array  # cross-entropies of tokens, nats
-    aux: jax.Array  # auxiliary losses of micro-batches
+    loss: jax.Array  # cross-entropies of tokens, nats; at least float32
+    aux: jax.Array  # auxiliary losses of micro-batches; at least float32
     tokens: jax.Array  # int32, tokens with a loss
     load: Load  # int32[L, E] each
 
@@ -43,14 +43,14 @@ class Sums(NamedTuple):
 
 
 def no_sums(spec: StepSpec) -> Sums:
-    """Sums over nothing."""
+    """Zero sums."""
     load = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
     zero = jnp.zeros((), spec.accumulate_dtype)
     return Sums(zero, zero, jnp.zeros((), jnp.int32), Load(load, load, load))
 
 
 def layers_of(weights: Weights) -> Weights:
-    """The weights of a stage's layers, without the ends."""
+    """The weights of a stage's layers, without embedding and head."""
     return {name: rows for name, rows in weights.items() if name not in EMBEDDING_AND_HEAD}
 
 
@@ -75,7 +75,7 @@ def stage_function(
 
 
 def forward(spec: StepSpec, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
-    """Runs one micro-batch ``[B, T]`` of this rank through the whole model, where one stage is all of it."""
+    """Runs one micro-batch ``[B, T]`` of this rank through the whole model; for a single stage."""
     gpt = spec.gpt
     x = gpt.embed(weights, batch.inputs)
     (y, aux), load = stage_function(spec)(layers_of(weights), Extras(placement_LNS, batch.valid), x)

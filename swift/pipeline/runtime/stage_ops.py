@@ -1,8 +1,8 @@
-"""F, B and W of one micro-batch on buffers: read the inbox or a stash, compute, write a stash or add up.
+"""F, B and W of one micro-batch on buffers: read the inbox or a stash, compute, write a stash or accumulate.
 
-Only the ends of a pipeline differ: the first stage's F embeds its tokens and its B turns the input's gradient into the
-embedding's; the last stage's F computes the loss, its gradient and the head's gradient at once, so that logits are
-never kept.
+Only the first and the last stage differ: the first stage's F embeds its tokens and its B turns the input's gradient
+into the embedding's; the last stage's F computes the loss, its gradient and the head's gradient at once, so that logits
+are never stored.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class StageOps:
     """The ops of one rank's stage. Made while a step function is traced: it holds that trace's arrays.
 
     Attributes:
-        spec: the static part.
+        spec: step spec.
         split: the stage as F, B and W.
-        weights: of the stage and the ends.
-        placement_LNS: the class in every slot.
-        ends: which of them the worker serves.
-        batch: the micro-batches that it meets, ``[n, B, T]``.
-        aux_weight_K: in each iteration, what the auxiliary loss counts beside the sum of the tokens' losses.
+        weights: weights of the stage, embedding and head.
+        placement_LNS: int32, the expert in every slot.
+        ends: whether the worker serves the first and the last stage.
+        batch: the worker's micro-batches, ``[n, B, T]``.
+        aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
     """
 
     spec: StepSpec
@@ -54,7 +54,7 @@ class StageOps:
         sums: Sums,
         head: Any,
     ) -> tuple[jax.Array, tuple[jax.Array, Stash, Stash, Sums, Any]]:
-        """F: the message to the next stage, and the buffers with what is kept; the last stage adds its loss."""
+        """F: the message to the next stage, and the updated buffers; the last stage adds its loss."""
         data = self._data(op)
         (y, aux), load, for_b, for_w = self.split.forward(
             layers_of(self.weights), self._extras(data), self._input(op, data, activations)
@@ -72,7 +72,7 @@ class StageOps:
         return y, (gradients, put(b_stash, op.b_stash, for_b), put(held, op.held, for_w), own, head)
 
     def evaluate(self, op: TickOp, activations: jax.Array, sums: Sums) -> tuple[jax.Array, Sums]:
-        """F without a backward pass to come: the message to the next stage, and the sums."""
+        """F without a backward pass: the message to the next stage, and the sums."""
         data, gpt = self._data(op), self.spec.gpt
         (y, aux), load, *_ = self.split.forward(
             layers_of(self.weights), self._extras(data), self._input(op, data, activations)
@@ -88,7 +88,7 @@ class StageOps:
     def backward_input(
         self, op: TickOp, gradients: jax.Array, b_stash: Stash, held: Stash, w_stash: Stash, embedding: Any
     ) -> tuple[jax.Array, tuple[Stash, Any]]:
-        """B: the message to the stage before, and the buffers with what W will read."""
+        """B: the message to the previous stage, and the buffers with W's stash."""
         data = self._data(op)
         d_out = gradients[op.inbox], self.aux_weight_K[op.iteration]
         dx, for_w = self.split.backward_input(
@@ -104,7 +104,7 @@ class StageOps:
         return dx, (put(w_stash, op.w_stash, for_w), embedding)
 
     def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Weights) -> Weights:
-        """W: the gradients of the stage's weights, added up."""
+        """W: the accumulated gradients of the stage's weights."""
         return add(
             layers,
             self.split.backward_weight(
@@ -124,22 +124,22 @@ class StageOps:
 
 
 def put(buffers: Any, slot: jax.Array, values: Any) -> Any:
-    """The buffers ``[slots, ...]`` with the values in one slot."""
+    """Writes values to one slot of buffers ``[slots, ...]``."""
     return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
 
 
 def take(buffers: Any, slot: jax.Array) -> Any:
-    """The values of one slot."""
+    """The values in one slot of buffers ``[slots, ...]``."""
     return jax.tree.map(lambda buffer: buffer[slot], buffers)
 
 
 def add(totals: Any, values: Any) -> Any:
-    """The sums, in the totals' type."""
+    """Leaf-wise sums, in the totals' dtype."""
     return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
 
 
 def sums_of(sums_K: Sums, iteration: jax.Array, **values: Any) -> Sums:
-    """The sums of a window, with values of one iteration added to some of the fields."""
+    """Adds values of one iteration to some fields of a window's sums."""
 
     def added(total_K: jax.Array, value: jax.Array) -> jax.Array:
         return total_K.at[iteration].add(value.astype(total_K.dtype))

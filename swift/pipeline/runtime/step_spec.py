@@ -1,8 +1,9 @@
-"""The training state, its layout on a live mesh, and how it is made.
+"""The spec of a training step; the training state, its layout on a live mesh, and its initialization.
 
 Every leaf has a leading ``worker`` dim: a row holds the state of the stage that its worker serves. Master weights,
 moments and slots are RANKED ``[worker, row, rank, ...]``; the iteration, the placement and the policy's own state are
-SHARED ``[worker, ...]``. Embedding and head are in every row, so that all are alike, and are used at the ends only.
+SHARED ``[worker, ...]``. Embedding and head are in every row, so that all rows have one shape; only the first and the
+last stage use them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,33 +28,33 @@ EMBEDDING_AND_HEAD = ("embedding", "head")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that an iteration reads and writes, or a tree of specs of the same form."""
+    """Everything that an iteration reads and writes, or a tree of specs of the same structure."""
 
     step: Any  # int32[worker], iterations done
     master: Any  # {group: master weights, at least float32 [worker, row, rank, ...]}
     moments: Any  # the optimizer's state over master; its counters are [worker]
     slots: Any  # {group: compute type [worker, row, rank, slot, size]}, made from master and placement
-    placement: Any  # int32[worker, MoE row of the stage, rank, slot], the class in every slot
+    placement: Any  # int32[worker, MoE row of the stage, rank, slot], the expert in every slot
     policy: Any  # the placement policy's state
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What an iteration is made of, apart from arrays.
+    """The static part of an iteration: everything but arrays.
 
     Attributes:
-        gpt: the architecture.
-        experts: the expert layers.
-        policy: places the experts.
-        live: the mesh that it runs on.
-        optimizer: an elementwise optax transformation, without clip.
-        learning_rate: of an iteration, for the record.
+        gpt: model architecture.
+        experts: settings of the expert layers.
+        policy: placement policy.
+        live: mesh of the live workers.
+        optimizer: elementwise optax transformation, without clipping.
+        learning_rate: learning rate by iteration, for the record.
         clip_norm: largest global gradient norm, or None.
-        layouts: for each group, where its master weights live.
-        compute_dtype: type of slots and activations.
-        num_microbatches: of an iteration, of all pipelines together.
-        remat: whether a stage keeps only its input for the backward pass and computes the rest again.
-        row_shapes: of a worker's state, ``[row, ...]``; found by tracing unless another program knows them.
+        layouts: layout of the master weights, by group.
+        compute_dtype: dtype of slots and activations.
+        num_microbatches: micro-batches of an iteration, of all pipelines together.
+        remat: whether a stage keeps only its input for the backward pass and recomputes the rest.
+        row_shapes: shapes of a worker's state, ``[row, ...]``; found by tracing unless given.
     """
 
     gpt: GPT
@@ -74,7 +75,7 @@ class StepSpec:
         if self.row_shapes is None:
             object.__setattr__(self, "row_shapes", self._find_row_shapes())
         moments = self.row_shapes.moments
-        # One leading dim is a counter of the worker; arrays as large as the master weights are ranked like them.
+        # A scalar is a counter of the worker; arrays as large as the master weights are RANKED like them.
         specs = TrainState(
             step=SHARED,
             master=RANKED,
@@ -87,12 +88,12 @@ class StepSpec:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of the state of a worker."""
+        """Bytes of a worker's state."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.row_shapes))
 
     @property
     def is_single_worker(self) -> bool:
-        """Whether there is one worker only: no pipeline, and no peers."""
+        """Whether there is only one worker: no pipeline, and no peers."""
         return len(self.live.topology.workers) == 1
 
     @property
@@ -102,12 +103,12 @@ class StepSpec:
 
     @cached_property
     def pattern(self) -> tuple[bool, ...]:
-        """For every layer of a stage, whether it is a mixture of experts."""
+        """Whether each layer of a stage is a mixture of experts."""
         return self.gpt.config.stage_pattern(self.num_stages)
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers with experts in a stage, L."""
+        """L, layers with experts in a stage."""
         return sum(self.pattern)
 
     @property
@@ -117,7 +118,7 @@ class StepSpec:
 
     @cached_property
     def num_layers(self) -> dict[str, int]:
-        """For each group, the rows of a stage."""
+        """Rows of a stage, by group."""
         return {
             name: g.num_layers // (1 if name in EMBEDDING_AND_HEAD else self.num_stages)
             for name, g in self.gpt.groups.items()
@@ -125,15 +126,15 @@ class StepSpec:
 
     @cached_property
     def peer_sum(self) -> PeerSum:
-        """Sums over the workers of a stage."""
+        """The sum over the workers of a stage."""
         return PeerSum(self.live.peers, how_unequal(self.live.mesh.devices.flat[0].platform))
 
     def stages_mesh(self) -> LiveMesh:
-        """The live mesh of one worker for each stage: where a checkpoint's state is, whoever else is live."""
+        """The live mesh of one worker for each stage, which a checkpoint's state is on."""
         return self.live.with_places(tuple(self.live.places[row] for row in self.live.first_rows))
 
     def at(self, live: LiveMesh) -> "StepSpec":
-        """The same program on another live mesh of the same topology."""
+        """The same spec on another live mesh of the same topology."""
         return replace(self, live=live)
 
     @cached_property
@@ -147,7 +148,7 @@ class StepSpec:
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
     def placements(self, experts_LNS: jax.Array) -> dict[str, jax.Array]:
-        """For each group, its placement; a dense group is one class with a slot on every rank."""
+        """The placement of each group; a dense group is one class with a slot on every rank."""
         return {
             name: experts_LNS if group.is_expert else jnp.zeros((rows, self.live.num_ranks, 1), jnp.int32)
             for (name, group), rows in zip(self.gpt.groups.items(), self.num_layers.values(), strict=True)
@@ -159,16 +160,16 @@ class StepSpec:
         return self.fill_slots(create(key))
 
     def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
-        """The state before the first iteration on given parameters, whole classes ``[row, class, size]`` by group."""
+        """The state before the first iteration with given parameters, ``[row, class, size]`` by group."""
         lay_out = jax.jit(self._lay_out, out_shardings=self._layout_shardings())
         return self.fill_slots(lay_out(dict(params)))
 
     def fill_slots(self, state: TrainState) -> TrainState:
-        """The state with slots made anew from the master weights and the placement, as after a restore."""
+        """Fills the slots from the master weights and the placement, as after a restore."""
         return replace(state, slots=self._make_slots(state.master, state.placement))
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
-        """Shapes, types and shardings of a state; without its slots it is what a checkpoint holds."""
+        """Shapes, dtypes and shardings of a state; without slots, of what a checkpoint holds."""
         shardings, state, num_live = self.live.shardings(self.specs), self.row_shapes, self.live.num_live
         if not with_slots:
             shardings, state = replace(shardings, slots={}), replace(state, slots={})
@@ -181,9 +182,9 @@ class StepSpec:
         )
 
     def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
-        """The master weights ``[row, class, size]`` of each group, as a plain single-device model has them."""
-        # From the host: op by op on sharded arrays, each op would be a program with collectives of its own, and
-        # emulated devices can deadlock when many of them are under way.
+        """The master weights ``[row, class, size]`` by group, as a plain single-device model has them."""
+        # On the host: each op on sharded arrays would be a program with collectives of its own, and emulated devices
+        # can deadlock when many of those run at once.
         master, placement = jax.device_get((state.master, state.placement))
         rows = self.live.first_rows
         placements = {row: self.placements(placement[row]) for row in rows}
@@ -231,6 +232,6 @@ class StepSpec:
 
 
 def materialize_all(spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: jax.Array) -> dict[str, jax.Array]:
-    """Per rank: the slots of every group."""
+    """Per rank: the slots of every group, from master weights and the placement int32 ``[L, N, S]``."""
     placements = spec.placements(placement_LNS)
     return {name: spec.layouts[name].materialize(master[name], placements[name]) for name in master}

@@ -1,6 +1,6 @@
-"""A tick table as the arrays that a step function takes: data, so that a new table of the same shape compiles nothing.
+"""A tick table as arrays, the arguments of a step function: a new table of the same shape compiles nothing.
 
-Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches that a worker meets.
+Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches of a worker.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,11 @@ import numpy as np
 from swift.schedules import TickTable
 
 Array = jax.Array | np.ndarray
-"""On the host until it is put on devices."""
+"""NumPy on the host, JAX on devices."""
 
 
 class Common(NamedTuple):
-    """What is the same for all workers."""
+    """Columns that are the same for all workers."""
 
     activations_TQ: Array  # int32, the permutation that moves in a round; -1: none
     gradients_TQ: Array  # int32
@@ -24,7 +24,7 @@ class Common(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What a worker does: as global arrays with a leading dim R, for one worker without it."""
+    """A worker's columns; global arrays have a leading dim R."""
 
     opcode_T: Array  # int32, the fields of ``TickTable``
     iteration_T: Array
@@ -37,11 +37,11 @@ class Columns(NamedTuple):
     activation_slot_TQ: Array
     gradient_slot_TQ: Array
     update_H: Array  # int32, the iteration that is updated at the end of a phase; -1: none
-    data_iteration_n: Array  # int32, of every micro-batch that the worker meets; -1: padding
+    data_iteration_n: Array  # int32, the iteration of each of the worker's micro-batches; -1: padding
 
 
 class TickOp(NamedTuple):
-    """What a worker does in one tick; int32[], and int32[Q] slots for what it receives."""
+    """A worker's op in one tick: int32[] each, and int32[Q] slots for the messages that it receives."""
 
     opcode: jax.Array
     iteration: jax.Array
@@ -61,7 +61,7 @@ class TickOp(NamedTuple):
 
 
 def table_arrays(table: TickTable) -> tuple[Common, Columns]:
-    """The arrays of a table, on the host."""
+    """The arrays of a tick table, on the host."""
     bounds = table.phase_bounds
     common = Common(
         table.activations.permutation_TQ,

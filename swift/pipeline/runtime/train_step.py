@@ -1,11 +1,11 @@
 """The step functions of a pipeline: one jitted program for each configuration, with the tick table as data.
 
 ``window_step`` runs K iterations as one program, in which every stage updates as soon as it and its peers are done and
-goes on with the next iteration (ReCycle's staggered optimizer). What only the whole model's gradient tells, its norm,
-is known afterwards: so a window is a transaction, which leaves the old state alone and says whether it counts.
-``barrier_step`` runs one iteration in which all stages wait for the norm before anybody updates: it always counts.
+starts the next iteration (ReCycle's staggered optimizer). The norm of the whole model's gradient is known only
+afterwards: so a window is a transaction, which leaves the old state unchanged and reports whether it counts.
+``barrier_step`` runs one iteration in which all stages wait for the norm before they update: it always counts.
 
-Legend: K iterations of the window, n micro-batches that a worker meets, B sequences of this rank, T positions.
+Legend: K iterations of the window, n micro-batches of a worker, B sequences of this rank, T positions.
 """
 
 from collections.abc import Callable
@@ -36,17 +36,17 @@ _IN = (REPLICATED, SHARED, RANKED)
 def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
     """The jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
 
-    The old state stays as it is. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the same
-    in all rows: every gradient was finite and none was to be clipped. If not, the new state means nothing.
+    The old state is left unchanged. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the
+    same in all rows: every gradient was finite and none had to be clipped. If not ``ok``, the new state is invalid.
 
     Args:
-        spec: on the live mesh whose rows the table has.
-        table: of K iterations; only its shape is used.
+        spec: step spec, on the live mesh that the table's rows are of.
+        table: tick table of K iterations; only its shape is used.
         num_iterations: K.
-        keep_gradients: for tests: the result has a fourth part, the iterations' mean gradients of the master weights by
-            group, ``[worker, K, rank, ...]``.
+        keep_gradients: whether the result has a fourth part, the iterations' mean gradients of the master weights by
+            group, ``[worker, K, rank, ...]``; for tests.
     """
-    assert not spec.peer_sum.in_rounds, "peers that all workers have to help cannot update by themselves"
+    assert not spec.peer_sum.in_rounds, "a sum over peers that needs all workers cannot be part of a staggered update"
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _Rank.enter(spec, table, num_iterations, state, common, columns, batch)
@@ -57,8 +57,8 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
 
             def update(state: TrainState, totals: Weights, outcome: Any) -> Any:
                 gradients, record = rank.reduce(state, totals, carry.sums, iteration)
-                # The stage's norm is no larger than the model's: 1 in a window that counts. Without it XLA would fuse
-                # the update, and round it, otherwise than in ``barrier_step``, and a window would be another run.
+                # The stage's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
+                # would fuse and round the update differently from ``barrier_step``, and results would differ.
                 scale = clip_scale(spec, jnp.sqrt(record.square_norm))
                 after = apply_gradients(spec, state, gradients, record.load.popularity_E, rank.ends, scale)
                 kept = (record, gradients) if keep_gradients else (record,)
@@ -85,13 +85,14 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
 def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
     """The jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
 
-    The old state's buffers are given up, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. It is also what runs
-    where peers of unequal number can only be summed with everybody's help (TPU).
+    The old state's buffers are donated, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. This step also runs
+    where a sum over unequally many peers needs all workers (TPU).
 
     Args:
-        spec: on the live mesh whose rows the table has.
-        table: of one iteration; only its shape is used, and its updates are not: all come together in the end.
-        keep_state: leave the old state as it is.
+        spec: step spec, on the live mesh that the table's rows are of.
+        table: tick table of one iteration; only its shape is used. Its updates are ignored: all stages update at the
+            end.
+        keep_state: whether to leave the old state unchanged.
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
@@ -110,8 +111,8 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does.
 
     Args:
-        spec: on the live mesh whose rows the table has.
-        table: its Fs only, see ``TickTable.forward_only``.
+        spec: step spec, on the live mesh that the table's rows are of.
+        table: tick table with F alone, see ``TickTable.forward_only``.
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
@@ -125,13 +126,13 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
 def _jitted(spec: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
     in_specs = (spec.specs, *_IN)
     run = spec.live.per_rank(per_rank, in_specs, out_specs)
-    # Named, so that the state of the first call, of a restore and of a previous call all meet the same program.
+    # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
     ins, outs = map(spec.live.shardings, (in_specs, out_specs))
     return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)
 
 
 class _Rank(NamedTuple):
-    """What a rank knows before the first tick of a step function; lives as long as its trace."""
+    """A rank's context before the first tick of a step function; lives as long as its trace."""
 
     spec: StepSpec
     split: SplitStage
@@ -174,11 +175,11 @@ class _Rank(NamedTuple):
 
     @property
     def divisor_K(self) -> jax.Array:
-        """What the iterations' sums are divided by."""
+        """Divisors of the iterations' sums: the tokens of their global batches."""
         return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
 
     def ops(self, state: TrainState) -> StageOps:
-        """The ops with the weights of a stretch of ticks."""
+        """The stage's ops with the weights of a state, which hold until the next update."""
         spec, weights = self.spec, self.spec.gpt.unpack(state.slots)
         aux_weight_K = spec.experts.aux_loss_coefficient * self.divisor_K / spec.num_microbatches
         return StageOps(spec, self.split, weights, state.placement, self.ends, self.batch, aux_weight_K)

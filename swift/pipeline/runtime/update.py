@@ -1,9 +1,9 @@
-"""U, as one rank sees it: gradients of slots to gradients of master weights, then update, placement and new slots.
+"""U, as one rank sees it: slot gradients to gradients of master weights, then update, placement and new slots.
 
-It is cut in two where the norm of the whole model's gradient is known: ``reduce_gradients`` before, and
-``apply_gradients`` after. Both are the same for a lone worker and for one of a pipeline.
+It is in two parts, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
+``apply_gradients``. Both are the same for a single worker and for one of a pipeline.
 
-Legend: L MoE layers of the stage, E classes, N ranks, S slots.
+Legend: L MoE layers of the stage, E expert classes, N ranks, S slots.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, Train
 
 
 class EmbeddingAndHead(NamedTuple):
-    """Whether a row serves the first and the last stage, bool[]; the same on all its ranks."""
+    """Whether a row serves the first and the last stage, bool[] each; the same on all its ranks."""
 
     is_first: jax.Array | bool
     is_last: jax.Array | bool
@@ -31,7 +31,7 @@ class EmbeddingAndHead(NamedTuple):
 def used(
     spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """``compute()``, but ``otherwise()`` for embedding and head in a row that does not use them."""
+    """Calls ``compute``, or ``otherwise`` for embedding and head in a row that does not use them."""
     if name not in EMBEDDING_AND_HEAD or spec.num_stages == 1:
         return compute()
     return lax.cond(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
@@ -41,19 +41,19 @@ def used(
 def reduce_gradients(
     spec: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: EmbeddingAndHead
 ) -> dict[str, jax.Array]:
-    """This rank's sums of slot gradients -> the mean gradients of its master weights, the same on all peers.
+    """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
 
-    Summed over replicas, expert ranks and peers; divided once, in the end.
+    They are summed over replicas, expert ranks and peers, and divided once, at the end.
 
     Args:
-        spec: the static part.
-        state: this rank's; its placement is that of the gradients.
-        gradients: of the stage's weights, summed over the micro-batches that this worker ran.
-        divisor: the global batch's tokens.
-        ends: which of them this row serves.
+        spec: step spec.
+        state: this rank's state, with the placement that the gradients were computed with.
+        gradients: gradients of the stage's weights, summed over the micro-batches that this worker ran.
+        divisor: tokens of the global batch.
+        ends: whether this row serves the first and the last stage.
 
     Returns:
-        gradients by group, in the layout of the master weights.
+        Gradients by group, in the layout of the master weights.
     """
     placements, peer_sum = spec.placements(state.placement), spec.peer_sum
 
@@ -73,14 +73,14 @@ def reduce_gradients(
 
 @jax.named_scope(scopes.UPDATE)
 def square_norm(spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
-    """The squared norm of the stage's gradients, every class counted once."""
+    """The squared norm of the stage's gradients, every expert counted once."""
     placements = spec.placements(placement_LNS)
     parts = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(parts), EXPERT_AXIS)
 
 
 def clip_scale(spec: StepSpec, norm: jax.Array) -> jax.Array | None:
-    """What gradients have to be multiplied by for the whole model's norm to be at most the clip; None: no clip."""
+    """The factor that clips gradients to the largest norm allowed; None without clipping."""
     if spec.clip_norm is None:
         return None
     return jnp.minimum(1, spec.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
@@ -95,15 +95,15 @@ def apply_gradients(
     ends: EmbeddingAndHead,
     scale: jax.Array | None = None,
 ) -> TrainState:
-    """Update, place, materialize: the state of the next iteration.
+    """Updates, places and materializes: the state of the next iteration.
 
     Args:
-        spec: the static part.
-        state: this rank's.
-        gradients: of the master weights.
-        popularity_LE: of all micro-batches, ranks and peers.
-        ends: which of them this row serves.
-        scale: for the gradients; None: 1.
+        spec: step spec.
+        state: this rank's state.
+        gradients: gradients of the master weights, by group.
+        popularity_LE: int32, summed over all micro-batches, ranks and peers.
+        ends: whether this row serves the first and the last stage.
+        scale: factor for the gradients; None: 1.
     """
     if scale is not None:
         gradients = jax.tree.map(lambda g: g * scale, gradients)
@@ -126,7 +126,7 @@ def apply_gradients(
 
 
 def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
-    """Moves the experts' part of master weights and moments to a new placement, where their layout ties them to it."""
+    """Moves the experts' master weights and moments to a new placement, where their layout ties them to it."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
     experts = [leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True) if mine]

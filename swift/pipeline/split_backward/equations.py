@@ -1,7 +1,7 @@
-"""Equations of a jaxpr: making them atomic, choosing some of them, and running those.
+"""Equations of a jaxpr: inlining wrappers, choosing some equations, and running them.
 
-A part of a computation is a list of equations in the order of the jaxpr, run one by one in an environment. No new jaxpr
-is built, so a part runs under whatever transformation it is called in.
+A group of equations is run one by one, in the order of the jaxpr. No new jaxpr is built, so a group runs under whatever
+transformation it is called in.
 """
 
 import math
@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from swift.jaxprs import bind, read
 
-# Equations that only wrap others, and the parameter that holds what they wrap. Custom rules are spent by the time that
-# the backward is traced: only the plain computation is left to run.
+# Equations that only wrap others, and the parameter that holds the wrapped jaxpr. Custom derivative rules have been
+# applied by the time the backward is traced: only the plain computation is left.
 _WRAPPERS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -29,24 +29,24 @@ _WRAPPERS = {
 
 
 def variables(atoms: Iterable[Any]) -> list[Var]:
-    """Those of the atoms that are variables."""
+    """The variables among atoms."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
 def spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape and type of an array, or of something that has an array's."""
+    """The shape and dtype of an array, or of anything that has both."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def num_bytes(array: Any) -> int:
-    """Bytes of an array, by its shape and type."""
+    """Bytes of an array, by its shape and dtype."""
     return math.prod(array.shape) * array.dtype.itemsize
 
 
 def needed(
     equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var] = ()
 ) -> tuple[tuple[JaxprEqn, ...], set[Var]]:
-    """The equations that ``outputs`` depend on where the variables ``given`` are known.
+    """The equations that ``outputs`` depend on, given the values of the variables ``given``.
 
     Returns:
         (the equations in order, every variable that they and the outputs read).
@@ -61,7 +61,7 @@ def needed(
 
 
 def dependent(equations: Iterable[JaxprEqn], roots: Iterable[Var]) -> set[Var]:
-    """The roots and every variable that is computed from one of them."""
+    """The roots and every variable computed from one of them."""
     reached = set(roots)
     for equation in equations:
         if not reached.isdisjoint(variables(equation.invars)):
@@ -74,10 +74,10 @@ class EquationGroup:
     """Some equations of a jaxpr as a function of arrays.
 
     Attributes:
-        constants: variables with the arrays that tracing found.
-        inputs: the variables that the arguments stand for.
-        equations: what to run, in order.
-        outputs: variables and literals that are returned.
+        constants: values of the variables that tracing found constant.
+        inputs: variables of the arguments.
+        equations: equations to run, in order.
+        outputs: variables and literals to return.
     """
 
     constants: Mapping[Var, Any]
@@ -94,11 +94,11 @@ class EquationGroup:
 
 
 def inlined(closed: ClosedJaxpr, axis_env: Sequence[tuple[str, int]] | None = None) -> ClosedJaxpr:
-    """The jaxpr with wrappers (``jit``, ``checkpoint``, custom rules) inlined; loops and branches stay one equation.
+    """Inlines the wrappers of a jaxpr (``jit``, ``checkpoint``, custom rules); loops and branches stay one equation.
 
     Args:
-        closed: the jaxpr.
-        axis_env: names and sizes of the mesh axes that its collectives use, where it is not traced inside of them.
+        closed: jaxpr.
+        axis_env: names and sizes of the mesh axes that its collectives use, where it is not traced inside them.
     """
     inputs = list(map(spec, closed.in_avals))
     return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args), axis_env=axis_env)(*inputs)

@@ -1,4 +1,4 @@
-"""Work of a traced function, by its matmuls alone: what the planner takes as the cost of an operation."""
+"""FLOPs and bytes of a traced function, of its matmuls alone: the planner's cost of an operation."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
     """Floating-point operations of all ``dot_general``, a multiplication and an addition counted as two.
 
     A ``ragged_dot`` counts every row once, for the group that it belongs to. The body of a ``scan`` counts as often as
-    it runs, of the branches of a ``cond`` the dearest counts, of a ``platform_dependent`` the default, and the body of
-    a ``while``, whose length is not known, counts once.
+    it runs, a ``cond`` counts its most expensive branch, a ``platform_dependent`` its default, and the body of a
+    ``while``, whose length is not known, counts once.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_flops(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))

@@ -1,4 +1,4 @@
-"""The lightest set of nodes that every path of a graph must cross: which values to keep between two operations."""
+"""Minimum vertex cut of a graph: which values to keep between two operations."""
 
 import math
 from collections import defaultdict, deque
@@ -22,10 +22,10 @@ def minimum_cut(
     exit. Among cuts of equal weight it is the one nearest to the sinks.
 
     Args:
-        weights: a positive weight of every node; infinite for one that may not be cut.
-        edges: (from, to).
-        sources: nodes where paths begin; may themselves be cut.
-        sinks: nodes where they end; may themselves be cut.
+        weights: positive weight of every node; infinite for one that may not be cut.
+        edges: pairs (from, to).
+        sources: nodes where paths begin; may be cut.
+        sinks: nodes where paths end; may be cut.
 
     Returns:
         The nodes of the cut, in the order of ``weights``.

@@ -1,10 +1,11 @@
-"""Which equations of a stage and its gradient are F's, B's and W's, and which values are kept between them.
+"""Partition of the equations of a stage and its gradient into F, B and W, and the values kept between them.
 
 Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, changes of shape).
 The rule: a costly equation runs once, and under that condition as few bytes as possible are kept. So a value may be
-made again from others that are kept, but by cheap equations only: a GELU's output from its input, which B needs anyway.
-That is two minimum cuts: through the values between B and W, then through those between F and the two. What depends on
-parameters and extras alone is made again wherever it is read, and the gradient of a norm, a short vector, is B's.
+recomputed from others that are kept, but by cheap equations only: a GELU's output from its input, which B needs anyway.
+That takes two minimum cuts: through the values between B and W, then through those between F and both. Values that
+depend on parameters and extras alone are recomputed wherever they are read, and the gradient of a norm, a short vector,
+belongs to B.
 """
 
 import math
@@ -17,7 +18,7 @@ from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
 from swift.pipeline.split_backward.equations import EquationGroup, dependent, needed, num_bytes, variables
 from swift.pipeline.split_backward.min_cut import minimum_cut
 
-# Loops, branches, scatters and kernels are costly, too: they are known by the jaxpr that they hold.
+# Loops, branches, scatters and kernels are costly, too: they are recognized by the jaxpr in their parameters.
 _COSTLY = frozenset(
     {
         *("dot_general", "ragged_dot_general", "conv_general_dilated"),
@@ -33,14 +34,14 @@ class Joint:
     """The forward and backward of a stage as one jaxpr, its variables by meaning.
 
     Attributes:
-        constants: arrays that tracing found.
-        equations: atomic, in order.
-        given: parameters and extras, at hand in F, B and W.
-        x: the input.
-        d_out: the cotangent of the differentiated output.
+        constants: values of the variables that tracing found constant.
+        equations: equations without wrappers, in order.
+        given: parameters and extras, which F, B and W all get.
+        x: input.
+        d_out: cotangent of the differentiated output.
         results: output and metrics.
-        dx: the cotangent of the input.
-        dparams: the gradient of the parameters.
+        dx: cotangent of the input.
+        dparams: gradient of the parameters.
     """
 
     constants: dict[Var, Any]
@@ -54,7 +55,7 @@ class Joint:
 
 
 class Partition(NamedTuple):
-    """The three parts and what is kept between them; a part takes and returns values in the order noted."""
+    """The three parts and the stashes between them; a part takes and returns values in the order noted."""
 
     forward: EquationGroup  # given, x -> results, b_stash, h_stash
     backward_input: EquationGroup  # given, b_stash, h_stash, d_out -> dx, w_stash
@@ -65,7 +66,7 @@ class Partition(NamedTuple):
 
 
 def partition(joint: Joint) -> Partition:
-    """Gives every equation to F, B or W, or cheap ones to several of them."""
+    """Assigns every equation to F, B or W, and cheap ones to several of them where needed."""
     late = _late_variables(joint)
     late_equations = [e for e in joint.equations if not late.isdisjoint(e.outvars)]
     early_equations = [e for e in joint.equations if late.isdisjoint(e.outvars)]
@@ -101,14 +102,14 @@ def _outputs(equations: Iterable[JaxprEqn]) -> list[Var]:
 
 
 def _late_variables(joint: Joint) -> set[Var]:
-    """What is made after F: all that comes of the cotangent or of a matmul of F that a ``checkpoint`` repeats."""
+    """The variables computed after F: from the cotangent, or from a matmul of F that a ``checkpoint`` repeats."""
     in_forward = set(map(id, needed(joint.equations, joint.results)[0]))
     repeated = [e for e in joint.equations if _is_costly(e) and id(e) not in in_forward]
     return dependent(joint.equations, [*joint.d_out, *_outputs(repeated)])
 
 
 def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...]:
-    """What goes from B to W: the fewest bytes from which W needs no costly equation that is B's."""
+    """W's stash: the fewest bytes from B that spare W every costly equation of B."""
     costly = [e for e in equations if _is_costly(e)]
     from_d_out = dependent(equations, joint.d_out)
     repeated = [e for e in costly if from_d_out.isdisjoint(e.outvars)]
@@ -125,7 +126,7 @@ def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...
 
 
 def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) -> tuple[Var, ...]:
-    """What F keeps: the fewest bytes from which B and W need no costly equation that is F's."""
+    """The stashes of F: the fewest bytes that spare B and W every costly equation of F."""
     return _cut(
         equations=[e for e in equations if not _is_costly(e)],
         among=[*joint.x, *_outputs(equations)],
@@ -138,8 +139,8 @@ def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) ->
 def _cut(
     equations: Sequence[JaxprEqn], among: Sequence[Var], never: set[Var], sources: Iterable[Var], sinks: Iterable[Any]
 ) -> tuple[Var, ...]:
-    """The lightest variables ``among`` which, once kept, spare ``equations`` to trace the sinks back to the sources."""
-    # An empty array weighs something, too, or no path through it would count as cut.
+    """The lightest of the variables ``among`` that cut every path of ``equations`` from the sources to the sinks."""
+    # An empty array has a weight, too, or no path through it would count as cut.
     weights = {var: math.inf if var in never else max(num_bytes(var.aval), 1) for var in among}
     edges = [(a, b) for e in equations for a in variables(e.invars) if a in weights for b in e.outvars]
     sinks = {var for var in variables(sinks) if var in weights}

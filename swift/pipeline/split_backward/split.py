@@ -1,9 +1,9 @@
 """The decoupled backward: a stage's forward F, its input gradient B and its weight gradient W as three functions.
 
-The stage and its gradient are traced as one jaxpr, whose equations are then shared out (ReCycle's decoupled
-back-propagation, zero-bubble's B and W): what the output needs is F, what the input's cotangent needs is B, the rest is
-W. No matmul runs twice; calling the function that ``jax.vjp`` returns twice, and dropping one result each time, would
-repeat half of the backward. A layer and its whole backward, before:
+The stage and its gradient are traced as one jaxpr, whose equations are then divided (ReCycle's decoupled
+back-propagation, zero-bubble's B and W): those that the output needs are F, those that the input's cotangent needs are
+B, the rest are W. No matmul runs twice; calling the function that ``jax.vjp`` returns twice, and dropping one result
+each time, would repeat half of the backward. A layer and its whole backward, before:
 
 >>> def layer(w, extras, x):
 ...     return jax.numpy.sin(x @ w), None
@@ -28,7 +28,7 @@ repeat half of the backward. A layer and its whole backward, before:
     ] f a
   in (h, i) }
 
-and after: B, whose second result is kept for W, and W, which reads it and the x that F kept.
+and after: B, whose second result is W's stash, and W, which reads it and the x that F kept.
 
 >>> halves = split(layer, w, None, x)
 >>> print(jax.make_jaxpr(halves.backward_input)(w, None, halves.b_shapes, halves.h_shapes, dy))
@@ -65,12 +65,12 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 @dataclass(frozen=True)
 class SplitStage:
-    """A stage as three pure functions, to be used under ``jit`` and inside ``shard_map`` or ``vmap``.
+    """A stage as three pure functions, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
 
     Attributes:
-        b_shapes: of the arrays that F keeps for B alone.
-        h_shapes: of the arrays that F keeps for W; B may read them, too.
-        w_shapes: of the arrays that B keeps for W.
+        b_shapes: shapes of the arrays that F keeps for B alone.
+        h_shapes: shapes of the arrays that F keeps for W; B may read them, too.
+        w_shapes: shapes of the arrays that B keeps for W.
     """
 
     b_shapes: Shapes
@@ -89,21 +89,21 @@ class SplitStage:
     def backward_input(
         self, params: Any, extras: Any, b_stash: Sequence[Any], h_stash: Sequence[Any], d_out: Any
     ) -> tuple[Any, tuple]:
-        """B: what F kept and the cotangent of ``out`` -> (the cotangent of x, w_stash)."""
+        """B: (params, extras, b_stash, h_stash, cotangent of out) -> (cotangent of x, w_stash)."""
         given, cotangents = jax.tree.leaves((params, extras)), jax.tree.leaves(d_out)
         results = self._parts.backward_input(*given, *b_stash, *h_stash, *cotangents)
         dx, w_stash = _sections(results, self._trees.x.num_leaves)
         return self._trees.x.unflatten(dx), tuple(w_stash)
 
     def backward_weight(self, params: Any, extras: Any, h_stash: Sequence[Any], w_stash: Sequence[Any]) -> Any:
-        """W: what F and B kept for it -> the gradient of the parameters."""
+        """W: (params, extras, h_stash, w_stash) -> gradient of the parameters."""
         dparams = self._parts.backward_weight(*jax.tree.leaves((params, extras)), *h_stash, *w_stash)
         return self._trees.params.unflatten(dparams)
 
 
 @dataclass(frozen=True)
 class _Trees:
-    """The structures of what goes in and out."""
+    """The tree structures of inputs and outputs."""
 
     params: Any
     x: Any
@@ -120,16 +120,15 @@ def split(
 ) -> SplitStage:
     """Splits a stage and its gradient into F, B and W.
 
-    What is kept between them is the least that spares every costly equation a second run; see ``partition``. Where
-    ``f`` carries a ``jax.checkpoint``, B repeats what that recomputes, and F keeps only what that saves.
+    The fewest bytes are kept between them with which no costly equation runs twice; see ``partition``. Where ``f`` is
+    wrapped in ``jax.checkpoint``, B repeats what that recomputes, and F keeps only what that saves.
 
     Args:
-        f: (params, extras, x) -> (out, metrics); ``out`` is differentiated, ``metrics`` is not.
+        f: function (params, extras, x) -> (out, metrics); ``out`` is differentiated, ``metrics`` is not.
         params: float arrays or their shapes.
         extras: arrays or their shapes; not differentiated, and given to B and W again, so never stashed.
         x: float arrays or their shapes; differentiated.
-        axis_env: names and sizes of the mesh axes whose collectives ``f`` uses, if ``split`` is not called inside
-            of them.
+        axis_env: names and sizes of the mesh axes of ``f``'s collectives, where ``split`` is called outside them.
     """
 
     def joint(params: Any, extras: Any, x: Any, d_out: Any) -> tuple[list, list, list]:
@@ -158,6 +157,6 @@ def _label(closed: ClosedJaxpr, num_in: Sequence[int], num_out: Sequence[int]) -
 
 
 def _sections(values: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
-    """Cuts ``values`` into sections of these sizes and the rest."""
+    """Divides ``values`` into sections of these sizes and the rest."""
     ends = list(itertools.accumulate(sizes, initial=0))
     return [values[start:end] for start, end in itertools.pairwise([*ends, len(values)])]

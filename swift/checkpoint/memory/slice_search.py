@@ -1,0 +1,172 @@
+"""Search for the best copy of each slice that lost ranks had: a snapshot, a replica in a slot, or storage.
+
+Legend: P stages, N ranks, S slots of a rank, w values of a rank's slice, W = N * w values of a slot.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from swift.checkpoint.memory.message_texts import Origin
+from swift.checkpoint.partial import Snapshot, StateSplit, Unit, by_name
+from swift.checkpoint.storage import Ledger, RestorePlan
+from swift.errors import RunError
+
+_MASTER = "master."
+
+
+@dataclass(frozen=True)
+class RankCopy:
+    """A snapshot of a rank's slices, in the memory of another rank.
+
+    Attributes:
+        rank: rank that the slices belong to, in all stages.
+        holder: rank in whose memory they are, each in the same stage; lost with it.
+        step: iterations done when it was taken.
+        snapshot: snapshot of one rank (N = 1): the ranked arrays of the dense part, or none, and chosen experts.
+        contained_LE: token updates that the experts contained then.
+    """
+
+    rank: int
+    holder: int
+    step: int
+    snapshot: Snapshot
+    contained_LE: np.ndarray
+
+
+class SlicePart(NamedTuple):
+    """A part recovered on its own: a rank's slices of a stage's dense part (unit None), or of an expert."""
+
+    stage: int
+    rank: int
+    unit: Unit | None
+
+
+@dataclass(frozen=True)
+class FoundCopy:
+    """A copy of a part: its origin, a reader of its values by array, and the token updates it contains; None: all."""
+
+    origin: Origin
+    read: Callable[[str], np.ndarray]
+    contained: int | None
+
+
+@dataclass(frozen=True)
+class SliceSearch:
+    """The places to search for lost parts; see ``recover_ranks``."""
+
+    split: StateSplit
+    placement_PLNS: np.ndarray
+    slots: Mapping[str, np.ndarray]
+    lost: frozenset[tuple[int, int]]
+    copies: Sequence[RankCopy]
+    step: int
+    stored: Callable[[], tuple[Any, RestorePlan] | None]
+    names: Sequence[int]
+    ledger: Ledger
+
+    def find(self, part: SlicePart) -> tuple[FoundCopy, FoundCopy]:
+        """The best copies of a part's weights, and of its moments."""
+        newest = self._newest(part)
+        if newest is not None and newest.origin.step == self.step:
+            return newest, newest
+        weights = self._in_slots(part) or newest or self._in_storage(part)
+        _, others = slice_names(self.split, part.unit)
+        return weights, newest or (self._in_storage(part) if others else weights)
+
+    def _newest(self, part: SlicePart) -> FoundCopy | None:
+        """The newest snapshot of a part, or its copy in a newer checkpoint; None: there is no snapshot."""
+        snapshot = next(filter(None, (self._in_snapshot(part, copy) for copy in self.copies)), None)
+        if snapshot is None or snapshot.origin.step >= self._saved_step(part):
+            return snapshot
+        with suppress(RunError):  # the checkpoint may be damaged by now
+            return max(snapshot, self._in_storage(part), key=lambda found: found.origin.step)
+        return snapshot
+
+    def _saved_step(self, part: SlicePart) -> int:
+        """The step of the newest checkpoint that has a part; -1: none."""
+        if part.unit is None:
+            return max(self.ledger.common, default=-1)
+        return next((copy.step for copy in self.ledger.copies.get(part.unit, ())), -1)
+
+    def _in_snapshot(self, part: SlicePart, copy: RankCopy) -> FoundCopy | None:
+        stage, rank, unit = part
+        if copy.rank != rank or (stage, copy.holder) in self.lost:
+            return None
+        origin = Origin("snapshot", copy.step, copy.holder)
+        if unit is None:
+            arrays = copy.snapshot.dense
+            return FoundCopy(origin, lambda name: arrays[name][stage, :, 0], None) if arrays else None
+        found = np.flatnonzero(copy.snapshot.chosen_LK[unit[0]] == unit[1])
+        if not found.size:
+            return None
+        row = unit[0] % self.split.rows_per_stage
+        return FoundCopy(
+            origin,
+            lambda name: self.split.view(copy.snapshot.blocks, name)[stage, row, 0, found[0]],
+            int(copy.contained_LE[unit]),
+        )
+
+    def _in_slots(self, part: SlicePart) -> FoundCopy | None:
+        """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
+        stage, rank, unit = part
+        living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
+        if not self.slots or not living:
+            return None
+        row: int | slice = slice(None)
+        holder, slot = living[0], 0
+        if unit is not None:
+            row = unit[0] % self.split.rows_per_stage
+            places = np.argwhere(self.placement_PLNS[stage, row, living] == unit[1])
+            if not places.size:
+                return None
+            holder, slot = living[places[0, 0]], places[0, 1]
+
+        def read(name: str) -> np.ndarray:
+            whole = self.slots[name.removeprefix(_MASTER)][stage, row, holder, slot]
+            width = self.split.shapes[name].shape[-1]
+            mine = whole[..., rank * width : (rank + 1) * width]
+            return mine if unit is not None else mine[:, None]
+
+        return FoundCopy(Origin("replica", self.step, holder), read, None)
+
+    def _in_storage(self, part: SlicePart) -> FoundCopy:
+        found = self.stored()
+        if found is None:
+            what = "the dense part" if part.unit is None else f"expert {part.unit[1]} of layer {part.unit[0]}"
+            missing = f"its slice of {what} is in no other memory and in no checkpoint"
+            raise RunError(f"rank {self.names[part.rank]} is lost, and {missing}")
+        state, plan = found
+        arrays = by_name(state)
+        origin, contained = Origin("storage", plan.step), None
+        if part.unit is not None:
+            copy = plan.sources[part.unit]
+            origin, contained = Origin("storage", copy.step), copy.contained
+        return FoundCopy(origin, lambda name: slice_of(self.split, arrays[name], part), contained)
+
+
+def lost_parts(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[SlicePart]:
+    """The parts that lost ranks had, given as pairs (stage, rank)."""
+    for stage, rank in sorted(lost):
+        yield SlicePart(stage, rank, None)
+        for row, class_ in np.ndindex(split.rows_per_stage, split.num_classes):
+            yield SlicePart(stage, rank, (stage * split.rows_per_stage + row, class_))
+
+
+def slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
+    """Names of the arrays in slices, of the dense part or of experts: (master weights, moments)."""
+    among = (
+        split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
+    )
+    masters = [name for name in among if name.startswith(_MASTER)]
+    return masters, [name for name in among if name not in masters]
+
+
+def slice_of(split: StateSplit, array: np.ndarray, part: SlicePart) -> np.ndarray:
+    """A view of a part in an array ``[P, row, N, ...]``."""
+    if part.unit is None:
+        return array[part.stage, :, part.rank]
+    return array[part.stage, part.unit[0] % split.rows_per_stage, part.rank, part.unit[1]]
