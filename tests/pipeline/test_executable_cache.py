@@ -177,7 +177,7 @@ def test_a_store_that_cannot_be_written_or_read_costs_nobody_its_program(tmp_pat
     monkeypatch.setattr(executable_cache, "_loaded", lambda content, _: content)
     store = ExecutableCache(tmp_path / "programs")
     assert store.get("sum", lambda: b"compiled", []) == b"compiled"
-    assert "is not kept for others: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert "for other processes: [Errno 28] No space left on device" in capsys.readouterr().err
     assert "sum" not in store
     shutil.rmtree(tmp_path / "programs")  # not even a lock can be made
     (tmp_path / "programs").write_text("")

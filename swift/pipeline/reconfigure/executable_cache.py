@@ -122,7 +122,7 @@ def _write(path: Path, content: bytes) -> None:
     try:
         replace_file(path, hashlib.sha256(content).digest() + content)
     except OSError as error:  # such as a full disk: this process has what it needs
-        print(f"could not store a compiled program for other processes: {error}", file=sys.stderr, flush=True)
+        print(f"could not store a program or plan for other processes: {error}", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes | None:
