@@ -158,9 +158,7 @@ def lost_parts(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator
 
 def slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
     """Names of the arrays in slices, of the dense part or of experts: (master weights, moments)."""
-    among = (
-        split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
-    )
+    among = split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
     masters = [name for name in among if name.startswith(_MASTER)]
     return masters, [name for name in among if name not in masters]
 
