@@ -97,6 +97,16 @@ def test_a_link_to_the_glossary_leads_to_a_term(document):
         assert {word, word.removesuffix("s")} & known or word in ("terms", "glossary", "terms.md"), word
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_link_to_a_section_leads_to_one(document):
+    here = ROOT / document
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", here.read_text()):
+        text = ((here.parent / target) if target else here).read_text()
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in slugs, f"{target}#{anchor}"
+
+
 def test_the_seven_files_to_read_are_there():
     rows = re.findall(r"^\| (\d) \| \[([^]]+)\]", (ROOT / "docs" / "code.md").read_text(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 8))
