@@ -9,7 +9,7 @@ import pytest
 from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import config_text
 from swift.data import DataConfig, TextFiles
-from swift.elastic.membership.protocol import Process
+from swift.elastic.membership import Process
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.experts import ExpertConfig

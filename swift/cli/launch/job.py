@@ -25,7 +25,7 @@ from swift.elastic.coordinator import (
     choose_place,
     parse_chaos,
 )
-from swift.elastic.membership import Process, processes_of
+from swift.elastic.membership import Process, RecoveryPolicy, processes_of
 from swift.elastic.state import RunFiles
 from swift.elastic.worker import settle_jax
 from swift.errors import SettingError, check_count
@@ -127,12 +127,14 @@ class LaunchJob:
             command=self.commands(scratch).member,
             logs=logs,
             deadlines=self.deadlines,
-            recovery=self.options.recovery,
-            max_restarts=self.options.restarts,
+            policy=RecoveryPolicy(
+                recovery=self.options.recovery,
+                max_restarts=self.options.restarts,
+                is_resumed=self.options.resume,
+                is_elastic=self.is_elastic,
+            ),
             chaos=self.chaos,
-            resumed=self.options.resume,
             services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
-            is_elastic=self.is_elastic,
         )
 
 

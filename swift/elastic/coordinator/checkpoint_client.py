@@ -9,6 +9,8 @@ from pathlib import Path
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
 from swift.elastic.membership import Process, ShardLayout, Stamp
 from swift.elastic.transport import (
+    CHECKPOINT_ANSWERS,
+    CHECKPOINT_COMMANDS,
     CheckpointAnswer,
     CheckpointCommand,
     Children,
@@ -17,8 +19,6 @@ from swift.elastic.transport import (
     SaveCheckpoint,
     Saved,
     SnapshotKept,
-    command_line,
-    read_answer,
 )
 from swift.errors import SettingError
 
@@ -37,7 +37,7 @@ class CheckpointClient:
         command: that starts it.
         log: for what it prints.
         directory: of the run's checkpoints.
-        processes: of the first generation, see ``go_on``.
+        processes: of the first generation, see ``set_processes``.
         start_s: until a keeper that was started can be at work.
         deadline_s: for an answer; a keeper that is later is ended.
         clock: in seconds.
@@ -55,7 +55,7 @@ class CheckpointClient:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
-        self.go_on(processes)
+        self.set_processes(processes)
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
         self._asked: list[CheckpointCommand] = []
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
@@ -66,8 +66,8 @@ class CheckpointClient:
         self._num_failures = 0
         self._again_at: float | None = None
 
-    def go_on(self, processes: Sequence[Process]) -> None:
-        """With a generation of these processes; a checkpoint has a part of each stage and rank of theirs."""
+    def set_processes(self, processes: Sequence[Process]) -> None:
+        """Sets the processes of the generation; a checkpoint has a part of each of their stages and ranks."""
         self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
 
     @property
@@ -75,10 +75,11 @@ class CheckpointClient:
         """The iteration of the newest checkpoint."""
         return max(checkpoint_steps(self._directory), default=None)
 
-    def goes_beyond(self, step: int) -> bool:
-        """Whether a checkpoint takes the run further than its states after ``step``, and nothing is lost by it."""
+    @property
+    def newest_is_full(self) -> bool:
+        """Whether the newest checkpoint is sound and holds the state of every expert after its iteration."""
         newest = self.newest
-        if newest is None or newest <= step:
+        if newest is None:
             return False
         with suppress(SettingError):  # damaged
             return read_manifest(checkpoint_path(self._directory, newest), "checkpoint").is_full
@@ -133,7 +134,7 @@ class CheckpointClient:
     def hear(self, line: str) -> CheckpointAnswer:
         """What the keeper has answered, to what it was asked first."""
         self._num_lives, self._ready_by = 1, self._clock()
-        answer, command = read_answer(line), self._asked.pop(0)
+        answer, command = CHECKPOINT_ANSWERS.read(line), self._asked.pop(0)
         if isinstance(command, SaveCheckpoint) and not command.is_elsewhere:
             self._note_save(command, is_saved=isinstance(answer, Saved))
         self._say_next()
@@ -196,5 +197,16 @@ class CheckpointClient:
         """One at a time, so that the pipe never fills up."""
         self._asked_at = None
         if self._asked:
-            self._children.say(KEEPER, command_line(self._asked[0]))
+            self._children.say(KEEPER, CHECKPOINT_COMMANDS.line(self._asked[0]))
             self._asked_at = self._clock()
+
+
+def remedy(newest: int | None) -> str:
+    """What a user can do once a run has stopped.
+
+    Args:
+        newest: the iteration of its newest checkpoint; None: there is none.
+    """
+    if newest is None:
+        return "there is no checkpoint; start again in another --run-dir"
+    return f"resume from the checkpoint of iteration {newest} with --resume"

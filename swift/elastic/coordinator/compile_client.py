@@ -5,7 +5,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swift.elastic.transport import Alive, Children, CompileFailed, CompileRequest, Prepared, read_said, wish_line
+from swift.elastic.transport import (
+    COMPILE_NEWS,
+    COMPILE_REQUESTS,
+    Alive,
+    Children,
+    CompileFailed,
+    CompileRequest,
+    Prepared,
+)
 
 PREPARER = "preparer"
 """The name of the preparer among the children."""
@@ -54,12 +62,12 @@ class CompileClient:
             self._num_lives += 1
             self._children.start(PREPARER, self._command, self._log)
             self._due = self._clock() + self._start_s
-        self._children.say(PREPARER, wish_line(self._wish))
+        self._children.say(PREPARER, COMPILE_REQUESTS.line(self._wish))
         self._is_told = True
 
     def hear(self, line: str, when: float) -> Prepared | CompileFailed | None:
         """What the preparer has said; None: that it is alive."""
-        said = read_said(line)
+        said = COMPILE_NEWS.read(line)
         if self._due is not None:
             self._due = when + self._silence_s
         if isinstance(said, Prepared) and said.compiled:

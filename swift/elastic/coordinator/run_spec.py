@@ -1,46 +1,37 @@
-"""How a run of processes goes."""
+"""Specification of how a run of processes is executed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator.fault_injection import FaultInjection
 from swift.elastic.jax_group import LOOPBACK
-from swift.elastic.membership import Process
-
-Recovery = Literal["live", "restart"]
+from swift.elastic.membership import Process, RecoveryPolicy
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What was settled before the run began.
+    """Everything that is settled before the run begins.
 
     Attributes:
-        processes: all that the run has.
-        command: that starts one of them.
-        logs: each process has a log there, of all its lives.
-        deadlines: how long to wait for what.
-        recovery: ``live``: survivors stay in their processes; ``restart``: they are started again, too.
-        max_restarts: how often a process is started again that was not killed on purpose.
-        chaos: what is done to processes on purpose.
-        resumed: the run goes on from its newest checkpoint.
-        services: where coordination services listen, see ``Service``.
-        is_elastic: any processes can go on without the others, see ``swift.elastic.membership.shard_ownership``.
+        processes: all processes of the run.
+        command: the command that starts one of them.
+        logs: the directory of their logs; a process has one, for all its lives.
+        deadlines: the time limits.
+        policy: how the run recovers from failures.
+        chaos: the faults to be injected.
+        services: where coordination services listen, see ``CoordinationService``.
     """
 
     processes: Sequence[Process]
     command: Callable[[Process], Sequence[str]]
     logs: Path
     deadlines: Deadlines = field(default_factory=Deadlines)
-    recovery: Recovery = "live"
-    max_restarts: int = 10
+    policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     chaos: FaultInjection = field(default_factory=FaultInjection)
-    resumed: bool = False
     services: Path | str = LOOPBACK
-    is_elastic: bool = False
 
     def log(self, name: str) -> Path:
-        """Of all lives of a process."""
+        """The log of a process, of all its lives."""
         return self.logs / f"{name.replace(':', '-').replace(' ', '-')}.log"

@@ -25,10 +25,15 @@ from swift.elastic.membership import (
     Membership,
     Process,
     Ready,
+    ReshardState,
     RestartAll,
+    RestoreState,
     Retire,
     StageLost,
+    StartGeneration,
+    StartProcess,
     State,
+    StopRun,
     Took,
 )
 
@@ -195,7 +200,7 @@ class Journal:
         match command:
             case Form():
                 return [self._form(command, time)]
-            case Enter():
+            case Enter() | RestoreState() | ReshardState() | StartGeneration() | StartProcess() | StopRun():
                 return []
             case Go():
                 return [self._go(command, time, after)]

@@ -1,48 +1,69 @@
-"""Who is a member of a run of processes.
+"""Membership of a run of processes.
 
-The protocol of events and commands, the state machine that decides, and whose slices of which state are where. Pure
-functions of events and times; no JAX and no clock.
+Which processes belong to a run's generations, and how it recovers: the events that the supervisor reports, the commands
+that it carries out, the state machine that decides (formation, restore, resharding, restarts, deadlines), and which
+slices of which state exist. Pure functions of events and times; no JAX and no clock.
 """
 
-from swift.elastic.membership.protocol import (
-    PARTS,
-    Beat,
+from swift.elastic.membership.commands import (
     Command,
-    Departed,
-    Died,
+    Commands,
     Enter,
-    Event,
     Form,
-    Formed,
     GiveUp,
     Go,
     Kill,
-    Member,
-    Message,
-    Process,
-    ProcessStatus,
-    Ready,
+    ReshardState,
     RestartAll,
+    RestoreState,
     Retire,
-    ShardLayout,
     StageLost,
-    Stamp,
+    StartGeneration,
+    StartProcess,
+    StopRun,
+)
+from swift.elastic.membership.events import (
+    PARTS,
+    Beat,
+    Departed,
+    Died,
+    Done,
+    Event,
+    Formed,
+    Harmed,
+    MayRestart,
+    Message,
+    Ready,
+    Restored,
+    RestoreFailed,
     Started,
-    State,
+    Stored,
     Tick,
     Took,
+    Woke,
+)
+from swift.elastic.membership.processes import (
+    Member,
+    Process,
+    ShardLayout,
+    Stamp,
+    agreed_stamp,
     processes_of,
     whole_workers,
 )
 from swift.elastic.membership.shard_ownership import Found
 from swift.elastic.membership.state_machine import Membership
+from swift.elastic.membership.status import ProcessStatus, State
+from swift.elastic.membership.view import Recovery, RecoveryPolicy
 
 __all__ = [
     "PARTS",
     "Beat",
     "Command",
+    "Commands",
     "Departed",
     "Died",
+    "Done",
     "Enter",
     "Event",
     "Form",
@@ -50,22 +71,36 @@ __all__ = [
     "Found",
     "GiveUp",
     "Go",
+    "Harmed",
     "Kill",
+    "MayRestart",
     "Member",
     "Membership",
     "Message",
     "Process",
     "ProcessStatus",
     "Ready",
+    "Recovery",
+    "RecoveryPolicy",
+    "ReshardState",
     "RestartAll",
+    "RestoreFailed",
+    "RestoreState",
+    "Restored",
     "Retire",
     "ShardLayout",
     "StageLost",
     "Stamp",
+    "StartGeneration",
+    "StartProcess",
     "Started",
     "State",
+    "StopRun",
+    "Stored",
     "Tick",
     "Took",
+    "Woke",
+    "agreed_stamp",
     "processes_of",
     "whole_workers",
 ]

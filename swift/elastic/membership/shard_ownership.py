@@ -7,7 +7,7 @@ elastic: the ranks that are there go on without those that are lost, on a state 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
+from swift.elastic.membership.processes import Process, ShardLayout, Stamp
 
 Found = frozenset[tuple[Process, Stamp]]
 _WORTH = 2

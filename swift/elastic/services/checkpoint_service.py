@@ -40,6 +40,8 @@ from swift.elastic.membership import Process, Stamp, processes_of
 from swift.elastic.services.reshard_state import Resharding
 from swift.elastic.state import Handover, LedgerCounts, SharedMemoryStore, cut_parts, join_parts
 from swift.elastic.transport import (
+    CHECKPOINT_ANSWERS,
+    CHECKPOINT_COMMANDS,
     Anew,
     CheckpointAnswer,
     CheckpointCommand,
@@ -50,8 +52,6 @@ from swift.elastic.transport import (
     Reshard,
     SaveCheckpoint,
     Saved,
-    answer_line,
-    read_command,
 )
 from swift.elastic.worker import settle_jax, take_output
 from swift.errors import RunError, SettingError
@@ -111,7 +111,7 @@ class CheckpointService:
     def serve(self, commands: TextIO, answers: TextIO) -> None:
         """Follows one command after the other, until there are no more; each is finished before the next is read."""
         for line in commands:
-            answers.write(answer_line(self.follow(read_command(line))))
+            answers.write(CHECKPOINT_ANSWERS.line(self.follow(CHECKPOINT_COMMANDS.read(line))))
             answers.flush()
 
     def follow(self, command: CheckpointCommand) -> CheckpointAnswer:

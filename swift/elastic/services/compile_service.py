@@ -23,7 +23,15 @@ from jax.sharding import Mesh
 from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_programs import ElasticPrograms
 from swift.elastic.state import compiled_neighbour, neighbour_key
-from swift.elastic.transport import Alive, CompileFailed, CompileNews, CompileRequest, Prepared, read_wish, said_line
+from swift.elastic.transport import (
+    COMPILE_NEWS,
+    COMPILE_REQUESTS,
+    Alive,
+    CompileFailed,
+    CompileNews,
+    CompileRequest,
+    Prepared,
+)
 from swift.elastic.worker import settle_jax, take_output
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
@@ -208,7 +216,7 @@ def _return_memory() -> None:
 def _listen(source: TextIO, wishes: SimpleQueue[CompileRequest]) -> None:
     try:
         for line in source:
-            wishes.put(read_wish(line))
+            wishes.put(COMPILE_REQUESTS.read(line))
     finally:  # the main thread may be in XLA, which cannot be interrupted
         os._exit(0)
 
@@ -237,7 +245,7 @@ class _Voice:
         """Ends the process where nobody listens."""
         try:
             with self._lock:
-                self._output.write(said_line(said))
+                self._output.write(COMPILE_NEWS.line(said))
                 self._output.flush()
         except BrokenPipeError:
             os._exit(0)

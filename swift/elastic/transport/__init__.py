@@ -1,6 +1,9 @@
 """Processes and nodes of a run, and the messages between them: to workers, to the services, and from node to node."""
 
+from swift.elastic.membership import Done, StartGeneration
 from swift.elastic.transport.checkpoint_messages import (
+    CHECKPOINT_ANSWERS,
+    CHECKPOINT_COMMANDS,
     Anew,
     CheckpointAnswer,
     CheckpointCommand,
@@ -11,29 +14,25 @@ from swift.elastic.transport.checkpoint_messages import (
     Reshard,
     SaveCheckpoint,
     Saved,
-    answer_line,
-    command_line,
-    read_answer,
-    read_command,
 )
 from swift.elastic.transport.compile_messages import (
+    COMPILE_NEWS,
+    COMPILE_REQUESTS,
     Alive,
     CompileFailed,
     CompileNews,
     CompileRequest,
     Prepared,
-    read_said,
-    read_wish,
-    said_line,
-    wish_line,
 )
 from swift.elastic.transport.fleet import NODES, Fleet
+from swift.elastic.transport.node_messages import NODE_NEWS, NodeNews
 from swift.elastic.transport.processes import MEMORY, Children, Death, Heard, OwnChildren
 from swift.elastic.transport.remote_node import coming, serve
 from swift.elastic.transport.rendezvous import Rendezvous, check_network
 from swift.elastic.transport.worker_messages import (
+    WORKER_COMMANDS,
+    WORKER_NEWS,
     DataUnreadable,
-    Done,
     FormGroup,
     Halt,
     Hang,
@@ -41,19 +40,21 @@ from swift.elastic.transport.worker_messages import (
     Record,
     SnapshotKept,
     SnapshotMissed,
-    StartGeneration,
     Stop,
     WorkerCommand,
     WorkerNews,
-    news_line,
-    order_line,
-    read_news,
-    read_order,
 )
 
 __all__ = [
+    "CHECKPOINT_ANSWERS",
+    "CHECKPOINT_COMMANDS",
+    "COMPILE_NEWS",
+    "COMPILE_REQUESTS",
     "MEMORY",
     "NODES",
+    "NODE_NEWS",
+    "WORKER_COMMANDS",
+    "WORKER_NEWS",
     "Alive",
     "Anew",
     "CheckpointAnswer",
@@ -74,6 +75,7 @@ __all__ = [
     "Kept",
     "LoadCheckpoint",
     "Loaded",
+    "NodeNews",
     "OwnChildren",
     "Planned",
     "Prepared",
@@ -88,19 +90,7 @@ __all__ = [
     "Stop",
     "WorkerCommand",
     "WorkerNews",
-    "answer_line",
     "check_network",
     "coming",
-    "command_line",
-    "news_line",
-    "order_line",
-    "read_answer",
-    "read_command",
-    "read_news",
-    "read_order",
-    "read_said",
-    "read_wish",
-    "said_line",
     "serve",
-    "wish_line",
 ]

@@ -5,7 +5,6 @@ once it finds itself alone, before it comes back (``swift.elastic.transport.remo
 a time.
 """
 
-import json
 import math
 import signal
 import socket
@@ -22,23 +21,24 @@ from typing import Self
 
 from swift.elastic.transport.admission import Admission
 from swift.elastic.transport.node_messages import (
+    NODE_MESSAGES,
+    NODE_NEWS,
     End,
     Fell,
-    Message,
+    NodeMessage,
+    NodeNews,
     Pulse,
     Said,
     Say,
     Signal,
     Start,
-    message_line,
-    read_message,
 )
 from swift.elastic.transport.processes import Death, Heard, OwnChildren
 from swift.elastic.transport.rendezvous import Wire
 from swift.errors import RunError
 
 NODES = "nodes"
-"""Who says, among what is heard, that a node has come or gone: JSON of ``node`` and ``is_there``."""
+"""Who says, among what is heard, that a node has come or gone: lines of ``NodeNews``."""
 _PULSE_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
 _STOP_S, _KILL_S, _END_S = 10.0, 2.0, 1.0
 
@@ -108,7 +108,7 @@ class Fleet:
         self._admission.close()
         self._listener.close()
         for node in self._there():
-            node.wire.send(message_line(End(is_finished=kind is None)))
+            node.wire.send(NODE_MESSAGES.line(End(is_finished=kind is None)))
         for serving in self._serving:
             serving.join(_END_S)
         self._own.__exit__(kind, error, traceback)
@@ -142,7 +142,7 @@ class Fleet:
                 self._deaths.append(Death(who, f"node {number} is gone", time.monotonic(), is_own=False))
             else:
                 node.children.add(who)
-                node.wire.send(message_line(Start(name, list(command), str(log.absolute()))))
+                node.wire.send(NODE_MESSAGES.line(Start(name, list(command), str(log.absolute()))))
 
     def say(self, who: Hashable, line: str) -> None:
         """See ``Children``."""
@@ -194,10 +194,10 @@ class Fleet:
             self._look(time.monotonic())
             time.sleep(_PAUSE_S)
 
-    def _tell(self, who: Hashable, message: Message) -> None:
+    def _tell(self, who: Hashable, message: NodeMessage) -> None:
         for node in self._there():
             if who in node.children | node.abandoned:
-                node.wire.send(message_line(message))
+                node.wire.send(NODE_MESSAGES.line(message))
 
     def _there(self) -> list[_Node]:
         with self._lock:
@@ -229,7 +229,7 @@ class Fleet:
             if time.monotonic() - pulsed >= _PULSE_S:
                 pulsed = time.monotonic()
                 for node in self._there():
-                    node.wire.send(message_line(Pulse()))
+                    node.wire.send(NODE_MESSAGES.line(Pulse()))
 
     def _let_in(self, number: int, connection: socket.socket) -> None:
         serving = threading.Thread(target=self._serve, args=(number, Wire(connection)), daemon=True)
@@ -248,7 +248,7 @@ class Fleet:
             try:
                 for line in wire.lines():
                     node.seen = time.monotonic()
-                    self._hear(node, read_message(line))
+                    self._hear(node, NODE_MESSAGES.read(line))
             except RunError as error:  # another version of this program: its children end with the connection
                 print(f"node {number}: {error}", file=sys.stderr)
             finally:
@@ -266,7 +266,7 @@ class Fleet:
                 return f"node {number} is there already"  # or it has gone, and its silence is not long enough yet
             return None if number in self._away else f"there is no node {number}"
 
-    def _hear(self, node: _Node, message: Message) -> None:
+    def _hear(self, node: _Node, message: NodeMessage) -> None:
         match message:
             case Said(name, line):
                 self._heard.put(Heard(self._names[name], line, node.seen))
@@ -289,5 +289,4 @@ class Fleet:
             self._note(node.number, is_there=False)
 
     def _note(self, number: int, *, is_there: bool) -> None:
-        said = json.dumps({"node": number, "is_there": is_there})
-        self._heard.put(Heard(NODES, said, time.monotonic()))
+        self._heard.put(Heard(NODES, NODE_NEWS.line(NodeNews(number, is_there)), time.monotonic()))

@@ -3,10 +3,9 @@
 Children are named by strings here, as the first node likes; it alone knows what they stand for.
 """
 
-import json
 from typing import NamedTuple
 
-from swift.errors import RunError
+from swift.elastic.transport.codec import Codec
 
 
 class Start(NamedTuple):
@@ -59,23 +58,14 @@ class Pulse(NamedTuple):
     """To either: I am here."""
 
 
-Message = Start | Say | Signal | End | Said | Fell | Pulse
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Start, Say, Signal, End, Said, Fell, Pulse)}
+class NodeNews(NamedTuple):
+    """On the first node: a node has connected, or is lost."""
+
+    node: int
+    is_there: bool
 
 
-def message_line(message: Message) -> str:
-    """A message as a line.
+NodeMessage = Start | Say | Signal | End | Said | Fell | Pulse
 
-    >>> message_line(Signal("0:1", 9))
-    '["Signal", "0:1", 9]\\n'
-    """
-    return json.dumps([type(message).__name__, *message]) + "\n"
-
-
-def read_message(line: str) -> Message:
-    """The message of a line; raises RunError where it is none."""
-    try:
-        kind, *fields = json.loads(line)
-        return _KINDS[kind](*fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(f"a line that no node knows: {line!r}") from error
+NODE_MESSAGES = Codec[NodeMessage](Start, Say, Signal, End, Said, Fell, Pulse)
+NODE_NEWS = Codec[NodeNews](NodeNews)

@@ -17,16 +17,15 @@ from queue import SimpleQueue
 from swift.deadlines import Deadlines
 from swift.elastic.state import own_memory
 from swift.elastic.transport.node_messages import (
+    NODE_MESSAGES,
     End,
     Fell,
-    Message,
+    NodeMessage,
     Pulse,
     Said,
     Say,
     Signal,
     Start,
-    message_line,
-    read_message,
 )
 from swift.elastic.transport.processes import Heard, OwnChildren
 from swift.elastic.transport.rendezvous import Rendezvous, Wire, check_network
@@ -177,7 +176,7 @@ class _Relay:
                 if who == _FIRST and not line:
                     return None
                 if who == _FIRST:
-                    seen, message = when, read_message(line)
+                    seen, message = when, NODE_MESSAGES.read(line)
                     if isinstance(message, End):
                         return message
                     self._obey(message)
@@ -201,7 +200,7 @@ class _Relay:
                 self._heard.put(Heard(_FIRST, line, time.monotonic()))
         self._heard.put(Heard(_FIRST, "", time.monotonic()))  # it is gone
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: NodeMessage) -> None:
         match message:
             case Start(who, command, log):
                 self._children.start(who, command, Path(log))
@@ -210,8 +209,8 @@ class _Relay:
             case Signal(who, number):
                 self._children.signal(who, signal.Signals(number))
 
-    def _say(self, message: Message) -> None:
-        self._wire.send(message_line(message))
+    def _say(self, message: NodeMessage) -> None:
+        self._wire.send(NODE_MESSAGES.line(message))
 
 
 def _tell(text: str) -> None:

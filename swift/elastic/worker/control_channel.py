@@ -9,6 +9,8 @@ from typing import Any, NoReturn, TextIO
 
 from swift.elastic.membership import Beat, Enter
 from swift.elastic.transport import (
+    WORKER_COMMANDS,
+    WORKER_NEWS,
     FormGroup,
     Halt,
     Hang,
@@ -16,8 +18,6 @@ from swift.elastic.transport import (
     Stop,
     WorkerCommand,
     WorkerNews,
-    news_line,
-    read_order,
 )
 from swift.elastic.worker.process_setup import take_output
 
@@ -86,7 +86,7 @@ class CommandListener:
         try:
             for line in self._source:
                 if line.endswith("\n"):  # else the supervisor died in the midst of saying it
-                    self._hear(read_order(line))
+                    self._hear(WORKER_COMMANDS.read(line))
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # other threads may be in XLA, which does not end in peace
@@ -134,7 +134,7 @@ class ControlChannel:
 
     def say(self, kind: type[WorkerNews], **said: Any) -> None:
         """Says something, see ``swift.elastic.transport.worker_messages``."""
-        line = news_line(kind, **said)
+        line = WORKER_NEWS.line_of(kind, **said)
         try:
             with self._lock:
                 self._out.write(line)

@@ -7,15 +7,15 @@ import pytest
 
 from swift.elastic.coordinator import checkpoint_client
 from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
-from swift.elastic.membership.protocol import Member, Process, Stamp
+from swift.elastic.membership import Member, Process, Stamp
 from swift.elastic.transport.checkpoint_messages import (
+    CHECKPOINT_ANSWERS,
+    CHECKPOINT_COMMANDS,
     Failed,
     Kept,
     LoadCheckpoint,
     SaveCheckpoint,
     Saved,
-    answer_line,
-    read_command,
 )
 from swift.elastic.transport.worker_messages import SnapshotKept
 
@@ -36,7 +36,7 @@ class Listed:
         self.alive.add(who)
 
     def say(self, _, line):
-        self.asked.append(read_command(line))
+        self.asked.append(CHECKPOINT_COMMANDS.read(line))
 
     def signal(self, who, number):
         self.signals.append((who, number))
@@ -64,7 +64,7 @@ class Keeping:
         return self.saving.died()
 
     def fails(self, step):
-        self.saving.hear(answer_line(Failed("save", step, "No space left on device")))
+        self.saving.hear(CHECKPOINT_ANSWERS.line(Failed("save", step, "No space left on device")))
 
     def tries_again_after(self, seconds):
         """Whether it asks again, after so many seconds."""
@@ -73,7 +73,7 @@ class Keeping:
         return len(self.children.asked) > before
 
     def answers(self, step):
-        self.saving.hear(answer_line(Saved(step, 0.1, f"step-{step}", {})))
+        self.saving.hear(CHECKPOINT_ANSWERS.line(Saved(step, 0.1, f"step-{step}", {})))
 
 
 @pytest.fixture
@@ -158,13 +158,11 @@ def test_an_answer_makes_up_for_deaths(keeping):
         keeping.add(step + 5)
 
 
-@pytest.mark.parametrize(("step", "is_full", "goes"), [(20, True, True), (20, False, False), (40, True, False)])
-def test_a_checkpoint_is_preferred_to_states_where_it_is_newer_and_nothing_is_lost(
-    keeping, monkeypatch, step, is_full, goes
-):
+@pytest.mark.parametrize("is_full", [True, False])
+def test_of_the_newest_checkpoint_it_is_known_whether_it_holds_everything(keeping, monkeypatch, is_full):
     monkeypatch.setattr(checkpoint_client, "checkpoint_steps", lambda _: [20, 40])
     monkeypatch.setattr(checkpoint_client, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
-    assert keeping.saving.goes_beyond(step) == goes
+    assert (keeping.saving.newest, keeping.saving.newest_is_full) == (40, is_full)
 
 
 def test_a_save_that_has_failed_is_tried_again_after_pauses_and_then_given_up(keeping):
@@ -225,7 +223,7 @@ def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
     keeping.saving.keep_elsewhere()
     assert keeping.children.asked == [save(5), SaveCheckpoint(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
     assert keeping.saving.is_busy
-    keeping.saving.hear(answer_line(Kept(5, "there")))
+    keeping.saving.hear(CHECKPOINT_ANSWERS.line(Kept(5, "there")))
     assert not keeping.saving.is_busy
     assert not keeping.tries_again_after(100)
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
-from swift.elastic.transport.compile_messages import Alive, CompileRequest, Prepared, read_wish, said_line
+from swift.elastic.transport.compile_messages import COMPILE_NEWS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
 
 START_S, SILENCE_S = 100.0, 3.0
 WISH, NEXT = CompileRequest(frozenset()), CompileRequest(frozenset({(0, 1)}))
@@ -24,7 +24,7 @@ class Listed:
         self.alive.add(who)
 
     def say(self, _, line):
-        self.told.append(read_wish(line))
+        self.told.append(COMPILE_REQUESTS.read(line))
 
     def signal(self, who, number):
         self.signals.append((who, number))
@@ -45,7 +45,7 @@ class Watched:
         return self
 
     def hear(self, said):
-        return self.preparing.hear(said_line(said), self.now)
+        return self.preparing.hear(COMPILE_NEWS.line(said), self.now)
 
     def is_ended_after(self, seconds):
         self.now += seconds

@@ -9,7 +9,7 @@ import pytest
 
 from swift.checkpoint import CheckpointConfig
 from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_place
-from swift.elastic.membership.protocol import Process, Stamp, processes_of
+from swift.elastic.membership import Process, Stamp, processes_of
 from swift.elastic.state.copies import copy_shapes
 from swift.errors import SettingError
 from swift.topology import Topology

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator import supervisor as supervising
+from swift.elastic.coordinator import command_executor
 from swift.elastic.coordinator.run_spec import RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership.protocol import Beat, Departed, Enter, Formed, Member, Ready, Stamp, Took, processes_of
+from swift.elastic.membership import Beat, Departed, Enter, Formed, Member, Ready, Stamp, Took, processes_of
 from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
 from swift.elastic.transport.processes import Death, Heard
 from swift.elastic.transport.worker_messages import (
+    WORKER_COMMANDS,
+    WORKER_NEWS,
     Done,
     FormGroup,
     Halt,
@@ -23,9 +25,6 @@ from swift.elastic.transport.worker_messages import (
     SnapshotMissed,
     StartGeneration,
     Stop,
-    news_line,
-    read_news,
-    read_order,
 )
 from swift.errors import RunError
 from swift.topology import Topology
@@ -92,7 +91,7 @@ class Stage:
     def say(self, who, line):
         if who not in self.there:
             return  # the dead are told, too
-        order = read_order(line)
+        order = WORKER_COMMANDS.read(line)
         self.halts += [order] if isinstance(order, Halt) and order not in self.halts else []
         if not isinstance(order, Stop):
             self.there[who].obey(order)
@@ -113,7 +112,7 @@ class Stage:
         for member in self.there.values():
             member.act()
         heard = [(who, *member.said.popleft()) for who, member in self.there.items() for _ in range(len(member.said))]
-        return [Heard(who, news_line(kind, **said), time.monotonic()) for who, kind, said in heard]
+        return [Heard(who, WORKER_NEWS.line_of(kind, **said), time.monotonic()) for who, kind, said in heard]
 
     def wait_for(self, whom):
         for who in whom:
@@ -123,7 +122,7 @@ class Stage:
 class Kept:
     """Checkpoints: each takes so many turns."""
 
-    newest, goes_beyond, end_if_late, died = None, lambda *_: False, lambda _: False, lambda _: True
+    newest, newest_is_full, end_if_late, died = None, False, lambda _: False, lambda _: True
     unsaved = None
 
     def __init__(self, turns):
@@ -140,7 +139,7 @@ class Kept:
         assert is_full
         self.asked.append(snapshot.stamp.step)
 
-    def go_on(self, _):
+    def set_processes(self, _):
         pass
 
     def start(self):
@@ -180,7 +179,7 @@ class Run:
 
     def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0):
         monkeypatch.setattr(
-            supervising, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
+            command_executor, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
         )
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
@@ -207,8 +206,8 @@ def test_the_last_iteration_is_saved_whole_however_long_it_takes(monkeypatch):
     assert run.kept.asked == [halt.after, halt.after]
     assert run.kept.newest == run.told.written == halt.after
     assert run.told.texts[-2:] == [
-        f"stopping: waits for iteration {halt.after}, which is to be the last",
-        "stopping: waits for the checkpoint",
+        f"stopping: waiting for iteration {halt.after}, which is to be the last",
+        "stopping: waiting for the checkpoint",
     ]
 
 
@@ -224,7 +223,7 @@ def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):
     (halt,) = run.stage.halts
     assert str(caught.value) == (
         "has not stopped within 0.5 s, and waited for the checkpoint: stopped without saving iteration "
-        f"{halt.after}; go on from the checkpoint of iteration 3 with --resume"
+        f"{halt.after}; resume from the checkpoint of iteration 3 with --resume"
     )
 
 
@@ -245,8 +244,8 @@ def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch
 def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkeypatch):
     run = Run(monkeypatch)
     member = Member(PROCESSES[0], 0)
-    refused = news_line(SnapshotMissed, stamp=Stamp(1, 4), why="full")
-    run.stops_after(5, meanwhile=lambda: run.supervisor._hear(read_news(refused, member, 0.0), member))
+    news = SnapshotMissed(member, Stamp(1, 4), "full")
+    run.stops_after(5, meanwhile=lambda: run.supervisor._hear(news, member))
     assert run.kept.newest == run.told.written
 
 

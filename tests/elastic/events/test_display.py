@@ -8,8 +8,7 @@ from rich.console import Console
 from swift.deadlines import Deadlines
 from swift.elastic.events.display import Display, goodput_table, worker_table
 from swift.elastic.events.journal import Journal
-from swift.elastic.membership.protocol import Beat, Died, Formed, Member, Ready, Started, Tick, processes_of
-from swift.elastic.membership.state_machine import Membership
+from swift.elastic.membership import Beat, Died, Formed, Member, Membership, Ready, Started, Tick, processes_of
 from swift.topology import Topology
 
 

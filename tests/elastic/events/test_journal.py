@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from swift.deadlines import Deadlines
 from swift.elastic.events.goodput import CAUSES, Goodput
 from swift.elastic.events.journal import Journal
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Beat,
     Died,
     Formed,
     Go,
     Kill,
     Member,
+    Membership,
     Ready,
     Stamp,
     Started,
@@ -26,7 +27,6 @@ from swift.elastic.membership.protocol import (
     Took,
     processes_of,
 )
-from swift.elastic.membership.state_machine import Membership
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6)

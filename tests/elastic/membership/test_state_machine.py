@@ -5,30 +5,43 @@ from dataclasses import replace
 import pytest
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Beat,
     Departed,
     Died,
+    Done,
     Enter,
     Form,
     Formed,
     GiveUp,
     Go,
+    Harmed,
     Kill,
+    MayRestart,
     Member,
+    Membership,
     Ready,
+    RecoveryPolicy,
+    ReshardState,
     RestartAll,
+    Restored,
+    RestoreFailed,
+    RestoreState,
     Retire,
     ShardLayout,
     StageLost,
     Stamp,
     Started,
+    StartGeneration,
+    StartProcess,
     State,
+    StopRun,
+    Stored,
     Tick,
     Took,
+    Woke,
     processes_of,
 )
-from swift.elastic.membership.state_machine import Membership
 from swift.errors import SettingError
 from swift.topology import Topology
 
@@ -41,7 +54,7 @@ class Script:
     """A membership that is told events; the time is that of the last ``wait``."""
 
     def __init__(self, processes=(A, B, C, D), limits=LIMITS, is_elastic=False):
-        self.time, self.membership = 0.0, Membership.of(processes, limits, 0.0, is_elastic=is_elastic)
+        self.time, self.membership = 0.0, Membership.of(processes, limits, 0.0, RecoveryPolicy(is_elastic=is_elastic))
 
     def tell(self, make, process, *args, incarnation=None):
         """Tells an event of a process, which then has the newest incarnation unless told."""
@@ -610,3 +623,167 @@ def test_where_only_some_have_taken_up_a_state_that_was_cut_anew_that_before_is_
     elastic.formed({r3: {4}}, of=1)
     find(elastic, (r0, 1, 4), (r1, 1, 4), (r2, 1, 4), (r3, 2, 4))
     assert elastic.tick() == [Go(3, Stamp(1, 4), elastic.now(r3), ShardLayout(RANKS, (1,)))]
+
+
+def after_go(script, **stored):
+    """What follows where these checkpoints exist as the newest generation goes live."""
+    script.membership, commands = script.membership.on(Stored(script.time, **stored))
+    return list(commands)
+
+
+def survivors(script):
+    """D has died, and the others go live with what they have of iteration 30."""
+    script.die(D)
+    script.tick()
+    script.formed({A: {30}, B: {30}, C: {30}})
+    (go,) = script.tick()
+    return go
+
+
+def test_members_run_from_their_own_state_and_only_once(live):
+    go = survivors(live)
+    assert after_go(live, newest=20, is_full=True, written=29) == [StartGeneration(go, 29)]
+    assert after_go(live, newest=40, is_full=True, written=29) == []
+
+
+@pytest.mark.parametrize(("newest", "is_full", "loads"), [(40, True, True), (40, False, False), (30, True, False)])
+def test_a_checkpoint_is_preferred_to_states_where_it_is_newer_and_nothing_is_lost(live, newest, is_full, loads):
+    go = survivors(live)
+    wanted = RestoreState(2) if loads else StartGeneration(go)
+    assert after_go(live, newest=newest, is_full=is_full) == [wanted]
+
+
+def test_members_wait_for_a_checkpoint_as_long_as_it_takes_and_run_from_it(live):
+    survivors(live)
+    assert after_go(live, newest=40, is_full=True) == [RestoreState(2)]
+    for _ in range(9):
+        live.alive()
+        assert live.tick(1.5) == []
+    assert live.membership.on(Restored(Stamp(1, 40), live.time)) == (live.membership, ()), "it was for an older one"
+    live.membership, commands = live.membership.on(Restored(Stamp(2, 40), live.time, 30))
+    assert commands == (StartGeneration(Go(2, Stamp(2, 40)), 30, is_restored=True),)
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_run_that_waits_for_it(live):
+    survivors(live)
+    after_go(live, newest=40, is_full=True)
+    assert live.membership.on(RestoreFailed(1, live.time, "lost"))[1] == ()
+    assert live.membership.on(RestoreFailed(2, live.time, "lost", "see there"))[1] == (StopRun("lost", "see there"),)
+
+
+@pytest.mark.parametrize(
+    ("stored", "command"),
+    [
+        ({"written": 9}, StopRun),
+        ({"written": 9, "is_busy": True}, RestoreState),
+        ({"newest": 5, "written": 9}, RestoreState),
+        ({"newest": 5}, StartGeneration),
+    ],
+)
+def test_a_lost_state_comes_from_a_checkpoint_or_ends_the_run_and_at_the_beginning_none_is_lost(live, stored, command):
+    live.die(D)
+    live.tick()
+    live.formed({A: {4, 5}, B: {2, 3}, C: {4, 5}})
+    live.tick()
+    assert [type(one) for one in after_go(live, **stored)] == [command]
+
+
+def test_ranks_that_are_fewer_run_from_a_state_that_is_resharded_for_them(elastic):
+    r0, r1, r2, r3 = RANKS
+    elastic.die(r2)
+    elastic.tick()
+    elastic.formed({r0: {4}, r1: {4}, r3: {4}})
+    (go,) = elastic.tick()
+    assert after_go(elastic) == [ReshardState(2, Stamp(1, 4), ShardLayout(RANKS, (1,)))]
+    elastic.membership, commands = elastic.membership.on(Restored(Stamp(2, 4), elastic.time))
+    assert commands == (StartGeneration(Go(2, Stamp(2, 4), go.holders), is_restored=True),)
+
+
+def test_where_slices_are_lost_a_newer_checkpoint_is_preferred_though_it_has_not_all_experts_either(elastic):
+    r0, r1, _, r3 = RANKS
+    elastic.die(RANKS[2])
+    elastic.tick()
+    elastic.formed({r0: {4}, r1: {4}, r3: {4}})
+    elastic.tick()
+    assert after_go(elastic, newest=5) == [RestoreState(2)]
+
+
+def may_restart(script, **chance):
+    return list(script.membership.on(MayRestart(script.time, **chance))[1])
+
+
+def running(script):
+    """All but D run, and have finished an iteration since it died."""
+    go = survivors(script)
+    after_go(script)
+    script.beat(dict.fromkeys([A, B, C], 32))
+    return go
+
+
+def test_a_dead_process_is_started_again_once_the_others_run(live):
+    survivors(live)
+    assert may_restart(live) == [], "the others need the cores"
+    after_go(live)
+    assert may_restart(live) == []
+    live.beat(dict.fromkeys([A, B, C], 32))
+    assert may_restart(live) == [StartProcess(D)]
+    assert may_restart(live, held_down=frozenset({D})) == []
+    assert may_restart(live, away={D: 1.0}) == []
+
+
+def test_a_process_is_not_started_more_often_than_was_said_unless_it_is_harmed_on_purpose(live):
+    live.membership = replace(live.membership, policy=RecoveryPolicy(max_restarts=1))
+    for _ in range(3):
+        live.membership, _ = live.membership.on(Harmed(*live.now(D), live.time))
+        live.die(D)
+        live.start(D)
+        live.ready(D)
+    live.die(D)
+    live.start(D)
+    live.ready(D)
+    running(live)
+    assert may_restart(live) == []
+
+
+def test_a_run_ends_where_a_stage_has_nobody_who_may_be_started_again(live):
+    live.membership = replace(live.membership, policy=RecoveryPolicy(max_restarts=0))
+    live.die(B, D)
+    live.tick()
+    assert may_restart(live) == [StopRun("stage 1 has no process left that may be started again")]
+
+
+def test_a_stage_whose_node_stays_away_ends_the_run_and_no_sooner(live):
+    live.die(B, D)
+    live.tick()
+    assert may_restart(live, away={B: 9.0, D: 11.0}) == []
+    why = "stage 1 has no process left that may be started again (or whose node has returned)"
+    assert may_restart(live, away={B: 11.0, D: 11.0}) == [StopRun(why)]
+
+
+def test_a_process_that_is_held_down_is_started_where_its_stage_has_no_other(live):
+    live.die(B, D)
+    live.tick()
+    assert may_restart(live, held_down=frozenset({D})) == [StartProcess(B)]
+    assert may_restart(live, held_down=frozenset({B, D})) == [StartProcess(B), StartProcess(D)]
+
+
+def test_all_are_restarted_after_a_death_where_that_was_asked_for(live):
+    live.membership = replace(live.membership, policy=RecoveryPolicy("restart"))
+    assert live.die(D) == [RestartAll("1:1 died")]
+    assert live.die(A, B, C) == [], "they were killed with it"
+
+
+def test_nothing_is_decided_until_a_supervisor_that_slept_has_heard_all(live):
+    live.time += 60.0
+    live.membership, _ = live.membership.on(Woke(live.time))
+    assert live.tick(1.9) == []
+    assert [type(one) for one in live.tick(0.1)] == [Kill] * 4
+
+
+def test_a_generation_whose_members_have_done_all_they_were_to_do_has_no_deadline(live):
+    for process in (A, B, C, D):
+        live.tell(Done, process, 1, 0)
+    assert live.membership.is_done
+    for _ in range(9):
+        live.alive()
+        assert live.tick(1.5) == []

@@ -1,6 +1,6 @@
 """The membership of real processes: a simulated run in which everything may go wrong, in any order."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Beat,
     Departed,
     Died,
@@ -17,19 +17,32 @@ from swift.elastic.membership.protocol import (
     Form,
     Formed,
     Go,
+    Harmed,
     Kill,
+    MayRestart,
     Member,
+    Membership,
     Ready,
+    RecoveryPolicy,
+    ReshardState,
     RestartAll,
+    Restored,
+    RestoreFailed,
+    RestoreState,
     Retire,
     Stamp,
     Started,
+    StartGeneration,
+    StartProcess,
+    State,
+    StopRun,
+    Stored,
     Tick,
     Took,
+    Woke,
     agreed_stamp,
     processes_of,
 )
-from swift.elastic.membership.state_machine import Membership
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
@@ -45,6 +58,7 @@ class Simulated:
         is_up, is_frozen, is_hung: whether it exists, whether it is stopped, whether only its heart beats.
         is_cut_off: whether it can neither be heard nor killed.
         is_dead: whether the supervisor has been told that it died, or does not count on that any more.
+        is_excused: whether its death is no fault of its own.
         is_undead: whether it cannot be killed, nor dies by itself; it may go on as if nothing were.
         killed_at: when it was to be killed first; None: never.
         number: of the generation that it formed last, and runs if it ``runs``.
@@ -62,6 +76,7 @@ class Simulated:
     is_hung: bool = False
     is_cut_off: bool = False
     is_dead: bool = False
+    is_excused: bool = False
     is_undead: bool = False
     killed_at: float | None = None
     number: int = 0
@@ -88,10 +103,12 @@ class World:
 
     num_generations = 0
 
-    def __init__(self, topology, by_rank, is_elastic):
+    def __init__(self, topology, by_rank, policy):
         processes = processes_of(topology, by_rank=by_rank)
-        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, is_elastic=is_elastic)
-        self.is_elastic, self.cut_of, self.handed = is_elastic, {}, {}
+        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, policy)
+        self.is_elastic, self.cut_of, self.handed = policy.is_elastic, {}, {}
+        self.newest_saved, self.is_full, self.asked, self.starts, self.restored = 0, True, deque(), {}, {}
+        self.blamed, self.chance, self.down, self.is_stopped = Counter(), None, set(), False
         self.everybody, self.newest, self.retired = [], {}, set()
         self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
         for process in processes:
@@ -103,6 +120,8 @@ class World:
     # What the supervisor does.
 
     def tell(self, event):
+        if self.is_stopped:
+            return
         self.membership, commands = self.membership.on(event)
         for command in commands:
             match command:
@@ -112,18 +131,34 @@ class World:
                 case Enter(number, members):
                     assert set(members) == self.have_left[number], "some enter while others have not left"
                     self.send(members, command)
-                case Go(number):
+                case Go():
                     self.check_go(command)
-                    self.send(self.forms[number].members, command)
+                    self.check_without_checkpoint(command)
+                    self.tell(Stored(self.time, self.newest_saved, self.is_full, False, self.written()))
+                case RestoreState() | ReshardState():
+                    self.check_ask(command)
+                    self.asked.append(command)
+                case StartGeneration():
+                    self.check_start(command)
+                    self.send(self.forms[command.go.number].members, command)
+                case StartProcess(process):
+                    self.check_restart(process)
+                    self.start(process)
+                case StopRun():
+                    self.check_stop()
+                    self.is_stopped = True
                 case Kill(member):
                     self.kill(self.by_member(member))
                 case Retire(member):
                     self.retire(self.by_member(member))
                 case RestartAll():
                     for one in self.everybody:
+                        one.is_excused = one.is_excused or not one.is_dead
                         self.kill(one)
-        if isinstance(event, Tick):
+        if isinstance(event, Tick) and self.time >= self.membership.deaf_until:
             self.check_patience()
+            if not commands:
+                self.check_deadlines()
 
     def kill(self, one):
         one.kill_is_due, one.killed_at = True, self.time if one.killed_at is None else one.killed_at
@@ -135,12 +170,13 @@ class World:
         self.retired.add(one.member.process)
 
     def send(self, members, command):
-        for member in members:
-            self.by_member(member).inbox.append(command)
+        for one in self.everybody:  # the dead may be gone by now
+            if one.member in members:
+                one.inbox.append(command)
 
     def start(self, process):
         last = self.newest.get(process)
-        if process not in self.retired and (last is None or last.is_dead):
+        if process not in self.retired | self.spent() and (last is None or last.is_dead) and not self.is_stopped:
             member = Member(process, last.member.incarnation + 1 if last else 0)
             self.newest[process] = one = Simulated(member)
             one.kill_is_due, one.outbox = False, deque([Ready(member, 0)])
@@ -148,6 +184,50 @@ class World:
             one.kept = one.states
             self.everybody = [old for old in self.everybody if old.is_up or not old.is_dead] + [one]
             self.tell(Started(member, self.time))
+
+    def written(self):
+        """The last iteration that anybody has finished, which is also the last that is recorded."""
+        return max((one.done for one in self.everybody), default=0)
+
+    def save(self, is_full):
+        """A checkpoint of the newest iteration that all have finished."""
+        running = [one for one in self.everybody if one.is_running]
+        done = min((one.done for one in running), default=0)
+        if done >= self.newest_saved:
+            self.newest_saved, self.is_full = done, is_full
+
+    def answer(self):
+        """The checkpoint service has done what it was asked for first, perhaps for a generation that has ended."""
+        if not self.asked:
+            return
+        command = self.asked.popleft()
+        is_awaited = self.membership.generation is not None and self.membership.generation.restoring == command
+        step = self.newest_saved if isinstance(command, RestoreState) else command.stamp.step
+        _, stopped = self.membership.on(RestoreFailed(command.number, self.time, "it is lost"))
+        assert stopped == ((StopRun("it is lost"),) if is_awaited else ()), "a failed restore is missed"
+        if is_awaited:
+            self.restored[command.number] = f"{type(command).__name__} {step} for generation {command.number}"
+        before = self.membership
+        self.tell(Restored(Stamp(command.number, step), self.time, self.written()))
+        assert is_awaited or self.membership == before, "a generation runs from a state that was not for it"
+
+    def may_restart(self, away=(), held_down=()):
+        self.chance = MayRestart(self.time, dict.fromkeys(away, 1.0), frozenset(held_down))
+        barred = {*away, *held_down, *self.retired, *self.spent()}
+        self.down = {process for process in barred if self.newest[process].is_dead}
+        self.tell(self.chance)
+
+    def sleep(self, seconds):
+        """The supervisor is suspended: until it has heard all that was sent meanwhile nothing is decided."""
+        self.advance(seconds)
+        self.tell(Woke(self.time))
+        late = self.time + 0.9 * LIMITS.heartbeat
+        assert self.is_stopped or self.membership.on(Tick(late))[1] == (), "it decides before it has heard all"
+
+    def spent(self):
+        """Those that must not be started again."""
+        limit = self.membership.policy.max_restarts
+        return {process for process, count in self.blamed.items() if count > limit}
 
     def reap(self, order=None):
         """Carries out what is due, and tells deaths, sooner or later; who is cut off is declared dead, and goes on."""
@@ -158,6 +238,7 @@ class World:
                 one.is_up = False
             if not one.is_dead and (not one.is_up or one.kill_is_due):
                 one.is_dead = True
+                self.blamed[one.member.process] += not one.is_excused
                 self.tell(Died(one.member, self.time, "died"))
             one.kill_is_due = False
 
@@ -195,10 +276,10 @@ class World:
                     one.outbox.append(Took(one.member, number, "link", 0.1, 0))
                     found = {(process, stamp) for process, stamps in self.handed.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
-            case Go(number, stamp, _, cut):
+            case StartGeneration(Go(number, stamp), _, is_restored):
                 assert number == one.number
-                if stamp is None or cut is not None:
-                    what = "checkpoint" if stamp is None else f"iteration {stamp.step}, cut anew in generation {number}"
+                if stamp is None or is_restored:
+                    what = "the beginning" if stamp is None else self.restored[number]
                     stamp = Stamp(number, 0 if stamp is None else stamp.step)
                     one.states = {stamp: what}
                     self.cut_of[stamp] = self.processes_in(number)
@@ -270,6 +351,67 @@ class World:
         assert len(states) == (go.stamp is not None), "holders have different states with one stamp"
         self.state_of[go.number] = states.pop() if states else None
 
+    def check_without_checkpoint(self, go):
+        """A lost state ends the run where there is no checkpoint, nor will be; at the beginning none is lost."""
+        is_lost = go.stamp is None and self.written() > 0
+        for is_busy in (False, True):
+            _, (command,) = self.membership.on(Stored(self.time, None, False, is_busy, self.written()))
+            kind = (RestoreState if is_busy else StopRun) if is_lost else (ReshardState if go.cut else StartGeneration)
+            assert isinstance(command, kind), "a lost state is not noticed, or one that is there is given up"
+
+    def check_ask(self, command):
+        go = self.membership.generation.go
+        assert command.number == go.number not in self.starts, "a state is fetched for a generation that runs"
+        if isinstance(command, RestoreState):
+            is_newer = go.stamp is not None and self.newest_saved > go.stamp.step
+            assert go.stamp is None or is_newer, "a checkpoint is preferred that is no newer"
+            assert go.stamp is None or self.is_full or not go.is_whole, "a checkpoint costs experts that members have"
+        else:
+            assert (command.stamp, command.cut) == (go.stamp, go.cut)
+
+    def check_start(self, start):
+        """A generation runs once, from a state that is right for it: its own, or what was fetched for it."""
+        number, stamp = start.go.number, start.go.stamp
+        assert number == max(self.goes), "a generation runs that is not the newest"
+        assert self.starts.setdefault(number, start) is start, "a generation is started twice"
+        assert start.is_restored == (number in self.restored)
+        if start.is_restored:
+            assert stamp.generation == number
+            return
+        assert stamp == self.goes[number]
+        assert stamp is not None or self.written() == 0, "all begin anew though something was done"
+        assert stamp is None or not (self.is_full and self.newest_saved > stamp.step), "a better checkpoint is ignored"
+        assert start.go.cut is None, "members run with slices of other ranks"
+
+    def check_restart(self, process):
+        assert self.newest[process].is_dead, "a process is started that lives"
+        assert process not in self.retired | self.spent(), "a process is started that must not be"
+        assert process not in self.chance.away, "a process is started on a node that is away"
+        if process in self.chance.held_down:
+            lost = self.membership.lost_without(self.down)
+            assert process.worker[1] in lost, "a process is started that is held down"
+
+    def check_stop(self):
+        """The run ends only where a stage has nobody who may be started again."""
+        hopeless = self.retired | {process for process in self.spent() if self.newest[process].is_dead}
+        assert self.membership.lost_without(hopeless), "a run ends that could continue"
+
+    def check_deadlines(self):
+        """After a decision nobody is waited for any longer than was said, unless it is being killed."""
+        membership, generation = self.membership, self.membership.generation
+        for status in membership.statuses.values():
+            silent_s = self.time - status.seen
+            assert not status.is_present or silent_s <= LIMITS.heartbeat, "a silent process is not killed"
+            is_starting = status.state is State.STARTING and not status.is_dying
+            assert not is_starting or silent_s <= LIMITS.start, "a process that is never ready is not killed"
+        if generation is None or any(status.is_dying for status in membership.statuses.values()):
+            return
+        waited_s = self.time - generation.since
+        assert membership.is_broken(generation) or waited_s <= LIMITS.progress, "a generation makes no progress"
+        late = set(generation.staying or generation.missing) - generation.linked
+        if late and not membership.is_winding_down(generation):
+            assert waited_s <= LIMITS.forming, "a member that does not form is not killed"
+
     def check_cut(self, go, holders):
         """Members go on with slices that are all their own, or these are cut anew of what is said to be there."""
         if go.stamp is None:
@@ -324,9 +466,11 @@ class World:
                 while one.outbox and not one.is_cut_off:
                     self.deliver(one)
             self.reap(order)
-            for process in self.newest if restarts else ():
-                self.start(process)
             self.tell(Tick(self.time))
+            if not order or order.random() < 0.5:
+                self.answer()
+            if restarts:
+                self.may_restart()
             for one in order.choices(self.everybody, k=3 * len(self.everybody)) if order else self.everybody * 2:
                 self.read(one)
                 self.step(one)
@@ -335,8 +479,9 @@ class World:
 
     def able(self):
         """Who can be a member; nobody, where a stage has only retired processes."""
-        there = set(self.newest) - self.retired
-        maimed = set() if self.is_elastic else {process.worker for process in self.retired}
+        gone = self.retired | {process for process in self.spent() if self.newest[process].is_dead}
+        there = set(self.newest) - gone
+        maimed = set() if self.is_elastic else {process.worker for process in gone}
         able = {process for process in there if process.worker not in maimed}
         return (
             able if {process.worker[1] for process in able} == {process.worker[1] for process in self.newest} else set()
@@ -363,9 +508,14 @@ WHO = st.integers(0, 31)
 class Chaos(RuleBasedStateMachine):
     """Any order of messages of different processes, and any failures."""
 
-    @initialize(shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3), (1, 1, 4)]))
-    def begin(self, shape):
-        self.world = World(Topology(*shape), by_rank=shape[2] > 1, is_elastic=shape[2] == 4)
+    @initialize(
+        shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3), (1, 1, 4)]),
+        recovery=st.sampled_from(["live", "live", "live", "restart"]),
+        max_restarts=st.sampled_from([1, 4, 1000, 1000]),
+    )
+    def begin(self, shape, recovery, max_restarts):
+        policy = RecoveryPolicy(recovery, max_restarts, is_elastic=shape[2] == 4)
+        self.world = World(Topology(*shape), by_rank=shape[2] > 1, policy=policy)
         self.world.settle(3)
 
     def one(self, who):
@@ -405,6 +555,31 @@ class Chaos(RuleBasedStateMachine):
     def restart(self, who):
         self.world.start(self.one(who).member.process)
 
+    @rule(away=st.sets(WHO, max_size=2), held_down=st.sets(WHO, max_size=3))
+    def may_restart(self, away, held_down):
+        processes = [[self.one(who).member.process for who in some] for some in (away, held_down)]
+        self.world.may_restart(*processes)
+
+    @rule(is_full=st.booleans())
+    def save(self, is_full):
+        self.world.save(is_full)
+
+    @rule()
+    def answer(self):
+        self.world.answer()
+
+    @rule(seconds=st.sampled_from([1.0, 3.0]))
+    def sleep(self, seconds):
+        self.world.sleep(seconds)
+
+    @rule(who=WHO)
+    def harm(self, who):
+        """Fault injection kills a process."""
+        one = self.one(who)
+        if one.is_up and not one.is_cut_off and not one.is_undead:
+            one.is_up, one.is_excused = False, True
+            self.world.tell(Harmed(one.member, self.world.time))
+
     @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), keeps=st.booleans())
     def kill(self, who, how_many, keeps):
         """What a process has sent may still come, or be lost with it."""
@@ -442,15 +617,22 @@ class Chaos(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.check_running()
 
+    def is_over(self):
+        return self.world.is_stopped or self.world.is_well()
+
     def teardown(self):
         """When faults stop, everybody is a member again in a bounded time."""
         if not hasattr(self, "world"):
             return
         for one in self.world.everybody:
             one.is_frozen = one.is_cut_off = one.is_undead = False
+        if self.world.is_stopped:
+            return
         # As long as it takes to find out about heartbeats that were missed before.
         self.world.settle(8)
-        rounds = next((n for n in range(80) if self.world.is_well() or self.world.settle(1)), None)
+        rounds = next((n for n in range(80) if self.is_over() or self.world.settle(1)), None)
+        if self.world.is_stopped:
+            return
         assert rounds is not None, "no generation of everybody comes"
         members = [self.world.newest[process] for process in self.world.able()]
         done = [one.done for one in members]

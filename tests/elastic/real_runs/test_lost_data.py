@@ -33,8 +33,8 @@ def test_a_token_file_that_shrinks_ends_the_run_with_a_checkpoint(tokens):
         assert process.wait(timeout=60) == 3, said
     last = said.splitlines()[-1]
     done = len(losses(config.parent / "run"))
-    assert "tokens.bin has shrunk from 600000 to 1000 bytes since the run opened it: stopped; go on from" in last
-    assert last.endswith(f"the checkpoint of iteration {done} with --resume, once the data are mended")
+    assert "tokens.bin has shrunk from 600000 to 1000 bytes since the run opened it: stopped; resume from" in last
+    assert last.endswith(f"the checkpoint of iteration {done} with --resume, once the data are repaired")
     assert newest_checkpoint(config) == done
     assert left_behind(config) == {}
 

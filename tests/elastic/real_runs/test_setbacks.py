@@ -101,7 +101,7 @@ def test_a_keeper_that_is_frozen_when_a_stage_is_lost_is_replaced(tmp_path):
         os.kill(keeper(config), signal.SIGSTOP)
         kill(config, "0:0", "1:0")
         wait_for(process, LATE)
-        wait_for(process, "all go on from the checkpoint of iteration")
+        wait_for(process, "all resume from the checkpoint of iteration")
         wait_for(process, "with 2 processes")
         go_on(process, config, *NO_CHECKPOINTS)
     assert newest_checkpoint(config) == len(losses(tmp_path / "run"))
@@ -119,7 +119,7 @@ def test_who_waits_for_a_checkpoint_is_killed_while_it_is_loaded(tmp_path, victi
         kill(config, *victims)
         wait_for(process, "going back to the newest checkpoint")
         os.kill(slow, signal.SIGCONT)
-        wait_for(process, "all go on from the checkpoint of iteration")
+        wait_for(process, "all resume from the checkpoint of iteration")
         wait_for(process, "with 2 processes")
         go_on(process, config, *NO_CHECKPOINTS)
     assert [event["event"] for event in read_run(tmp_path / "run").events].count("restore") == 1
@@ -131,7 +131,7 @@ def test_where_all_hang_and_cannot_be_called_off_all_go_back_to_the_newest_check
     chaos = ["--chaos", "step 50: hang 0:0", "step 50: hang 1:0"]
     code, said = tell(config, "--processes", 2, "--run-dir", tmp_path / "run", *deadlines, *chaos)
     assert code == 0, said
-    assert "all go on from the checkpoint of iteration" in said
+    assert "all resume from the checkpoint of iteration" in said
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
     killed = {event["process"] for event in read_run(tmp_path / "run").events if event["event"] == "kill"}
     assert killed == {"0:0", "1:0"}

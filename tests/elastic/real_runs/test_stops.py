@@ -38,7 +38,7 @@ def resume(config, processes=2):
     """Goes on, and ends with the losses of a run that was never stopped."""
     saved = newest_checkpoint(config)
     with launched(config, "--resume", processes=processes) as process:
-        wait_for(process, f"all go on from the checkpoint of iteration {saved}")
+        wait_for(process, f"all resume from the checkpoint of iteration {saved}")
         wait_for_steps(process, config, saved + 10)
         go_on(process, config, *NO_CHECKPOINTS)
 
@@ -63,7 +63,7 @@ def test_a_second_signal_ends_all_at_once_and_an_older_checkpoint_is_whole(tmp_p
         saved = newest_checkpoint(config)
         os.kill(keeper(config), signal.SIGSTOP)  # so that it does not stop in order
         process.send_signal(signal.SIGTERM)
-        wait_for(process, "waits for the checkpoint")
+        wait_for(process, "waiting for the checkpoint")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
         os.kill(keeper(config), signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_a_stage_none_of_which_may_come_back_ends_the_run_which_can_be_resumed(t
     (line,) = [line for line in rest.splitlines() if "nobody left" in line]
     assert line == rest.splitlines()[-1]
     assert "stage 1 has nobody left that may be started again: stopped" in line
-    assert f"go on from the checkpoint of iteration {newest_checkpoint(config)} with --resume" in line
+    assert f"resume from the checkpoint of iteration {newest_checkpoint(config)} with --resume" in line
     assert left_behind(config) == {}
     assert scratch(process.pid) == []
     resume(config, processes=4)
@@ -156,6 +156,6 @@ def test_a_second_supervisor_is_refused_and_one_that_was_killed_is_followed_at_o
     with launched(config, "--resume") as process:
         first = process.stderr.readline()
         assert "has an owner" not in first, first
-        wait_for(process, "all go on from the checkpoint of iteration")
+        wait_for(process, "all resume from the checkpoint of iteration")
         rest, _ = stop(process, config)
         assert not [*(tmp_path / "run").glob(".lease*")], rest

@@ -94,7 +94,7 @@ def test_a_stage_that_has_lost_all_goes_back_to_the_newest_checkpoint(tmp_path):
     chaos = ["--chaos", "step 50: kill 0:1", "step 50: kill 1:1"]
     code, said = tell(config, "--processes", 4, "--run-dir", tmp_path / "run", *chaos)
     assert code == 0, said
-    assert "all go on from the checkpoint of iteration 40" in said
+    assert "all resume from the checkpoint of iteration 40" in said
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config), rtol=1e-8)
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_is_a_process_costs_a_return_to_the_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--chaos", "step 30: kill 0:0 rank 2")
     assert code == 0, said
-    assert "all go on from the checkpoint of iteration 20" in said
+    assert "all resume from the checkpoint of iteration 20" in said
     np.testing.assert_allclose(losses(run_dir), whole(config), rtol=1e-8)
     mine, theirs = (
         [record.get("validation_loss") for record in read_run(tmp_path / name).metrics] for name in ("run", "whole")

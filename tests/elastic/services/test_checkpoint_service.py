@@ -9,10 +9,12 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
 from swift.cli.configuration import config_text
-from swift.elastic.membership.protocol import Process, ShardLayout, Stamp, processes_of
+from swift.elastic.membership import Process, ShardLayout, Stamp, processes_of
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
+    CHECKPOINT_ANSWERS,
+    CHECKPOINT_COMMANDS,
     Anew,
     Failed,
     LoadCheckpoint,
@@ -20,10 +22,6 @@ from swift.elastic.transport.checkpoint_messages import (
     Reshard,
     SaveCheckpoint,
     Saved,
-    answer_line,
-    command_line,
-    read_answer,
-    read_command,
 )
 from swift.mesh.process_shards import fetch_parts
 from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
@@ -176,8 +174,8 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     ],
 )
 def test_answers_come_as_they_were_said(answer):
-    assert read_answer(answer_line(answer)) == answer
-    assert type(read_answer(answer_line(answer))) is type(answer)
+    assert CHECKPOINT_ANSWERS.read(CHECKPOINT_ANSWERS.line(answer)) == answer
+    assert type(CHECKPOINT_ANSWERS.read(CHECKPOINT_ANSWERS.line(answer))) is type(answer)
 
 
 @pytest.mark.parametrize(
@@ -191,5 +189,5 @@ def test_answers_come_as_they_were_said(answer):
     ],
 )
 def test_commands_come_as_they_were_said(command):
-    assert read_command(command_line(command)) == command
-    assert type(read_command(command_line(command))) is type(command)
+    assert CHECKPOINT_COMMANDS.read(CHECKPOINT_COMMANDS.line(command)) == command
+    assert type(CHECKPOINT_COMMANDS.read(CHECKPOINT_COMMANDS.line(command))) is type(command)

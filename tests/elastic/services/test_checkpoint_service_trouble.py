@@ -16,18 +16,18 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
 from swift.cli.configuration import config_text
-from swift.elastic.membership.protocol import Process, Stamp
+from swift.elastic.membership import Process, Stamp
 from swift.elastic.services.checkpoint_service import _check_state
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
+    CHECKPOINT_ANSWERS,
+    CHECKPOINT_COMMANDS,
     Failed,
     Kept,
     LoadCheckpoint,
     Loaded,
     SaveCheckpoint,
     Saved,
-    command_line,
-    read_answer,
 )
 from swift.errors import RunError
 from swift.runlog import CLASS_COUNTS, METRICS
@@ -49,8 +49,8 @@ def part_of(keeper, process, stamp):
 
 def served(keeper, *commands):
     answers = io.StringIO()
-    keeper.serve(io.StringIO("".join(map(command_line, commands))), answers)
-    return [read_answer(line) for line in answers.getvalue().splitlines()]
+    keeper.serve(io.StringIO("".join(map(CHECKPOINT_COMMANDS.line, commands))), answers)
+    return [CHECKPOINT_ANSWERS.read(line) for line in answers.getvalue().splitlines()]
 
 
 def damage_part(keeper, _):
@@ -201,7 +201,7 @@ def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
     (tmp_path / "config.gin").write_text(config_text(keeper.experiment))
     (tmp_path / "handed").mkdir(exist_ok=True)
     own = [tmp_path / "config.gin", keeper.checkpoints.parent, keeper.keeps, tmp_path / "handed", most_bytes]
-    lines = "".join(map(command_line, commands))
+    lines = "".join(map(CHECKPOINT_COMMANDS.line, commands))
     command = [sys.executable, "-c", PROCESS, *map(str, own)]
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100)
 
@@ -212,7 +212,7 @@ def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp
     commands = LoadCheckpoint(None, 5, RANKS), SaveCheckpoint(Stamp(5, 2), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS)
     done = as_process(keeper, tmp_path, *commands)
     assert done.returncode == 0, done.stderr
-    loaded, *saved = map(read_answer, done.stdout.splitlines())
+    loaded, *saved = map(CHECKPOINT_ANSWERS.read, done.stdout.splitlines())
     assert (type(loaded), loaded.stamp) == (Loaded, Stamp(5, 2))
     assert [(type(one), one.step, one.path) for one in saved] == [(Saved, n, f"step-{n:08}") for n in (2, 4)]
     assert checkpoint_steps(keeper.checkpoints) == [2, 4]
@@ -223,7 +223,7 @@ def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
     double = replace(keeper, experiment=replace(keeper.experiment, compute_dtype="float64"))
     done = as_process(double, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert done.returncode == 0, done.stderr
-    assert "its Experiment.compute_dtype is 'float32', here 'float64'" in read_answer(done.stdout).why
+    assert "its Experiment.compute_dtype is 'float32', here 'float64'" in CHECKPOINT_ANSWERS.read(done.stdout).why
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
         keeper, tmp_path, SaveCheckpoint(Stamp(3, 4), RANKS), SaveCheckpoint(again, RANKS), most_bytes=10_000
     )
     assert done.returncode == 0, done.stderr
-    answers = list(map(read_answer, done.stdout.splitlines()))
+    answers = list(map(CHECKPOINT_ANSWERS.read, done.stdout.splitlines()))
     assert [answer[:2] for answer in answers] == [("save", 4), ("save", 2)]
     assert all("too large" in answer.why for answer in answers)
     # Threads of Orbax may write on after it has failed; what they leave is no checkpoint, and gone with the next life.
@@ -246,7 +246,8 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
     assert checkpoint_steps(keeper.checkpoints) == [2]
     assert as_process(keeper, tmp_path).returncode == 0
     assert files(keeper) == before
-    assert read_answer(as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS)).stdout).stamp == Stamp(5, 2)
+    done = as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS))
+    assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == Stamp(5, 2)
 
 
 def test_a_save_again_takes_the_place_of_the_first(keeper):
@@ -262,7 +263,7 @@ def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_pa
     path.rename(path.with_suffix(".earlier"))
     (path.parent / ".step-00000004.tmp").mkdir()
     done = as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS))
-    assert read_answer(done.stdout).stamp == Stamp(5, 4), done.stderr
+    assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == Stamp(5, 4), done.stderr
     assert files(keeper).keys() == before.keys()
 
 

@@ -18,14 +18,12 @@ from swift.cli.configuration import load_experiment
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.services.compile_service import CompileJob, _outcome, jobs_for
 from swift.elastic.transport.compile_messages import (
+    COMPILE_NEWS,
+    COMPILE_REQUESTS,
     Alive,
     CompileFailed,
     CompileRequest,
     Prepared,
-    read_said,
-    read_wish,
-    said_line,
-    wish_line,
 )
 from swift.errors import RunError
 from swift.mesh import storage_mesh
@@ -93,7 +91,7 @@ def preparer(config, programs, num_local):
     def listen():
         with process.stdout:
             for line in process.stdout:
-                if not isinstance(said := read_said(line), Alive):
+                if not isinstance(said := COMPILE_NEWS.read(line), Alive):
                     heard.put(said)
         heard.put(None)
 
@@ -108,7 +106,7 @@ def preparer(config, programs, num_local):
 
 
 def wish(process, *failed):
-    process.stdin.write("".join(wish_line(CompileRequest(one)) for one in failed))
+    process.stdin.write("".join(COMPILE_REQUESTS.line(CompileRequest(one)) for one in failed))
     process.stdin.flush()
 
 
@@ -138,7 +136,7 @@ def test_what_few_iterations_need_comes_last():
 
 @pytest.mark.parametrize("wish", [CompileRequest(FIRST), CompileRequest(NONE, 3)])
 def test_a_wish_is_understood(wish):
-    assert read_wish(wish_line(wish)) == wish
+    assert COMPILE_REQUESTS.read(COMPILE_REQUESTS.line(wish)) == wish
 
 
 def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
@@ -156,7 +154,7 @@ def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
     ],
 )
 def test_what_is_said_is_understood(said):
-    assert read_said(said_line(said)) == said
+    assert COMPILE_NEWS.read(COMPILE_NEWS.line(said)) == said
 
 
 def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():

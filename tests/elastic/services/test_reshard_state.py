@@ -9,7 +9,7 @@ import pytest
 from swift.checkpoint import checkpoint_path, plan_restore, read_manifest
 from swift.checkpoint.partial.expert_units import by_name
 from swift.elastic.elastic_programs import ElasticPrograms
-from swift.elastic.membership.protocol import Process, ShardLayout, Stamp
+from swift.elastic.membership import Process, ShardLayout, Stamp
 from swift.elastic.state.copies import Copies, copy_shapes
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.shared_memory_store import SharedMemoryStore

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swift.checkpoint.partial.expert_units import by_name
 from swift.elastic.elastic_programs import holder_of
-from swift.elastic.membership.protocol import Process, Stamp, processes_of
+from swift.elastic.membership import Process, Stamp, processes_of
 from swift.elastic.state.copies import Copies, copy_shapes, needed
 from swift.elastic.state.neighbour_copies import neighbour_slices
 from swift.mesh import REPLICATED
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from swift.elastic.state.copies import Copies
-from swift.elastic.membership.protocol import Process, Stamp
+from swift.elastic.membership import Process, Stamp
 
 copies = Copies(Path(sys.argv[1]))
 keep = copies.keep(4, Process((0, 0), 3), Process((0, 0), 2))

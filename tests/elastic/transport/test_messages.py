@@ -3,7 +3,7 @@
 import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
-from swift.elastic.membership.protocol import (
+from swift.elastic.membership import (
     Beat,
     Departed,
     Enter,
@@ -17,7 +17,10 @@ from swift.elastic.membership.protocol import (
     Took,
     processes_of,
 )
+from swift.elastic.transport.checkpoint_messages import CHECKPOINT_ANSWERS
 from swift.elastic.transport.worker_messages import (
+    WORKER_COMMANDS,
+    WORKER_NEWS,
     DataUnreadable,
     Done,
     FormGroup,
@@ -29,10 +32,6 @@ from swift.elastic.transport.worker_messages import (
     SnapshotMissed,
     StartGeneration,
     Stop,
-    news_line,
-    order_line,
-    read_news,
-    read_order,
 )
 from swift.errors import RunError, SettingError
 from swift.topology import Topology
@@ -55,7 +54,7 @@ OTHER = Member(Process((0, 0), rank=1), 0)
     ],
 )
 def test_a_command_comes_through(order):
-    assert read_order(order_line(order)) == order
+    assert WORKER_COMMANDS.read(WORKER_COMMANDS.line(order)) == order
 
 
 @pytest.mark.parametrize(
@@ -73,23 +72,58 @@ def test_a_command_comes_through(order):
         SnapshotKept(MEMBER, Stamp(4, 9), 2.5),
         SnapshotKept(MEMBER, Stamp(4, 9), None),
         SnapshotMissed(MEMBER, Stamp(4, 9), "No space left on device"),
-        Done(MEMBER, 4),
+        Done(MEMBER, 4, 2.5),
         DataUnreadable(MEMBER, 4, "t.bin has shrunk"),
     ],
 )
 def test_what_a_member_says_comes_through(news):
     said = {name: value for name, value in news._asdict().items() if name not in ("member", "time")}
-    line = news_line(type(news), **said)
+    line = WORKER_NEWS.line_of(type(news), **said)
     assert line.endswith("\n")
-    assert read_news(line, MEMBER, 2.5) == news
+    assert WORKER_NEWS.read(line, member=MEMBER, time=2.5) == news
 
 
 def test_a_line_that_is_not_ours_is_an_error():
     for line in ("Segmentation fault\n", "[1]\n", '{"kind": "song"}\n'):
-        with pytest.raises(RunError, match=r"none of ours|knows"):
-            read_news(line, MEMBER, 0.0)
-        with pytest.raises(RunError, match=r"none of ours|knows"):
-            read_order(line)
+        with pytest.raises(RunError, match="not a message between processes"):
+            WORKER_NEWS.read(line, member=MEMBER, time=0.0)
+        with pytest.raises(RunError, match="not a message between processes"):
+            WORKER_COMMANDS.read(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"kind": "Halt", "number": 2}', "Halt has the fields number, after"),
+        ('{"kind": "Halt", "number": 2, "after": 3, "at": 4}', "Halt has the fields number, after"),
+        ('{"kind": "Halt", "number": "2", "after": 3}', "number is '2', not of type int"),
+        ('{"kind": "Halt", "number": true, "after": 3}', "number is True, not of type int"),
+        ('{"kind": "Halt", "number": 2.0, "after": 3}', "number is 2.0, not of type int"),
+        ('{"kind": "Enter", "number": 2, "members": [[[1, 2], 3]]}', "members is 1, not a list"),
+        ('{"kind": "Enter", "number": 2, "members": {}}', "members is {}, not a list"),
+        ('{"kind": "Enter", "number": 2, "members": [[[[1], 0], 3]]}', r"members is \[1\], not a list of 2"),
+        ('{"kind": ["Halt"]}', "not of type str"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_refused_and_the_error_says_why(line, why):
+    with pytest.raises(RunError, match=why) as caught:
+        WORKER_COMMANDS.read(line)
+    assert len(str(caught.value)) < 500
+
+
+def test_only_the_kinds_of_a_codec_are_read_and_written():
+    with pytest.raises(RunError, match="unknown kind"):
+        WORKER_NEWS.read(WORKER_COMMANDS.line(Stop()), member=MEMBER, time=0.0)
+    with pytest.raises(RunError, match="what is 'drop', not one of"):
+        CHECKPOINT_ANSWERS.read('{"kind": "Failed", "what": "drop", "step": null, "why": "", "generation": 0}')
+    with pytest.raises(AssertionError, match="not a message of this codec"):
+        WORKER_COMMANDS.line_of(Done, number=1)
+
+
+def test_a_line_cannot_say_who_it_is_from():
+    line = '{"kind": "Done", "number": 1, "member": [[[0, 0], 0], 0]}'
+    assert WORKER_NEWS.read(line, member=MEMBER, time=0.0).member == MEMBER
 
 
 WORKERS = processes_of(Topology(2, 2))

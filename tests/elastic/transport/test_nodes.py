@@ -22,7 +22,7 @@ from swift.elastic.state.run_files import own_memory
 from swift.elastic.transport import remote_node as node_module
 from swift.elastic.transport.admission import Admission
 from swift.elastic.transport.fleet import NODES, Fleet
-from swift.elastic.transport.node_messages import Pulse, Said, Start, message_line, read_message
+from swift.elastic.transport.node_messages import NODE_MESSAGES, NODE_NEWS, NodeNews, Pulse, Said, Start
 from swift.elastic.transport.processes import OwnChildren
 from swift.elastic.transport.remote_node import coming, serve
 from swift.elastic.transport.rendezvous import Rendezvous, Wire
@@ -33,8 +33,7 @@ NODE = """
 import os, sys
 from pathlib import Path
 from swift.errors import RunError
-from swift.elastic.transport.remote_node import serve
-from swift.elastic.transport.node_messages import Pulse, Said, Start, message_line, read_message
+from swift.elastic.transport.remote_node import (serve)
 from swift.elastic.state.run_files import own_memory
 from swift.deadlines import Deadlines
 try:
@@ -105,7 +104,7 @@ def until_dead(fleet):
 
 
 def come(number=1, *, is_there=True):
-    return NODES, json.dumps({"node": number, "is_there": is_there})
+    return NODES, NODE_NEWS.line(NodeNews(number, is_there))
 
 
 def is_alive(pid):
@@ -323,11 +322,11 @@ def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path)
     with meeting.announced(tmp_path), node(tmp_path, patience_s=2.0) as process:
         with closing(Wire(called(listener, meeting.key))) as wire:
             code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-            wire.send(message_line(Start("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
-            for said in map(read_message, wire.lines()):
+            wire.send(NODE_MESSAGES.line(Start("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
+            for said in map(NODE_MESSAGES.read, wire.lines()):
                 if isinstance(said, Said):
                     break
-                wire.send(message_line(Pulse()))
+                wire.send(NODE_MESSAGES.line(Pulse()))
             assert until_gone(said.line)  # as nothing more is said to it
         listener.close()
         assert process.wait(30) == 1

@@ -1,0 +1,102 @@
+"""Processes of a run, their states by stamp, and which stages the processes that are present can serve."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from swift.topology import Topology, Worker
+
+
+class Process(NamedTuple):
+    """A place for a process: a whole worker, or one of its expert ranks where each has a process of its own.
+
+    Attributes:
+        worker: (pipeline, stage).
+        rank: the expert rank, 0 where the process has all of them.
+    """
+
+    worker: Worker
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.worker[0]}:{self.worker[1]}" + (f" rank {self.rank}" if self.rank else "")
+
+
+class Member(NamedTuple):
+    """One life of a process; ``incarnation`` grows with every restart."""
+
+    process: Process
+    incarnation: int
+
+
+class Stamp(NamedTuple):
+    """The identity of a state: states of the same stage with the same stamp are equal, bit for bit.
+
+    After a failure an iteration may be run again by other members, whose sums have another order: that is another
+    state. A newer generation resumes from what the one before left behind, so stamps are ordered as states came to be.
+
+    Attributes:
+        generation: the generation that computed or restored it.
+        step: the last iteration that it contains.
+    """
+
+    generation: int
+    step: int
+
+
+class ShardLayout(NamedTuple):
+    """The division of a state into the slices of ranks, in a run whose ranks may become fewer and more.
+
+    Attributes:
+        processes: the owners of the slices, in the order of their ranks.
+        generations: the generations that ran with this layout, one after the other, without losing state in between.
+    """
+
+    processes: tuple[Process, ...]
+    generations: tuple[int, ...]
+
+
+def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process, ...]:
+    """All processes of a run, one for each worker or one for each expert rank.
+
+    >>> [str(process) for process in processes_of(Topology(1, 2, 2), by_rank=True)]
+    ['0:0', '0:0 rank 1', '0:1', '0:1 rank 1']
+    """
+    ranks = range(topology.num_expert_ranks if by_rank else 1)
+    return tuple(Process(worker, rank) for worker in topology.workers for rank in ranks)
+
+
+def whole_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
+    """The workers all of whose processes are present."""
+    there = frozenset(present)
+    return frozenset(worker for worker, _ in processes) - {
+        process.worker for process in processes if process not in there
+    }
+
+
+def lost_stages(
+    processes: Collection[Process], present: Collection[Process], *, is_elastic: bool = False
+) -> tuple[int, ...]:
+    """The stages without any complete worker; in an elastic run, without any process.
+
+    >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 0)), Process((1, 0))])
+    (1,)
+    >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
+    (0,)
+    """
+    there = {process.worker for process in present} if is_elastic else whole_workers(processes, present)
+    served = {stage for _, stage in there}
+    return tuple(sorted({stage for (_, stage), _ in processes} - served))
+
+
+def agreed_stamp(processes: Collection[Process], held_by: Mapping[Process, frozenset[Stamp]]) -> Stamp | None:
+    """The newest state that a complete worker of every stage holds; None if there is none.
+
+    >>> processes = processes_of(Topology(2, 2))
+    >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
+    >>> agreed_stamp(processes, dict(zip(processes, map(frozenset, held))))
+    Stamp(generation=1, step=5)
+    """
+    for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
+        if not lost_stages(processes, [process for process, held in held_by.items() if stamp in held]):
+            return stamp
+    return None
