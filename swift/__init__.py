@@ -1,8 +1,8 @@
 """Swift: mixture-of-experts training in JAX where experts are unevenly loaded and machines fail.
 
-The way through is ``swift.data`` -> ``swift.models`` -> ``swift.experts`` -> ``swift.train``, on a ``swift.mesh``;
-``swift.schedules`` plans pipelines and needs none of them. The public surface of each is its ``__init__``. ``python -m
-swift --help`` lists the commands.
+A batch flows from ``swift.data`` through ``swift.models`` and ``swift.experts``, on a ``swift.mesh``; ``swift.train``
+drives it. ``swift.schedules`` plans pipelines and depends on none of them. Each package's ``__init__`` lists its public
+names. ``python -m swift --help`` lists the commands.
 """
 
 from swift.errors import RunError, SettingError

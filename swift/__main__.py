@@ -1,4 +1,4 @@
-"""``python -m swift``."""
+"""The entry point of ``python -m swift``."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from swift.errors import INTERRUPTED
 if __name__ == "__main__":
     code = main()
     if code == INTERRUPTED:
-        # In peace it would wait for what is compiled in the background, which cannot be interrupted.
+        # A normal exit would wait for background compilation, which cannot be interrupted.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""How long a run waits for its processes."""
+"""Time-outs for the processes of a run."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,18 @@ from swift.errors import check_count, check_number
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long the supervisor waits for what, in seconds.
+    """The supervisor's time-outs, in seconds.
 
     Attributes:
-        start: from the start of a process until it is ready; also for the others when a run begins.
-        forming: until all members of a generation have left the one before, and until all have met.
+        start: from the start of a process until it is ready; at the start of a run, also for the other processes.
+        forming: until all members of a generation have left the previous one, and until all have met.
         heartbeat: between two signs of life.
-        progress: between two finished iterations, and from meeting to being ready; has to leave time to compile.
-        saving: from asking the keeper to save or load a checkpoint until it answers; has to leave time for a large one.
-        dying: from the killing of a process until it has died; after that the run goes on without it, see ``Retire``.
-        stopping: from Ctrl-C or SIGTERM until the last iteration is saved; what is not by then is lost.
-        max_quick_deaths: deaths in a row of a process that was never live, after which it is given up.
+        progress: between two finished iterations, and from meeting to being ready; must leave time to compile.
+        saving: from a request to the checkpoint service to save or load until its answer; must leave time for a large
+            checkpoint.
+        dying: from killing a process until it has exited; after that the run continues without it, see ``Retire``.
+        stopping: from Ctrl-C or SIGTERM until the last iteration is saved; anything not saved by then is lost.
+        max_quick_deaths: consecutive deaths of a process that was never live before it is given up.
     """
 
     start: float = 120.0

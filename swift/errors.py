@@ -1,21 +1,21 @@
-"""The errors that a person, rather than the program, has caused; the command line prints them as one line."""
+"""Errors caused by the user rather than by the program; the command line prints each as one line."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 INTERRUPTED = 130
-"""Exit code of a run that Ctrl-C or SIGTERM has stopped, as a shell has it for Ctrl-C."""
+"""Exit code of a run stopped by Ctrl-C or SIGTERM, the same as a shell's for Ctrl-C."""
 STOPPED = 3
-"""Exit code of a run that cannot continue, or has not kept what it should have."""
+"""Exit code of a run that cannot continue, or that failed to save what it should have."""
 
 
 class SettingError(ValueError):
     """A setting has a value that cannot work. Exit code 2.
 
     Args:
-        setting: the setting's name as the user writes it, such as ``Experiment.num_steps`` or ``--run-dir``.
-        value: what it was set to.
-        allowed: what would be accepted, or what to do instead, as a phrase.
+        setting: name of the setting as the user writes it, such as ``Experiment.num_steps`` or ``--run-dir``.
+        value: value that was given.
+        allowed: phrase for the accepted values, or for what to do instead.
     """
 
     def __init__(self, setting: str, value: object, allowed: str):
@@ -44,7 +44,7 @@ def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
 
 
 class RunError(RuntimeError):
-    """A run that began well cannot go on; the message says how to continue. Exit code 3."""
+    """A run that started cannot continue; the message explains how to resume it. Exit code 3."""
 
 
 def check_count(setting: str, value: object, least: int) -> None:

@@ -1,4 +1,4 @@
-"""Files that a reader never sees half-written, and names that outlast a power failure."""
+"""Atomic replacement of files, and directory entries that survive a power failure."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,14 @@ from uuid import uuid4
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file under a temporary name of its own and renames it.
+    """Writes a file under a unique temporary name, then renames it.
 
-    A reader sees the old file or the new one, whole; of several writers at once the last one's file stays.
+    Readers see either the complete old file or the complete new one. With concurrent writers, the last one wins.
 
     Args:
-        path: of the file.
-        content: of the file.
-        mode: its permissions, but for those that the process's umask takes away.
+        path: path of the file.
+        content: bytes to write.
+        mode: permissions, before the process's umask is applied.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -28,7 +28,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory, as they are now, are on the disk."""
+    """Flushes the entries of a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Running the equations of a jaxpr one by one, for code that takes a traced computation apart."""
+"""Evaluation of a jaxpr equation by equation, for code that takes a traced computation apart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 
 def read(env: Mapping[Var, Any], atom: Any) -> Any:
-    """The value of a variable or a literal."""
+    """Looks up the value of a variable or a literal."""
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
 def bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
-    """The results of an equation on values for its inputs."""
+    """Applies an equation to values of its inputs and returns its results."""
     with equation.ctx.manager:
         results = equation.primitive.bind(*values, **equation.params)
     return results if equation.primitive.multiple_results else [results]
@@ -22,7 +22,7 @@ def bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
 
 @contextmanager
 def named(equation: JaxprEqn) -> Iterator[None]:
-    """The names that an equation had where it was traced, for what is traced in its place."""
+    """Traces replacement code under the name scopes of the original equation."""
     names = str(equation.source_info.name_stack)
     if not names:
         yield
@@ -32,9 +32,9 @@ def named(equation: JaxprEqn) -> Iterator[None]:
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many inputs of a scan are constants, and how many are carried, by its equation's parameters."""
+    """Counts the constants and the carried values among a scan's inputs, from its equation's parameters."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    # jax 0.12 keeps the trees of (constants, carry, inputs) instead; one that is iterated over gives its leaves.
+    # jax 0.12 stores the trees of (constants, carry, inputs) instead; iterating over one yields its leaves.
     consts, carry, _ = (len(list(tree)) for tree in params["ft_in"].unpack())
     return consts, carry

@@ -1,4 +1,4 @@
-"""Who works where: pipelines, stages and expert ranks, as numbers. No JAX here."""
+"""The shape of the cluster: pipelines, stages and expert ranks, as numbers. Independent of JAX."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Worker = tuple[int, int]
 
 
 def read_worker(text: str) -> Worker | None:
-    """The worker that a person calls ``pipeline:stage``; None: nobody is called so.
+    """Parses a worker written as ``pipeline:stage``; None if the text has another form.
 
     >>> read_worker("1:2"), read_worker("1-2")
     ((1, 2), None)
@@ -23,7 +23,7 @@ def read_worker(text: str) -> Worker | None:
 class Topology:
     """The shape of a cluster: worker (d, p) runs stage p of pipeline d on ``num_expert_ranks`` devices.
 
-    (1, 1, N) is SYMI's own setting: N ranks, dense part data-parallel, experts parallel.
+    (1, 1, N) is SYMI's own setting: N ranks, data-parallel for the dense part and expert-parallel for the experts.
     """
 
     num_pipelines: int = 1
@@ -36,16 +36,16 @@ class Topology:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers, pipeline by pipeline: the order of the rows of the mesh axis ``worker``."""
+        """All workers, pipeline by pipeline: the order of rows along the mesh axis ``worker``."""
         return tuple((d, p) for d in range(self.num_pipelines) for p in range(self.num_stages))
 
     @property
     def num_devices(self) -> int:
-        """How many devices all workers have together."""
+        """Number of devices of all workers together."""
         return len(self.workers) * self.num_expert_ranks
 
     def live_workers(self, failed: frozenset[Worker] = frozenset()) -> tuple[Worker, ...]:
-        """The workers that are up, in mesh order.
+        """Lists the live workers, in mesh order.
 
         Raises:
             SettingError: ``failed`` names a worker outside the topology, or leaves a stage without a survivor.

@@ -12,15 +12,35 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
 import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jaxtyping import install_import_hook
 
-from swift.jaxprs import scan_counts
-from swift.mesh import emulate_devices
+ROOT = Path(__file__).parents[1]
+CHECKED = ("experts", "mesh")
+"""Packages whose annotated types and shapes are checked at every call, under pytest only."""
+UNCHECKED = {"swift.experts.config", "swift.experts.optimizer_config"}
+"""Modules that validate their arguments themselves: tests pass them values of wrong types."""
+
+
+def checked_modules() -> list[str]:
+    """Lists the modules to check by dotted name."""
+    paths = [path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem != "__init__"]
+    return [name for name in names if name not in UNCHECKED]
+
+
+# The hook acts on modules as they are imported, so all of them are imported here, before any test does.
+with install_import_hook(checked_modules(), "beartype.beartype"):
+    for _name in checked_modules():
+        import_module(_name)
+    from swift.jaxprs import scan_counts
+    from swift.mesh import emulate_devices
 
 emulate_devices(12)
 # Many tests compile the same small programs, some in another process.

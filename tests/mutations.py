@@ -195,13 +195,13 @@ MUTATIONS = (
     ),
     # Schedules.
     Mutation(
-        "schedules/verify.py",
+        "schedules/rules.py",
         "(end[order][:-1] > start[order][1:] + table.tolerance)",
         "(end[order][:-1] > start[order][1:] + 1e9)",
         SCHEDULES,
     ),
     Mutation(
-        "schedules/verify.py",
+        "schedules/rules.py",
         "for op in np.argwhere(count_3KDMP != 1):",
         "for op in np.argwhere(count_3KDMP > 1):",
         SCHEDULES,

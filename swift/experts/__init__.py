@@ -1,4 +1,8 @@
-"""Experts: routing, dispatch, placement, and the optimizer that is decoupled from both."""
+"""Expert layers: routing, dispatch to slots, placement of replicas, and the optimizer state, decoupled from placement.
+
+Start with ``layer``, which runs the tokens of one rank through the experts of all ranks, and ``exchange``, which brings
+every slot the weights of the expert placed there. ``placement`` decides which expert each slot holds.
+"""
 
 from swift.experts.config import ExpertConfig
 from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices

@@ -1,50 +1,52 @@
-"""The one operator of the decoupled optimizer: slices of classes -> whole experts in slots, and its transpose.
+"""The operator behind the decoupled optimizer: slices of experts -> whole experts in slots, and its transpose.
 
-Every rank holds 1/N of each class's weights, always the same 1/N. ``materialize`` brings every slot the weights of
-whatever class the placement puts there; ``collect``, its transpose, brings every rank its slice of every class's
+Every rank always holds the same 1/N of each expert's weights. ``materialize`` brings every slot the weights of the
+expert that the placement puts there; ``collect``, its transpose, brings every rank its slice of every expert's
 gradient, summed over the replicas. Placement is data: a new one costs the same bytes as the old one (SYMI, section 3)
 and no recompilation.
 
-Legend: L layer rows, N ranks, S slots of a rank, E classes, W weights of a class padded to N * w, w = W / N.
+Legend: L layers, N ranks, S slots of a rank, E experts, W weights of an expert padded to N * w, w = W / N.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from swift.mesh import EXPERT_AXIS
 
 
 def padded_size(size: int, num_ranks: int) -> int:
-    """``size`` rounded up to a multiple of ``num_ranks``, so that any number of ranks can share it evenly."""
+    """Rounds ``size`` up to a multiple of ``num_ranks``, so that any number of ranks can share it evenly."""
     return -(-size // num_ranks) * num_ranks
 
 
-def to_slices(params_LEW: jax.Array, num_ranks: int) -> jax.Array:
-    """Cuts whole classes ``[L, E, size]`` into the ranks' slices ``[L, N, E, w]``, zero-padded."""
+def to_slices(params_LEW: Float[Array, "L E W"], num_ranks: int) -> Float[Array, "L N E w"]:
+    """Cuts whole experts ``[L, E, size]`` into the ranks' slices ``[L, N, E, w]``, zero-padded."""
     num_layers, num_classes, size = params_LEW.shape
     padded = jnp.pad(params_LEW, ((0, 0), (0, 0), (0, padded_size(size, num_ranks) - size)))
     return padded.reshape(num_layers, num_classes, num_ranks, -1).swapaxes(1, 2)
 
 
-def from_slices(slices_LNEw: jax.Array, size: int) -> jax.Array:
-    """Joins the ranks' slices ``[L, N, E, w]`` to whole classes ``[L, E, size]``: the inverse of ``to_slices``."""
+def from_slices(slices_LNEw: Float[Array, "L N E w"], size: int) -> Float[Array, "L E W"]:
+    """Joins the ranks' slices ``[L, N, E, w]`` into whole experts ``[L, E, size]``: the inverse of ``to_slices``."""
     num_layers, _, num_classes, _ = slices_LNEw.shape
     return slices_LNEw.swapaxes(1, 2).reshape(num_layers, num_classes, -1)[..., :size]
 
 
-def materialize(slices_LEw: jax.Array, placement_LNS: jax.Array) -> jax.Array:
-    """Brings every slot of this rank the whole weights of its class.
+def materialize(slices_LEw: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
+    """Brings every slot of this rank the whole weights of its expert.
 
     Args:
-        slices_LEw: this rank's slice of every class, in the type that goes over the wire.
-        placement_LNS: int32, the class in every slot of every rank.
+        slices_LEw: this rank's slice of every expert, in the dtype sent over the wire.
+        placement_LNS: int32, the expert in every slot of every rank.
 
     Returns:
         slots_LSW, the padded weights of this rank's slots.
     """
-    # With the ranks next to the slice, what arrives is whole experts already; with the ranks in front it would take
-    # one more copy (on CPU a third of the operator's cost).
+    # With the rank dim next to the slice, whole experts arrive contiguous; with it in front they would need another
+    # copy (on CPU a third of the operator's cost).
     sent_LSNw = jax.vmap(lambda slices, placement: slices[placement])(slices_LEw, placement_LNS.swapaxes(1, 2))
     received_LSNw = lax.all_to_all(sent_LSNw, EXPERT_AXIS, split_axis=2, concat_axis=2)
     num_layers, num_slots, num_ranks, width = received_LSNw.shape
@@ -52,26 +54,29 @@ def materialize(slices_LEw: jax.Array, placement_LNS: jax.Array) -> jax.Array:
 
 
 def collect(
-    gradients_LSW: jax.Array, placement_LNS: jax.Array, num_classes: int, wire_dtype: jax.typing.DTypeLike
-) -> jax.Array:
-    """Sums the gradients of all replicas into this rank's slice of every class: the transpose of ``materialize``.
+    gradients_LSW: Float[Array, "L S W"],
+    placement_LNS: Int[Array, "L N S"],
+    num_classes: int,
+    wire_dtype: DTypeLike,
+) -> Float[Array, "L E w"]:
+    """Sums the gradients of all replicas into this rank's slice of every expert: the transpose of ``materialize``.
 
-    Autodiff gives the same; written out, the wire type can be narrower than the sum's and the sum over replicas is a
-    matmul with the one-hot placement, which is deterministic where a scatter-add is not.
+    Autodiff would compute the same. Written out, the wire dtype can be narrower than the dtype of the sum, and the sum
+    over replicas is a matmul with the one-hot placement, which is deterministic where a scatter-add is not.
 
     Args:
         gradients_LSW: gradients of this rank's slots, padded, at least float32.
-        placement_LNS: the placement that the slots had.
-        num_classes: E.
-        wire_dtype: type of the exchanged gradients.
+        placement_LNS: placement of the slots during the backward pass.
+        num_classes: number of experts, E.
+        wire_dtype: dtype of the exchanged gradients.
 
     Returns:
-        slices_LEw of the gradient, in the type of ``gradients_LSW``.
+        slices_LEw of the gradient, in the dtype of ``gradients_LSW``.
     """
     num_layers, num_ranks, num_slots = placement_LNS.shape
     sent_NLSw = gradients_LSW.reshape(num_layers, num_slots, num_ranks, -1).transpose(2, 0, 1, 3).astype(wire_dtype)
     received_NLSw = lax.all_to_all(sent_NLSw, EXPERT_AXIS, split_axis=0, concat_axis=0)
-    is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=wire_dtype)  # ones, exact in any type
+    is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=wire_dtype)  # zeros and ones: exact in any dtype
     return jnp.einsum(
         "lnse,nlsw->lew",
         is_class_LNSE,
@@ -82,10 +87,9 @@ def collect(
 
 
 def exchange_bytes(num_layers: int, num_ranks: int, slots_per_rank: int, size: int, itemsize: int) -> int:
-    """Bytes that one collect and one materialize exchange in all, the chunks that ranks keep for themselves counted.
+    """Bytes exchanged by one collect and one materialize, including the chunks that ranks keep for themselves.
 
-    The closed form of SYMI, section 3: 2 * slots * ranks * W * bytes for each layer. It does not depend on the
-    placement.
+    The closed form of SYMI, section 3: 2 * slots * ranks * W * bytes per layer, independent of the placement.
 
     >>> exchange_bytes(num_layers=1, num_ranks=8, slots_per_rank=4, size=1000, itemsize=4)
     256000

@@ -1,12 +1,12 @@
-"""The grouped matmul: rows sorted by slot, each multiplied by the weights of its own slot.
+"""Grouped matmul: rows sorted by slot, each multiplied by the weights of its own slot.
 
-Rows come in blocks of a fixed size, and a block belongs to one slot. A slot's rows start at a block's edge, and zeros
-fill its last block. How many rows a slot has is data: one program serves every distribution of the rows, and takes no
-more floating-point operations than the rows that there are, but for what fills the blocks.
+Rows come in blocks of a fixed size, and each block belongs to one slot. A slot's rows start at the edge of a block, and
+zeros fill its last block. The number of rows per slot is data: one program serves every distribution of the rows, with
+no floating-point work beyond the rows themselves and the padding of the blocks.
 
-On CPU a slot's blocks run in loops of large steps and then small ones, on weights that stay where they are: XLA's
-``ragged_dot`` there multiplies every row with every slot's weights, and a batched matmul copies weights for every
-block. Elsewhere it is ``lax.ragged_dot``. docs/capacity.md has the measurements.
+On CPU, each slot is processed by loops, in large steps first and then in smaller ones, without copying the weights:
+XLA's ``ragged_dot`` on CPU multiplies every row by every slot's weights, and a batched matmul copies weights for every
+block. On other platforms it is ``lax.ragged_dot``. docs/capacity.md has the measurements.
 
 Legend: P rows, S slots of a rank, X and Y dims.
 """
@@ -18,20 +18,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 _LARGEST_BLOCK, _LARGEST_STEP = 128, 256
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 class Groups(NamedTuple):
-    """Where the rows of every slot are. Slots follow each other without a gap, in order."""
+    """Row ranges of the slots, in order and without gaps."""
 
     start_S: jax.Array  # int32, a multiple of the block
     size_S: jax.Array  # int32, a multiple of the block
 
 
 def block_rows(num_rows: int, num_slots: int) -> int:
-    """Rows of a block: the largest power of two up to 128 with which filling adds 1 row in 32 at the most.
+    """Chooses the rows of a block: the largest power of two up to 128 whose padding adds at most 1 row in 32.
 
     >>> block_rows(2048, 4), block_rows(256, 4), block_rows(8, 4)
     (16, 2, 1)
@@ -43,23 +44,25 @@ def block_rows(num_rows: int, num_slots: int) -> int:
 
 
 def padded_rows(num_rows: int, num_slots: int) -> int:
-    """Rows P that hold ``num_rows`` rows in blocks, however they are spread over the slots."""
+    """Number of rows P that suffices for ``num_rows`` rows in blocks, however they are spread over the slots."""
     block = block_rows(num_rows, num_slots)
     return (num_rows + num_slots * (block - 1)) // block * block
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped_matmul(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> jax.Array:
+def grouped_matmul(
+    x_PX: Float[Array, "P X"], weights_SXY: Float[Array, "S X Y"], groups: Groups, block: int
+) -> Float[Array, "P Y"]:
     """Multiplies every row by the weights of its slot.
 
     Args:
-        x_PX: rows by slot; those that fill blocks and those behind the last slot's are zeros.
-        weights_SXY: of each slot.
-        groups: the rows of each slot.
+        x_PX: rows sorted by slot; padding rows, within blocks and after the last slot, are zeros.
+        weights_SXY: weights of each slot.
+        groups: row range of each slot.
         block: rows of a block.
 
     Returns:
-        y_PY; zeros where x is. The gradient expects zeros there, too.
+        y_PY; zero wherever x is. The gradient must be zero there, too.
     """
     return _multiply(x_PX, weights_SXY, groups, block)
 
@@ -89,19 +92,25 @@ def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: i
     )
 
 
-def multiply_ragged(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups) -> jax.Array:
-    """``grouped_matmul`` by ``lax.ragged_dot``."""
+def multiply_ragged(
+    x_PX: Float[Array, "P X"], weights_SXY: Float[Array, "S X Y"], groups: Groups
+) -> Float[Array, "P Y"]:
+    """Computes ``grouped_matmul`` by ``lax.ragged_dot``."""
     return lax.ragged_dot(x_PX, weights_SXY, groups.size_S)
 
 
-def weight_gradient_ragged(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups) -> jax.Array:
-    """The gradient ``[S, X, Y]`` of the weights by ``lax.ragged_dot_general``, at least float32."""
+def weight_gradient_ragged(
+    x_PX: Float[Array, "P X"], dy_PY: Float[Array, "P Y"], groups: Groups
+) -> Float[Array, "S X Y"]:
+    """Computes the gradient ``[S, X, Y]`` of the weights by ``lax.ragged_dot_general``, in at least float32."""
     wide = jnp.promote_types(x_PX.dtype, jnp.float32)
     return lax.ragged_dot_general(x_PX, dy_PY, groups.size_S, _CONTRACT_ROWS, preferred_element_type=wide)
 
 
-def multiply_in_loops(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    """``grouped_matmul`` by loops over slots and, in each, over its rows."""
+def multiply_in_loops(
+    x_PX: Float[Array, "P X"], weights_SXY: Float[Array, "S X Y"], groups: Groups, block: int
+) -> Float[Array, "P Y"]:
+    """Computes ``grouped_matmul`` by loops over the slots and over the rows of each."""
 
     def slot(s: jax.Array, y_PY: jax.Array) -> jax.Array:
         weights_XY = lax.dynamic_index_in_dim(weights_SXY, s, keepdims=False)
@@ -116,9 +125,11 @@ def multiply_in_loops(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, b
     return lax.fori_loop(0, weights_SXY.shape[0], slot, none_PY)
 
 
-def weight_gradient_in_loops(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    """The gradient ``[S, X, Y]`` of the weights by loops over slots and, in each, over its rows; at least float32."""
-    if x_PX.shape[1] > dy_PY.shape[1]:  # the narrower of the two is transposed, once: in every step it is slower
+def weight_gradient_in_loops(
+    x_PX: Float[Array, "P X"], dy_PY: Float[Array, "P Y"], groups: Groups, block: int
+) -> Float[Array, "S X Y"]:
+    """Computes the gradient ``[S, X, Y]`` of the weights by loops over slots and rows, in at least float32."""
+    if x_PX.shape[1] > dy_PY.shape[1]:  # transposes the narrower of the two, once: transposing in each step is slower
         return weight_gradient_in_loops(dy_PY, x_PX, groups, block).swapaxes(1, 2)
     wide, x_XP = jnp.promote_types(x_PX.dtype, jnp.float32), x_PX.T
 
@@ -136,7 +147,7 @@ def weight_gradient_in_loops(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, 
 
 
 def _steps(block: int, num_rows: int) -> list[int]:
-    """Sizes of steps, the largest first; each is four of the next, and the last is a block."""
+    """Sizes of the steps, the largest first; each is four times the next, and the last is one block."""
     steps = [block]
     while 4 * steps[0] <= min(_LARGEST_STEP, num_rows):
         steps.insert(0, 4 * steps[0])
@@ -150,7 +161,7 @@ def _in_steps(
     body: Callable[[jax.Array, int, jax.Array], jax.Array],
     value: jax.Array,
 ) -> jax.Array:
-    """Runs ``body(first row, number of rows, value)`` over all rows, in as large steps as fit."""
+    """Runs ``body(first row, number of rows, value)`` over all rows, in the largest steps that fit."""
     for size in steps:
         count = num_rows // size
         value = lax.fori_loop(0, count, lambda i, value, at=start, size=size: body(at + i * size, size, value), value)

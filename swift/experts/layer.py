@@ -1,6 +1,6 @@
-"""The expert-parallel layer of one rank: route, send, compute in slots, send back.
+"""The expert-parallel layer of one rank: route tokens, send them, compute in slots, send the results back.
 
-Legend: T tokens of this rank, E classes, N ranks, S slots of a rank, C rows of a slot for one source, Q rows of a
+Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of a slot for one source, Q rows of a
 buffer between two ranks, P rows of the grouped matmul, D model dim.
 """
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
@@ -20,40 +21,41 @@ from swift.experts.slot_capacity import Dispatch, Pairs, assign_rows, combine, i
 from swift.mesh import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
-"""(rows, weights of this rank's slots ``[S, X, Y]``) -> each row times the weights of its slot."""
+"""(rows, weights of this rank's slots ``[S, X, Y]``) -> each row multiplied by the weights of its slot."""
 
 ApplySlots = Callable[[jax.Array, Matmul], jax.Array]
-"""(rows ``[..., D]``, how to multiply them) -> the outputs of their slots' experts, same shape."""
+"""(rows ``[..., D]``, matmul to use) -> the outputs of the slots' experts, same shape."""
 
 
 class Load(NamedTuple):
-    """The metadata of one layer and micro-batch: (token, choice) pairs by class."""
+    """Load of one layer in one micro-batch: (token, choice) pairs counted by expert."""
 
     popularity_E: jax.Array  # int32, before any drop
     dropped_E: jax.Array  # int32
-    overflowed_E: jax.Array  # int32, the dropped for which a buffer was full, not the rank; none with capacity by slot
+    overflowed_E: jax.Array  # int32, dropped because a buffer was full, not the rank; zero with capacity by slot
 
 
 def expert_parallel_moe(
     config: ExpertConfig,
-    logits_TE: jax.Array,
-    x_TD: jax.Array,
-    valid_T: jax.Array,
-    placement_NS: jax.Array,
+    logits_TE: Float[Array, "T E"],
+    x_TD: Float[Array, "T D"],
+    valid_T: Bool[Array, " T"],
+    placement_NS: Int[Array, "N S"],
     apply_slots: ApplySlots,
-) -> tuple[jax.Array, jax.Array, Load]:
+) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
     """Runs this rank's tokens through the experts of all ranks.
 
     Args:
-        config: the experts.
-        logits_TE: the router's output for this rank's tokens.
-        x_TD: what the experts read.
-        valid_T: False for padding, which goes nowhere and counts in nothing.
-        placement_NS: the class in every slot, in any order.
-        apply_slots: the experts in this rank's slots: zeros for a row of zeros, and no row acts on another.
+        config: settings of the experts.
+        logits_TE: router output for this rank's tokens.
+        x_TD: input of the experts.
+        valid_T: False for padding, which is neither sent nor counted.
+        placement_NS: int32, the expert in every slot, in any order.
+        apply_slots: function that applies the experts in this rank's slots; it must map zero rows to zeros and treat
+            rows independently.
 
     Returns:
-        (y_TD, this rank's part of the auxiliary loss, this rank's load). Tokens that were dropped have y = 0.
+        (y_TD, this rank's part of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
     """
     routing = route(logits_TE, config.top_k)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes)
@@ -76,7 +78,7 @@ def _by_slot(
     placement_NS: jax.Array,
     apply_slots: ApplySlots,
 ) -> tuple[jax.Array, Load]:
-    """Capacity by slot: each slot has C rows for every source."""
+    """Runs the experts with capacity by slot: each slot has C rows for every source rank."""
     num_ranks, num_slots = placement_NS.shape
     rows_per_slot, dim = config.rows_per_slot(x_TD.shape[0], num_ranks), x_TD.shape[1]
     dispatch, dropped_E = assign_rows(pairs, placement_NS, rows_per_slot)
@@ -99,7 +101,7 @@ def _by_rank(
     placement_NS: jax.Array,
     apply_slots: ApplySlots,
 ) -> tuple[jax.Array, Load]:
-    """Capacity by rank: a rank's slots share its rows, and a source has a buffer for every rank."""
+    """Runs the experts with capacity by rank: a rank's slots share its rows, and a source has a buffer per rank."""
     num_ranks, num_slots = placement_NS.shape
     num_tokens, dim = x_TD.shape
     num_rows, buffer = (rows(num_tokens, num_ranks) for rows in (config.rows_per_rank, config.rows_per_buffer))
@@ -120,5 +122,5 @@ def _by_rank(
 
 
 def _exchange(rows: jax.Array) -> jax.Array:
-    """Rows ``[N, ...]`` for every rank -> those of every rank."""
+    """Sends rows ``[N, ...]``, one part for every rank, and returns the parts received from every rank."""
     return lax.all_to_all(rows, EXPERT_AXIS, split_axis=0, concat_axis=0)

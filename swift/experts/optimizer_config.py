@@ -1,4 +1,4 @@
-"""Optimizers for sliced parameters: any of optax's that treat every number alike, under a warm-up and cosine decay."""
+"""Optimizers for sliced parameters: any elementwise one of optax, with linear warm-up and cosine decay."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,28 +14,28 @@ from swift.errors import SettingError, check_count, check_number
 
 LAYOUTS = ("decoupled", "coupled")
 
-# What mixes the numbers of an array: an update that uses one of these on a whole array is not elementwise. Reductions
-# of an array of one number, which schedules use, do not count.
-# Random numbers are here too: every rank would draw the same for its slice.
+# Primitives that mix the elements of an array: an update that applies one of these to a whole array is not elementwise.
+# Reductions of one-element arrays, which learning-rate schedules use, do not count. Random numbers are listed too,
+# because every rank would draw the same ones for its slice.
 _MIXING = ("reduce", "dot_general", "sort", "cum", "gather", "scatter", "conv", "fft", "qr", "svd", "eigh", "random")
 _PROBE_SHAPE = (128, 128)  # two large dims, where Adafactor factors its moments and Muon orthogonalises
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its schedule.
+    """The optimizer and its learning-rate schedule.
 
-    Weight decay, where the optimizer has it, applies to every number, norms and embeddings included: the optimizer sees
-    slices of a layer's flat vector, and no mask by parameter.
+    Weight decay, if the optimizer has it, applies to every parameter, including norms and embeddings: the optimizer
+    sees slices of a layer's flat vector and cannot mask individual parameters.
 
     Attributes:
-        name: an elementwise optimizer of optax: ``adamw``, ``sgd``, ``lion``, ...
-        options: further keyword arguments of it.
-        peak_learning_rate: reached after the warm-up.
+        name: elementwise optimizer of optax: ``adamw``, ``sgd``, ``lion``, ...
+        options: further keyword arguments of the optimizer.
+        peak_learning_rate: learning rate after the warm-up.
         warmup_steps: iterations over which the learning rate rises from zero.
-        final_learning_rate: reached at the end of the run, along a cosine.
-        clip_norm: largest global norm of the gradient; None for no clip.
-        layout: ``decoupled``, or ``coupled``: the baselines' optimizer state, tied to where experts are.
+        final_learning_rate: learning rate at the end of the run, reached along a cosine.
+        clip_norm: largest global norm of the gradient; None for no clipping.
+        layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to where experts are placed.
     """
 
     name: str = "adamw"
@@ -57,7 +57,7 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up, then a cosine to the final rate at the last iteration; a function of the iterations done."""
+    """Linear warm-up, then a cosine to the final rate at the last iteration, as a function of completed iterations."""
     if config.warmup_steps >= num_steps:
         allowed = f"must be below Experiment.num_steps = {num_steps}"
         raise SettingError("OptimizerConfig.warmup_steps", config.warmup_steps, allowed)
@@ -68,20 +68,23 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
         decay_steps=num_steps,
         end_value=config.final_learning_rate,
     )
-    # optax counts from zero, where a first iteration at rate zero would be for nothing.
+    # optax counts from zero, which would waste the first iteration at a learning rate of zero.
     return lambda count: schedule(count + 1)
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """The optax transformation, checked to be valid on slices. The clip is not part of it: it needs all slices.
+    """Makes the optax transformation and checks that it is valid on slices.
+
+    Clipping is not part of it, because the global norm needs all slices.
 
     Raises:
-        SettingError: optax has no such optimizer, it does not take the options, or it is not elementwise.
+        SettingError: optax has no such optimizer, the optimizer rejects the options, or it is not elementwise.
     """
     if not hasattr(optax, config.name) and hasattr(optax.contrib, config.name):
         allowed = (
-            "is one of optax.contrib, of which none is taken: many mix the numbers of an array, as muon does, and "
-            "every rank updates only a slice of each expert: use an elementwise one such as adamw, sgd or lion"
+            "is in optax.contrib, which is not supported: many of its optimizers mix the elements of an array, as "
+            "muon does, and every rank updates only a slice of each expert: use adamw, sgd, lion or another "
+            "elementwise optimizer"
         )
         raise SettingError("OptimizerConfig.name", config.name, allowed)
     create = getattr(optax, config.name, None)
@@ -90,7 +93,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
     options = [name for name in _parameters(create) if name != "learning_rate"]
     unknown = [name for name in config.options if name not in options]
     if unknown:
-        allowed = f"optax.{config.name} has no option {unknown[0]!r} to set here; it has {', '.join(options)}"
+        allowed = f"optax.{config.name} has no option {unknown[0]!r}; its options are {', '.join(options)}"
         raise SettingError("OptimizerConfig.options", dict(config.options), allowed)
     try:
         optimizer = create(learning_rate(config, num_steps), **config.options)
@@ -116,7 +119,7 @@ def _parameters(create: Any) -> list[str]:
 
 
 def mixing_primitive(optimizer: optax.GradientTransformation) -> str | None:
-    """The name of an operation by which an update mixes the numbers of an array; None if it is elementwise.
+    """Finds a primitive by which an update mixes the elements of an array; None if the update is elementwise.
 
     >>> mixing_primitive(optax.sgd(0.1)) is None, mixing_primitive(optax.lamb(0.1))
     (True, 'reduce_sum')

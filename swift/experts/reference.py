@@ -1,14 +1,15 @@
-"""The expert layer written plainly, without a mesh, slots or rows: the oracle of the tests.
+"""Reference expert layer, without mesh, slots or rows: the oracle of the tests.
 
-It computes every class on every token. With capacity by slot it shares only the router with the parallel layer, and
-the drop rule is restated here from its definition; with capacity by rank it also shares the function of the counts that
-says how many tokens of a source and class are served.
+It computes every expert on every token. With capacity by slot it shares only the router with the parallel layer and
+restates the drop rule from its definition; with capacity by rank it also shares the function that decides from the
+counts how many tokens of each source and expert are served.
 """
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load
@@ -18,26 +19,26 @@ from swift.experts.routing import Routing, balance_loss, count_choices, route
 
 def reference_moe(
     config: ExpertConfig,
-    logits_TE: jax.Array,
-    x_TD: jax.Array,
-    valid_T: jax.Array,
-    placement_NS: jax.Array,
+    logits_TE: Float[Array, "T E"],
+    x_TD: Float[Array, "T D"],
+    valid_T: Bool[Array, " T"],
+    placement_NS: Int[Array, "N S"],
     num_ranks: int,
     apply_classes: Callable[[jax.Array], jax.Array],
-) -> tuple[jax.Array, jax.Array, Load]:
-    """What ``expert_parallel_moe`` computes on all ranks together.
+) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
+    """Computes on one device what ``expert_parallel_moe`` computes on all ranks together.
 
     Args:
-        config: the experts.
-        logits_TE: the router's output for all tokens, those of rank 0 first.
-        x_TD: what the experts read.
+        config: settings of the experts.
+        logits_TE: router output for all tokens, those of rank 0 first.
+        x_TD: input of the experts.
         valid_T: False for padding.
-        placement_NS: the class in every slot; with capacity by slot only the number of replicas matters.
-        num_ranks: source ranks among which the tokens are split evenly.
-        apply_classes: ``[T, D]`` -> the output of every class on every token, ``[E, T, D]``.
+        placement_NS: int32, the expert in every slot; with capacity by slot only the replica counts matter.
+        num_ranks: number of source ranks, over which the tokens are split evenly.
+        apply_classes: function from ``[T, D]`` to the output of every expert on every token, ``[E, T, D]``.
 
     Returns:
-        (y_TD, the auxiliary loss, the load).
+        (y_TD, auxiliary loss, load).
     """
     routing = route(logits_TE, config.top_k)
     choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
@@ -62,7 +63,7 @@ def reference_moe(
 def _room(
     config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """(how many pairs of every class a source may send, how many of each class find a buffer full)."""
+    """Computes (pairs of every expert that each source may send, pairs of each expert that find a buffer full)."""
     if config.capacity == "rank":
         served = serve(config, counts_NE, placement_NS, local_tokens)
         return counts_NE - served.dropped_NE, jnp.sum(served.overflowed_NE, axis=0, dtype=jnp.int32)
@@ -73,15 +74,20 @@ def _room(
 
 
 def dropless_moe(
-    config: ExpertConfig, logits_TE: jax.Array, x_TD: jax.Array, apply_classes: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """The output of the expert layer when every token is served: what a trained model computes at inference."""
+    config: ExpertConfig,
+    logits_TE: Float[Array, "T E"],
+    x_TD: Float[Array, "T D"],
+    apply_classes: Callable[[jax.Array], jax.Array],
+) -> Float[Array, "T D"]:
+    """Computes the expert layer with every token served, as a trained model does at inference."""
     routing = route(logits_TE, config.top_k)
     return weigh_classes(routing, jnp.ones(routing.choices_TK.shape, bool), apply_classes(x_TD))
 
 
-def weigh_classes(routing: Routing, kept_TK: jax.Array, outputs_ETD: jax.Array) -> jax.Array:
-    """Sums the outputs of a token's kept choices, weighted by their gates."""
+def weigh_classes(
+    routing: Routing, kept_TK: Bool[Array, "T K"], outputs_ETD: Float[Array, "E T D"]
+) -> Float[Array, "T D"]:
+    """Sums the expert outputs of a token's kept choices, weighted by their gates."""
     is_class_TKE = jax.nn.one_hot(routing.choices_TK, outputs_ETD.shape[0], dtype=routing.gates_TK.dtype)
     weights_TK = jnp.where(kept_TK, routing.gates_TK, jnp.zeros_like(routing.gates_TK))
     weights_TE = jnp.einsum("tk,tke->te", weights_TK, is_class_TKE)

@@ -1,6 +1,6 @@
-"""Routing: which classes a token goes to, with what weight, and the loss that keeps the classes balanced.
+"""Routing: the experts that each token goes to, their gates, and the auxiliary loss that balances the experts.
 
-Legend: T tokens, E classes, K choices of a token.
+Legend: T tokens, E experts, K choices of a token.
 """
 
 from typing import NamedTuple
@@ -8,25 +8,26 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Routing(NamedTuple):
-    """Where the tokens of a rank want to go."""
+    """Routing of a rank's tokens, before any drop."""
 
-    choices_TK: jax.Array  # int32, classes, the likeliest first
+    choices_TK: jax.Array  # int32, experts, the most probable first
     gates_TK: jax.Array  # weights of the experts' outputs, at least float32
-    probs_TE: jax.Array  # the router's softmax, at least float32
+    probs_TE: jax.Array  # softmax of the router logits, at least float32
 
 
-def route(logits_TE: jax.Array, top_k: int) -> Routing:
-    """Sends every token to its ``top_k`` likeliest classes.
+def route(logits_TE: Float[Array, "T E"], top_k: int) -> Routing:
+    """Routes every token to its ``top_k`` most probable experts.
 
-    With one choice its gate is the class's probability (Switch); with several, their probabilities divided by their
-    sum (GShard).
+    With one choice the gate is the expert's probability (Switch); with several, the gates are their probabilities
+    normalized to sum to 1 (GShard).
     """
     logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
     probs_TE = jax.nn.softmax(logits_TE, axis=-1)
-    # The logits tell which class is likelier also where probabilities underflow to zero and would all be level.
+    # Ranks by logits, because probabilities may underflow to zero and tie.
     _, choices_TK = lax.top_k(lax.stop_gradient(logits_TE), top_k)
     gates_TK = jnp.take_along_axis(probs_TE, choices_TK, axis=-1)
     if top_k > 1:
@@ -34,25 +35,29 @@ def route(logits_TE: jax.Array, top_k: int) -> Routing:
     return Routing(choices_TK, gates_TK, probs_TE)
 
 
-def count_choices(choices_TK: jax.Array, counted_TK: jax.Array, num_classes: int) -> jax.Array:
-    """How many of the ``counted`` (token, choice) pairs go to each class, int32[E]."""
+def count_choices(choices_TK: Int[Array, "T K"], counted_TK: Bool[Array, "T K"], num_classes: int) -> Int[Array, " E"]:
+    """Counts the (token, choice) pairs selected by ``counted_TK`` that go to each expert, int32[E]."""
     is_class_TKE = choices_TK[..., None] == jnp.arange(num_classes, dtype=choices_TK.dtype)[None, None]
     return jnp.sum(is_class_TKE & counted_TK[..., None], axis=(0, 1), dtype=jnp.int32)
 
 
 def balance_loss(
-    probs_TE: jax.Array, valid_T: jax.Array, popularity_E: jax.Array, num_tokens: jax.Array, top_k: int
-) -> jax.Array:
-    """This rank's part of the auxiliary loss E * sum over e of (share of choices e) * (mean probability of e).
+    probs_TE: Float[Array, "T E"],
+    valid_T: Bool[Array, " T"],
+    popularity_E: Int[Array, " E"],
+    num_tokens: Int[Array, ""],
+    top_k: int,
+) -> Float[Array, ""]:
+    """Computes this rank's part of the auxiliary loss, E * sum_e (share of choices of e) * (mean probability of e).
 
-    The popularity is a count and has no gradient, so the parts of all ranks add up to the loss, and so do their
-    gradients, without a collective to differentiate.
+    The popularity is a count and has no gradient, so the parts of all ranks, and their gradients, sum to the loss and
+    its gradient without a collective to differentiate.
 
     Args:
-        probs_TE: probabilities of this rank's tokens.
+        probs_TE: router probabilities of this rank's tokens.
         valid_T: False for padding.
-        popularity_E: choices of each class over all expert ranks.
-        num_tokens: tokens over all expert ranks.
+        popularity_E: int32, choices of each expert over all expert ranks.
+        num_tokens: int32, tokens over all expert ranks.
         top_k: choices of a token.
     """
     tokens = jnp.maximum(num_tokens, 1).astype(probs_TE.dtype)

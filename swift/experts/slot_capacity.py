@@ -1,29 +1,30 @@
-"""Dispatch: which row of which slot every (token, choice) pair gets, and moving tokens there and back.
+"""Dispatch with capacity by slot: assigns (token, choice) pairs to rows of slots, and moves tokens there and back.
 
-The rule (design: capacity is local): a source rank may send a class at most replicas * C of its pairs, in token
-order, then choice order, where C is the rows of a slot that belong to one source; they go round the replicas evenly.
+Capacity is local: a source rank may send an expert at most replicas * C of its pairs, in token order, then choice
+order, where C is the number of a slot's rows that belong to one source; pairs are assigned to the replicas round-robin.
 Pairs beyond that are dropped. Padding takes no room.
 
-Legend: T tokens, K choices, A = T * K pairs, E classes, N ranks, S slots of a rank, R = N * S * C rows, D model dim.
+Legend: T tokens, K choices, A = T * K pairs, E experts, N ranks, S slots of a rank, R = N * S * C rows, D model dim.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Pairs(NamedTuple):
     """The (token, choice) pairs of a rank, in token order, then choice order."""
 
-    class_A: jax.Array  # int32
+    class_A: jax.Array  # int32, the chosen expert
     valid_A: jax.Array  # bool, False for padding
-    position_A: jax.Array  # int32, how many pairs before it want the same class
-    popularity_E: jax.Array  # int32, pairs that want each class
+    position_A: jax.Array  # int32, number of earlier pairs with the same expert
+    popularity_E: jax.Array  # int32, pairs of each expert
 
     @classmethod
-    def of(cls, choices_TK: jax.Array, valid_T: jax.Array, num_classes: int) -> "Pairs":
-        """The pairs of the choices of a rank's tokens."""
+    def of(cls, choices_TK: Int[Array, "T K"], valid_T: Bool[Array, " T"], num_classes: int) -> "Pairs":
+        """Makes the pairs from the choices of a rank's tokens."""
         class_A = choices_TK.reshape(-1).astype(jnp.int32)
         valid_A = jnp.repeat(valid_T, choices_TK.shape[1])
         wants_AE = (class_A[:, None] == jnp.arange(num_classes, dtype=jnp.int32)[None]) & valid_A[:, None]
@@ -32,17 +33,24 @@ class Pairs(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """The assignment of a rank's (token, choice) pairs to rows, and its inverse."""
+    """Assignment of a rank's (token, choice) pairs to rows, and its inverse."""
 
-    row_of_pair_A: jax.Array  # int32, R where the pair is dropped or padding
-    pair_of_row_R: jax.Array  # int32, A where the row is empty
+    row_of_pair_A: jax.Array  # int32, R for dropped pairs and padding
+    pair_of_row_R: jax.Array  # int32, A for empty rows
 
 
-def assign_rows(pairs: Pairs, placement_NS: jax.Array, rows_per_slot: int) -> tuple[Dispatch, jax.Array]:
-    """Gives every pair a row, or drops it. Slots may hold the classes in any order; one that holds none stays empty.
+def assign_rows(pairs: Pairs, placement_NS: Int[Array, "N S"], rows_per_slot: int) -> tuple[Dispatch, Int[Array, " E"]]:
+    """Assigns a row to every pair, or drops it.
+
+    Slots may hold the experts in any order; a slot that holds none stays empty.
+
+    Args:
+        pairs: (token, choice) pairs of this rank.
+        placement_NS: int32, the expert in every slot.
+        rows_per_slot: rows of a slot for one source, C.
 
     Returns:
-        (the rows, how many pairs of each class found no room, int32[E]).
+        (the assignment, dropped pairs of each expert, int32[E]).
     """
     num_classes, num_rows = pairs.popularity_E.size, placement_NS.size * rows_per_slot
     slot_class = placement_NS.reshape(-1)
@@ -60,18 +68,18 @@ def assign_rows(pairs: Pairs, placement_NS: jax.Array, rows_per_slot: int) -> tu
     return Dispatch(row_of_pair, inverse_rows(row_of_pair, num_rows)), dropped_E
 
 
-def inverse_rows(row_of_X: jax.Array, num_rows: int) -> jax.Array:
-    """For every row who has it, int32[num_rows]; ``X`` where nobody has."""
+def inverse_rows(row_of_X: Int[Array, " X"], num_rows: int) -> Int[Array, " R"]:
+    """Inverts an assignment of X items to rows: the item in every row, int32[num_rows]; X for an empty row."""
     owners = jnp.arange(row_of_X.size, dtype=jnp.int32)
     return jnp.full(num_rows, row_of_X.size, jnp.int32).at[row_of_X].set(owners, mode="drop")
 
 
 @jax.custom_vjp
-def take_rows(x_XD: jax.Array, index_Y: jax.Array, inverse_X: jax.Array) -> jax.Array:
-    """``y[i] = x[index[i]]``, or zeros where the index is out of range.
+def take_rows(x_XD: Float[Array, "X D"], index_Y: Int[Array, " Y"], inverse_X: Int[Array, " X"]) -> Float[Array, "Y D"]:
+    """Gathers rows, ``y[i] = x[index[i]]``, or zeros where the index is out of range.
 
-    No row is taken twice, and ``inverse[j]`` tells who took row j (or is out of range): so the gradient is a gather
-    too, where autodiff's scatter-add would be slow and, on GPU, not deterministic.
+    No row is taken twice, and ``inverse[j]`` is the position to which row j goes (or out of range). So the gradient is
+    a gather, too, where autodiff's scatter-add would be slow and, on GPU, not deterministic.
     """
     del inverse_X
     return x_XD.at[index_Y].get(mode="fill", fill_value=0)
@@ -91,13 +99,13 @@ def _take_rows_backward(residuals: tuple[jax.Array, jax.Array], dy_YD: jax.Array
 take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
-def send(x_TD: jax.Array, dispatch: Dispatch, top_k: int) -> jax.Array:
-    """The rows ``[R, D]`` that this rank sends, slot by slot."""
+def send(x_TD: Float[Array, "T D"], dispatch: Dispatch, top_k: int) -> Float[Array, "R D"]:
+    """Collects the rows ``[R, D]`` that this rank sends, slot by slot."""
     return take_rows(jnp.repeat(x_TD, top_k, axis=0), dispatch.pair_of_row_R, dispatch.row_of_pair_A)
 
 
-def combine(rows_RD: jax.Array, dispatch: Dispatch, gates_TK: jax.Array) -> jax.Array:
-    """The experts' outputs ``[T, D]``, weighted by the gates; zeros for a pair that was dropped."""
+def combine(rows_RD: Float[Array, "R D"], dispatch: Dispatch, gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
+    """Sums the experts' outputs ``[T, D]``, weighted by the gates; dropped pairs contribute zeros."""
     num_tokens, top_k = gates_TK.shape
     pairs_AD = take_rows(rows_RD, dispatch.row_of_pair_A, dispatch.pair_of_row_R)
     pairs_TKD = pairs_AD.reshape(num_tokens, top_k, -1)

@@ -1,4 +1,8 @@
-"""Live meshes: how code written for one rank runs on all of them."""
+"""Live meshes: run code written for one rank on all ranks, and move state between meshes.
+
+``live`` lays the live workers on devices; ``peer_reduce`` sums over the peers of a stage; ``state_transfer`` and
+``process_shards`` move state between meshes and between processes.
+"""
 
 from swift.mesh.emulate import EmulationError, emulate_devices
 from swift.mesh.hlo_collectives import Collective, collective_bytes, collectives

@@ -1,13 +1,13 @@
-"""Collectives that come one after the other on every device, because each waits for data of the one before.
+"""A fixed order of collectives on every device: each is made to depend on data of the previous one.
 
-XLA:CPU runs what does not depend on each other at the same time. In a program that it has just compiled it keeps all
-collectives in order nevertheless. A program that was serialized and read back, from the persistent compilation cache
-or from another process, has forgotten that order between different nesting levels: a collective in a branch or a loop
-and one beside it may meet in another order on every device, and the program crashes, hangs, or exchanges the wrong
-data without a word (seen with jaxlib 0.10.2; ``ThunkSequenceSerDesProtobuf::FromProto`` gives every nested sequence
-communicators of its own). It waits for https://github.com/openxla/xla; on other platforms nothing is changed.
+XLA:CPU runs independent operations concurrently. In a freshly compiled program it still keeps all collectives in order.
+A program that was serialized and deserialized, by the persistent compilation cache or by another process, loses that
+order between nesting levels: a collective in a branch or a loop and one beside it may run in a different order on each
+device, and the program crashes, hangs, or silently exchanges the wrong data (seen with jaxlib 0.10.2;
+``ThunkSequenceSerDesProtobuf::FromProto`` gives every nested sequence its own communicators). This is a work-around
+until https://github.com/openxla/xla fixes it; other platforms are unaffected, and their programs stay unchanged.
 
-So a token goes through the program: a number that is 0, which XLA cannot know. Before::
+So a token is threaded through the program: a number that is 0, which XLA cannot know. Before::
 
     b = ppermute a                          d = ppermute c
 
@@ -41,20 +41,20 @@ _COLLECTIVES = {
     "reduce_scatter",
 }
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
-"""Cannot be bound again; of what is not differentiated any more, only the plain computation is left to run."""
+"""Calls that cannot be bound again; code that is no longer differentiated needs only their plain computation."""
 
 
 def in_order(function: Callable[..., Any], axes: tuple[str, ...]) -> Callable[..., Any]:
-    """A per-rank function whose collectives come in the order of its program, whatever else may run at the same time.
+    """Wraps a per-rank function so that its collectives run in program order, whatever else runs concurrently.
 
     Args:
-        function: arrays to arrays, traced inside of ``shard_map``.
-        axes: all axes of the mesh; along one of size 1 XLA would know the index, and with it the token.
+        function: function from arrays to arrays, traced inside ``shard_map``.
+        axes: all axes of the mesh; with a single axis of size 1, XLA would know the index and thus the token.
     """
 
     def ordered(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        # An index is not negative, but XLA does not reckon with that.
+        # An index is never negative, so this is 0, but XLA does not infer that.
         token = lax.shift_right_arithmetic(lax.axis_index(axes), jnp.int32(31))
         _, *results = _run(closed.jaxpr, closed.consts, token, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -63,7 +63,7 @@ def in_order(function: Callable[..., Any], axes: tuple[str, ...]) -> Callable[..
 
 
 def _run(jaxpr: Jaxpr, constants: Sequence[Any], token: jax.Array, args: Sequence[Any]) -> list[Any]:
-    """The token after a jaxpr, and its results."""
+    """Evaluates a jaxpr and returns the token after it, followed by its results."""
     env: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     env |= zip(jaxpr.invars, args, strict=True)
     for equation in jaxpr.eqns:
@@ -95,10 +95,10 @@ def _while(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     for_cond, for_body, carry = values[:first], values[first:second], values[second:]
     assert not _holds_collectives(params["cond_jaxpr"]), "a loop whose condition is a collective"
-    go_on, body = _call(params["cond_jaxpr"]), _call(params["body_jaxpr"])
+    condition, body = _call(params["cond_jaxpr"]), _call(params["body_jaxpr"])
 
     def is_not_done(loop: Any) -> Any:
-        return go_on(loop[0], *for_cond, *loop[1:])[1]
+        return condition(loop[0], *for_cond, *loop[1:])[1]
 
     def once(loop: Any) -> Any:
         return body(loop[0], *for_body, *loop[1:])
@@ -138,7 +138,7 @@ _RULES: Mapping[str, Callable[[JaxprEqn, jax.Array, Sequence[Any]], list[Any]]] 
 
 
 def _call(jaxpr: Any) -> Callable[..., list[Any]]:
-    """A jaxpr, closed or open, as a function of the token and its inputs."""
+    """Makes a function of the token and the inputs from a jaxpr, closed or open."""
     return lambda token, *args: _run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), token, args)
 
 

@@ -4,8 +4,8 @@ import os
 
 import jax
 
-# Emulated devices share the host's cores, so a thread may wait long for its turn in a collective; XLA's own
-# limits (20 s and 40 s) would abort the process.
+# Emulated devices share the host's cores, so a thread may wait long for its turn in a collective; XLA's default
+# time-outs (20 s and 40 s) would abort the process.
 _PATIENCE_FLAGS = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
@@ -13,7 +13,7 @@ _PATIENCE_FLAGS = (
 
 
 class EmulationError(RuntimeError):
-    """Devices were asked for after JAX had already started with fewer."""
+    """Emulated devices were requested after JAX had started with fewer."""
 
 
 def _devices_set() -> int:
@@ -26,7 +26,7 @@ def emulate_devices(num_devices: int) -> None:
     Calling it again for at most as many devices does nothing.
 
     Args:
-        num_devices: how many devices ``jax.devices()`` will list at least.
+        num_devices: smallest number of devices that ``jax.devices()`` will list.
 
     Raises:
         EmulationError: JAX has started already, on another platform or with fewer devices.

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program and the bytes that they exchange, read from its HLO text."""
+"""Collectives of a compiled program and the bytes that they exchange, parsed from its HLO text."""
 
 import math
 import re
@@ -24,7 +24,7 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 
 
 class Loop(NamedTuple):
-    """A loop around an instruction: the names that it bears, and how often it runs if the compiler knows."""
+    """A loop around an instruction: its name scopes, and its trip count if the compiler knows it."""
 
     path: tuple[str, ...]
     num_trips: int | None
@@ -35,13 +35,14 @@ class Collective:
     """A collective of a compiled program.
 
     Attributes:
-        kind: such as ``all-to-all``.
-        num_bytes: what a device puts in or gets out, whichever is more, chunks that it keeps for itself included: the
-            convention of SYMI's D = s * N * G.
-        groups: the devices that exchange with each other, by their places in the program's mesh; none: all of them.
-        pairs: (from, to) of a permutation.
-        path: the names that it bears, from the outermost: those of ``jax.named_scope`` and of JAX's own.
-        loops: that it stands in, the innermost first.
+        kind: HLO name, such as ``all-to-all``.
+        num_bytes: input or output bytes per device, whichever is larger, including chunks that a device keeps for
+            itself: the convention of SYMI's D = s * N * G.
+        groups: groups of devices that exchange with each other, by position in the program's mesh; empty: one group of
+            all devices.
+        pairs: (source, target) pairs of a permutation.
+        path: name scopes from the outermost inward, those of ``jax.named_scope`` and JAX's own.
+        loops: enclosing loops, the innermost first.
     """
 
     kind: str
@@ -54,7 +55,7 @@ class Collective:
 
 @dataclass
 class _Computation:
-    """Lines of one computation, and who calls it: the computation, and the loop that it is if it is one."""
+    """Lines of one computation, the name of the computation that calls it, and the loop if the call is one."""
 
     lines: list[str] = field(default_factory=list)
     caller: str | None = None
@@ -62,11 +63,11 @@ class _Computation:
 
 
 def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
-    """Bytes of every kind of collective of a program, over all devices; instructions in a loop count once.
+    """Sums the bytes of each kind of collective over all devices; instructions in a loop count once.
 
     Args:
-        hlo_text: ``compiled.as_text()``.
-        num_devices: devices that run the program.
+        hlo_text: HLO text of a program, as ``compiled.as_text()`` returns it.
+        num_devices: number of devices that run the program.
 
     >>> collective_bytes("a = f32[4,8]{1,0} all-to-all(b), replica_groups={{0,1}}", num_devices=2)
     {'all-to-all': 256}
@@ -78,11 +79,11 @@ def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
 
 
 def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
-    """Every collective of a program, in the order of its text.
+    """Lists the collectives of a program, in the order of its text.
 
     Args:
-        hlo_text: ``compiled.as_text()``.
-        num_devices: devices that run the program.
+        hlo_text: HLO text of a program, as ``compiled.as_text()`` returns it.
+        num_devices: number of devices that run the program.
     """
     computations = _computations(re.sub(r"/\*.*?\*/", "", hlo_text))
     found = []
@@ -97,7 +98,7 @@ def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
 def _read(match: re.Match[str], num_devices: int, loops: tuple[Loop, ...]) -> Collective:
     kind, rest = match["kind"], match["rest"]
     sizes = _sizes(match["result"])
-    # An asynchronous start carries operands before results, and on TPU counters behind them.
+    # An asynchronous start lists operands before results, followed by counters on TPU.
     if match["start"] and kind != "all-reduce" and match["result"].startswith("("):
         sizes = _sizes(_COUNTER.sub("", match["result"]))
         sizes = sizes[len(sizes) // 2 :]
@@ -111,7 +112,7 @@ def _read(match: re.Match[str], num_devices: int, loops: tuple[Loop, ...]) -> Co
 
 
 def _computations(text: str) -> Mapping[str, _Computation]:
-    """All computations by name; a text without any is one."""
+    """Splits HLO text into computations by name; text without any header is one computation."""
     computations: dict[str, _Computation] = {}
     current = computations.setdefault("", _Computation())
     for line in text.splitlines():
@@ -143,7 +144,7 @@ def _loops(computation: _Computation, computations: Mapping[str, _Computation]) 
 
 
 def _sizes(shapes: str) -> list[int]:
-    """Bytes of every array of a shape."""
+    """Bytes of every array in an HLO shape."""
     return [
         max(int(bits or 8), 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
         for _, bits, dims in _ARRAY.findall(shapes)
@@ -164,7 +165,7 @@ def _groups(rest: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _tuples(text: str) -> tuple[tuple[int, ...], ...]:
-    """``{0,1},{2,3}`` as numbers."""
+    """Parses tuples of numbers such as ``{0,1},{2,3}``."""
     return tuple(tuple(map(int, inner.split(","))) for inner in re.findall(r"\{([\d,]+)\}", text))
 
 

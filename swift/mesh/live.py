@@ -1,18 +1,19 @@
-"""The live mesh: a topology without its failed workers, laid on devices, and the one way to run per-rank code on it.
+"""The live mesh: a topology without its failed workers, laid out on devices, and the way to run per-rank code on it.
 
-A row of the mesh axis ``worker`` is one live worker. Which worker that is, and which stage it serves, is a table and
-not an axis: a worker may serve another stage than its own, and a mesh with a hole is still one SPMD program.
+A row of the mesh axis ``worker`` is one live worker. Which worker that is and which stage it serves is recorded in a
+table rather than by an axis: a worker may serve a stage other than its own, and a mesh with a hole is still one SPMD
+program.
 
-Every array that crosses the border of a per-rank function is one of three kinds:
+Every argument and result of a per-rank function is one of three kinds:
 
 - ``RANKED`` ``[worker, row, rank, ...]``: each expert rank has its own part (slices, slots, sequences of a batch);
-- ``SHARED`` ``[worker, ...]``: all expert ranks of a worker hold the same (placement, counters, metrics);
-- ``REPLICATED`` ``[...]``: all ranks of all workers hold the same, and there is no ``worker`` dim (the columns that are
-  common to all workers); for arguments only.
+- ``SHARED`` ``[worker, ...]``: all expert ranks of a worker hold the same values (placement, counters, metrics);
+- ``REPLICATED`` ``[...]``: all ranks of all workers hold the same values, without a ``worker`` dim (columns common to
+  all workers); for arguments only.
 
-A per-rank function sees ``[row, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` and
-must not branch on its own index there: then the same code runs under ``shard_map`` on real or emulated devices and
-under ``vmap`` as N virtual ranks on one device. The axis ``worker`` has a name under ``shard_map`` only.
+A per-rank function sees ``[row, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` but
+must not branch on its own index there, so that the same code runs under ``shard_map`` on real or emulated devices and
+under ``vmap`` as N virtual ranks on one device. The axis ``worker`` is named under ``shard_map`` only.
 
 R: rows of the axis ``worker``.
 """
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
 
 from swift.errors import SettingError
 from swift.mesh.collective_order import in_order
@@ -44,12 +46,12 @@ RANK_KINDS: tuple[str, ...] = ("emulated", "devices", "virtual")
 
 
 def is_spec(leaf: Any) -> bool:
-    """Whether ``leaf`` is a spec, RANKED, SHARED or REPLICATED, in a tree of specs."""
+    """Tells specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
     return isinstance(leaf, PartitionSpec)
 
 
 def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> Any:
-    """Maps ``f(spec, leaf)`` over ``tree``, of which ``specs`` may be a prefix."""
+    """Maps ``f(spec, leaf)`` over ``tree``; ``specs`` may be a prefix of it."""
     return jax.tree.map(lambda spec, sub: jax.tree.map(lambda leaf: f(spec, leaf), sub), specs, tree, is_leaf=is_spec)
 
 
@@ -62,14 +64,14 @@ class MeshRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LiveMesh:
-    """The live workers of a topology on devices.
+    """Live workers of a topology, laid out on devices.
 
     Attributes:
-        topology: the whole cluster.
-        places: for every row of the axis ``worker``, who runs it and for which stage.
-        mesh: ``[rows, expert ranks]`` devices with the axes ``worker`` and ``expert``; for virtual ranks a mesh of the
-            one device.
-        virtual: whether the expert ranks are a vmapped axis of one device.
+        topology: shape of the whole cluster.
+        places: worker and stage of every row of the axis ``worker``.
+        mesh: devices ``[rows, expert ranks]`` with the axes ``worker`` and ``expert``; for virtual ranks, a mesh of one
+            device.
+        virtual: True if the expert ranks are a vmapped axis on one device.
     """
 
     topology: Topology
@@ -79,17 +81,17 @@ class LiveMesh:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The worker of every row."""
+        """Worker of every row."""
         return tuple(place.worker for place in self.places)
 
     @property
-    def stage_R(self) -> np.ndarray:
-        """The stage that every row serves, int32 ``[R]``."""
+    def stage_R(self) -> Int[np.ndarray, " R"]:
+        """Stage served by every row, int32 ``[R]``."""
         return np.array([place.stage for place in self.places], np.int32)
 
     @property
     def num_live(self) -> int:
-        """Rows of the axis ``worker``, R: the live workers."""
+        """Number of rows of the axis ``worker``, R: the live workers."""
         return len(self.places)
 
     @property
@@ -99,12 +101,12 @@ class LiveMesh:
 
     @property
     def failed(self) -> frozenset[Worker]:
-        """The workers that are down."""
+        """Failed workers."""
         return frozenset(self.topology.workers) - frozenset(self.workers)
 
     @property
     def peers(self) -> tuple[tuple[int, ...], ...]:
-        """For every stage, the rows that serve it, ascending."""
+        """Rows that serve each stage, ascending."""
         return tuple(
             tuple(row for row, place in enumerate(self.places) if place.stage == stage)
             for stage in range(self.topology.num_stages)
@@ -112,34 +114,34 @@ class LiveMesh:
 
     @property
     def first_rows(self) -> tuple[int, ...]:
-        """For every stage, the lowest of its rows: the one that speaks for the stage."""
+        """Lowest row of each stage, which represents the stage."""
         return tuple(rows[0] for rows in self.peers)
 
     def with_places(self, places: tuple[MeshRow, ...]) -> "LiveMesh":
-        """Other rows on the devices of this mesh, which has those of all workers that are asked for."""
+        """Makes a mesh with other rows on the devices of this one, which must include all their workers."""
         rows = [self.workers.index(place.worker) for place in places]
         return replace(self, places=places, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[rows], AXES))
 
     def with_ranks(self, ranks: Sequence[int]) -> "LiveMesh":
-        """The same rows on some of the expert ranks, which keep their devices and are numbered anew in their order."""
+        """Makes a mesh of the same rows with some of the expert ranks, on the same devices and renumbered in order."""
         topology = replace(self.topology, num_expert_ranks=len(ranks))
         mesh = self.mesh if self.virtual else Mesh(self.mesh.devices[:, list(ranks)], AXES)
         return replace(self, topology=topology, mesh=mesh)
 
-    def row_index(self) -> jax.Array:
-        """The row that a per-rank function runs for, an int32 scalar; only inside of one.
+    def row_index(self) -> Int[Array, ""]:
+        """Row that the calling per-rank function runs on, an int32 scalar.
 
-        A constant where there is one row: virtual ranks have no axis ``worker`` to ask.
+        A constant if there is only one row: virtual ranks have no axis ``worker``.
         """
         return jnp.int32(0) if self.num_live == 1 else lax.axis_index(WORKER_AXIS)
 
     def shardings(self, specs: Any) -> Any:
-        """The tree of shardings for a tree of specs."""
+        """Maps a tree of specs to shardings."""
         whole = PartitionSpec()
         return jax.tree.map(lambda s: NamedSharding(self.mesh, whole if self.virtual else s), specs, is_leaf=is_spec)
 
     def put(self, tree: Any, specs: Any) -> Any:
-        """Puts host arrays, laid out as this module says, on the mesh's devices; every process those on its own."""
+        """Puts host arrays of the kinds in ``specs`` on the mesh's devices; every process fills its own devices."""
 
         def put(spec: PartitionSpec, leaf: Any) -> jax.Array:
             leaf, sharding = np.asarray(leaf), self.shardings(spec)
@@ -150,7 +152,7 @@ class LiveMesh:
         return map_specs(put, specs, tree)
 
     def abstract(self, tree: Any, specs: Any) -> Any:
-        """Shapes, types and shardings of what ``put`` would make of host arrays."""
+        """Describes the arrays that ``put`` would make: shapes, dtypes and shardings."""
 
         def abstract(spec: PartitionSpec, leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.shardings(spec))
@@ -158,15 +160,15 @@ class LiveMesh:
         return map_specs(abstract, specs, tree)
 
     def per_rank(self, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-        """Turns a per-rank function into one on global arrays; jit it.
+        """Turns a per-rank function into a function of global arrays, to be jitted.
 
         Args:
-            function: sees this rank's parts only, see the module's docstring.
-            in_specs: a spec, or a prefix tree of specs, for each argument.
+            function: function of this rank's parts; see the module's docstring.
+            in_specs: spec, or prefix tree of specs, for each argument.
             out_specs: the same for the result, without REPLICATED. A SHARED result must be equal on all ranks of a
-                worker: reduce it first.
+                worker, so it has to be reduced first.
         """
-        assert REPLICATED not in jax.tree.leaves(out_specs, is_leaf=is_spec), "a result has a worker dim"
+        assert REPLICATED not in jax.tree.leaves(out_specs, is_leaf=is_spec), "results must have a worker dim"
         return (
             self._vmapped(function, in_specs, out_specs)
             if self.virtual
@@ -188,7 +190,7 @@ class LiveMesh:
         def body(*blocks: Any) -> Any:
             return map_specs(leave, out_specs, run(*map_specs(enter, in_specs, blocks)))
 
-        # check_vma=False: unequal groups of peers need it, and gradients are of local sums, reduced by hand.
+        # check_vma=False: peer groups of unequal sizes need it, and gradients are of local sums, reduced explicitly.
         return jax.shard_map(body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def _vmapped(self, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
@@ -207,10 +209,10 @@ class LiveMesh:
 
 
 def own_row(tree: Any) -> Any:
-    """The first row that this process has of SHARED arrays ``[worker, ...]``, on the host.
+    """Fetches this process's first row of SHARED arrays ``[worker, ...]`` to the host.
 
-    From the devices' own parts: op by op on sharded arrays, each op would be a program with collectives of its own, and
-    emulated devices can deadlock when many of them are under way.
+    It reads the devices' local parts: indexing sharded arrays op by op would run one program with collectives per op,
+    and emulated devices can deadlock when many of those are in flight.
     """
     parts = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
     return jax.tree.map(lambda part: part[0], parts)
@@ -223,24 +225,24 @@ def live_mesh(
     places: tuple[MeshRow, ...] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> LiveMesh:
-    """Lays the live workers of ``topology`` on devices.
+    """Lays out the live workers of ``topology`` on devices.
 
-    A worker has the same devices whoever else has failed, so that survivors keep their arrays; hence the devices of
-    failed workers have to be there too.
+    A worker keeps its devices whichever other workers have failed, so that survivors keep their arrays; hence the
+    devices of failed workers must exist, too.
 
     Args:
-        topology: the whole cluster.
-        ranks: ``emulated`` CPU devices, the machine's own ``devices``, or ``virtual`` ranks of one device.
-        failed: the workers that are down.
-        places: the rows of the axis ``worker``: every live worker once, every stage at least once. Unless given, the
-            live workers in mesh order, each serving its own stage.
-        devices: those there are, in the order of the workers; JAX's own unless given. They may be of a pod that is only
-            described, for which programs can be compiled.
+        topology: shape of the whole cluster.
+        ranks: ``emulated`` CPU devices, the machine's own ``devices``, or ``virtual`` ranks on one device.
+        failed: failed workers.
+        places: rows of the axis ``worker``: every live worker once, every stage at least once. By default, the live
+            workers in mesh order, each serving its own stage.
+        devices: available devices, in the order of the workers; by default JAX's own. They may belong to a pod that is
+            only described, for which programs can be compiled.
 
     Raises:
-        SettingError: more ranks than devices, an unknown kind, virtual ranks with more than one worker, or a failure
-            set that leaves a stage without a live worker and no ``places`` that say who serves it.
-        EmulationError: emulated devices are asked for after JAX has started.
+        SettingError: more ranks than devices, an unknown kind, virtual ranks with more than one worker, or failures
+            that leave a stage without a live worker if ``places`` is not given.
+        EmulationError: emulated devices are requested after JAX has started.
     """
     if places is None:
         places = tuple(MeshRow(worker, worker[1]) for worker in topology.live_workers(failed))
@@ -269,7 +271,7 @@ def live_mesh(
 
 
 def storage_mesh(topology: Topology) -> LiveMesh:
-    """One worker for each stage, all on one device: holds what a checkpoint has, and runs nothing."""
+    """Makes a mesh with one worker per stage, all on one device, which holds a checkpoint's state and runs nothing."""
     places = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
     grid = np.array(jax.devices()[:1]).reshape(1, 1)
     return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
@@ -278,5 +280,5 @@ def storage_mesh(topology: Topology) -> LiveMesh:
 def _check_places(topology: Topology, failed: frozenset[Worker], places: tuple[MeshRow, ...]) -> None:
     workers, stages = [place.worker for place in places], {place.stage for place in places}
     live = [worker for worker in topology.workers if worker not in failed]
-    assert sorted(workers) == live, f"rows of {sorted(workers)}, live are {live}"
-    assert stages == set(range(topology.num_stages)), f"of {topology.num_stages} stages, {sorted(stages)} are served"
+    assert sorted(workers) == live, f"rows of workers {sorted(workers)}, but {live} are live"
+    assert stages == set(range(topology.num_stages)), f"stages {sorted(stages)} of {topology.num_stages} are served"

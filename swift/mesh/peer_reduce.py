@@ -1,7 +1,7 @@
 """Sums over the peers of a stage, inside a per-rank function.
 
-Stages may have unequally many peers, once a worker has failed. CPU and GPU sum over such groups in one collective; the
-TPU's compiler refuses them, and there the same sum is made of permutations.
+After a failure, stages may have different numbers of peers. XLA:CPU sums over such groups in one collective; where the
+compiler refuses unequal groups, the same sum is made of permutations.
 
 R: rows of the axis ``worker``.
 """
@@ -22,15 +22,15 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def how_unequal(platform: str) -> Unequal:
-    """How a platform sums over groups of unequal sizes.
+    """Chooses a platform's way to sum over groups of unequal sizes.
 
     Args:
-        platform: as ``jax.Device.platform`` says it.
+        platform: platform name, as in ``jax.Device.platform``.
 
     Returns:
-        ``grouped`` where one collective takes such groups, and ``rounds``, which work everywhere, otherwise. XLA:GPU
-        lowers a lone sum over unequal groups, and refuses it within the branches of a pipeline ("replica id not seen
-        in replica groups"); XLA:TPU refuses it anywhere.
+        ``grouped`` where one collective accepts such groups; otherwise ``rounds``, which work everywhere. XLA:GPU
+        lowers a single sum over unequal groups but rejects it within the branches of a pipeline ("replica id not seen
+        in replica groups"); XLA:TPU rejects it anywhere.
     """
     return "grouped" if platform == "cpu" else "rounds"
 
@@ -39,12 +39,12 @@ def how_unequal(platform: str) -> Unequal:
 class PeerSum:
     """Sums a tree of arrays over the rows that serve the same stage, rank by rank: ``peer_sum(tree)``.
 
-    The result is the same on all peers, bit for bit. It only sums: a mean over unequal groups, and ``psum(1)`` as their
-    size, would divide by the size of the first group, without a word. Sum an array of ones to count peers.
+    The result is bit-identical on all peers. Only sums are supported: a mean over unequal groups, or ``psum(1)`` as
+    their size, would silently use the size of the first group. To count peers, sum an array of ones.
 
     Attributes:
-        groups: for every stage the rows that serve it; each row of the axis ``worker`` is in one of them.
-        unequal: what is done when groups are of unequal sizes, see ``how_unequal``.
+        groups: rows that serve each stage; each row of the axis ``worker`` is in exactly one group.
+        unequal: method for groups of unequal sizes, see ``how_unequal``.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -56,19 +56,19 @@ class PeerSum:
 
     @property
     def in_rounds(self) -> bool:
-        """Whether rows outside a group have to take part in its sum.
+        """True if rows outside a group take part in its sum.
 
-        Then it must not stand in a branch that some rows do not take: it would deadlock. Otherwise it may stand in a
+        Then the sum must not be in a branch that some rows do not take, or it would deadlock. Otherwise it may be in a
         branch of a ``lax.cond`` whose predicate is the same for all rows of a group.
         """
         return self.unequal == "rounds" and len(set(map(len, self.groups))) > 1
 
     def __call__(self, tree: Any) -> Any:
-        """The sums over this row's peers of the arrays of numbers in ``tree``."""
+        """Sums the arrays in ``tree`` over this row's peers."""
         if max(map(len, self.groups)) == 1:
             return tree
         add = self._rounds if self.in_rounds else self._grouped
-        # psum multiplies a constant by the size of the first group; a copy is traced as any array, and costs nothing.
+        # psum multiplies a constant by the size of the first group; a copy is traced like any array, and costs nothing.
         return jax.tree.map(lambda leaf: add(jnp.copy(leaf)), tree)
 
     def _grouped(self, leaf: jax.Array) -> jax.Array:
@@ -88,10 +88,10 @@ class PeerSum:
 
 
 def tree_rounds(groups: tuple[tuple[int, ...], ...]) -> tuple[Pairs, ...]:
-    """The rounds of messages after which the first row of every group has its sum; back, in reverse order, all have it.
+    """Rounds of messages after which the first row of every group has the sum; run in reverse, they distribute it.
 
-    Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once: as many rounds as the
-    largest group needs, the logarithm of its size.
+    Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once. The number of rounds is
+    the logarithm of the largest group's size.
 
     >>> tree_rounds(((0, 3, 5), (1, 4), (2,)))
     (((3, 0), (4, 1)), ((5, 0),))

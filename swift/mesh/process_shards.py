@@ -1,8 +1,8 @@
-"""State between processes, each of which has some rows of the mesh: to the host, back, and from a peer to a joiner.
+"""State of processes that each hold some rows of the mesh: fetched to the host, put back, and shared with joiners.
 
-When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps its own
-part on the host and puts it on the devices of the next generation. A process that joins has nothing; its row comes from
-a peer, over the mesh and bit for bit.
+When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps its part
+on the host and puts it on the devices of the next generation. A process that joins has no state; its row is copied from
+a peer over the mesh, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,31 +19,31 @@ from swift.mesh.live import EXPERT_AXIS, RANKED, SHARED, LiveMesh, is_spec, map_
 from swift.mesh.peer_reduce import PeerSum, how_unequal
 
 Parts = list[np.ndarray]
-"""What a process has of an array: one part for each of its devices, in the order of the mesh."""
+"""A process's share of an array: one part for each of its devices, in mesh order."""
 
 
 def fetch_parts(tree: Any) -> Any:
-    """This process's part of every array, on the host: a tree of ``Parts``."""
+    """Fetches this process's share of every array to the host, as a tree of ``Parts``."""
 
     def parts(leaf: jax.Array) -> list[jax.Array]:
         part_on = {shard.device: shard.data for shard in leaf.addressable_shards}
         order = [device for device in leaf.sharding.mesh.devices.flat if device in part_on]  # type: ignore[attr-defined]
         return [part_on[device] for device in order]
 
-    # Copies: on CPU what is fetched may be the device's own buffer, which ends with its backend.
+    # np.array copies: on CPU a fetched array may be the device's own buffer, which is freed with its backend.
     return jax.tree.map(np.array, jax.device_get(jax.tree.map(parts, tree)))
 
 
 def part_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
-    """Shapes and types of what a process has.
+    """Describes a process's share of arrays.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        shapes: of the whole arrays, of any number of rows.
-        num_devices: of the process.
+        shapes: shapes and dtypes of the whole arrays, of any number of rows.
+        num_devices: number of the process's devices.
 
     Returns:
-        A tree as ``fetch_parts`` gives it, of ``jax.ShapeDtypeStruct``.
+        A tree as ``fetch_parts`` returns it, of ``jax.ShapeDtypeStruct``.
     """
 
     def shape(spec: PartitionSpec, whole: Any) -> list[jax.ShapeDtypeStruct]:
@@ -56,13 +56,13 @@ def part_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
 
 
 def place_parts(parts: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
-    """Arrays on ``live`` of which every process has given its part.
+    """Makes arrays on ``live`` from the parts of all processes.
 
     Args:
-        parts: a tree of ``Parts``, or None for a process that has nothing: zeros.
-        live: the mesh of this generation.
+        parts: tree of ``Parts``; None for a process without state, which contributes zeros.
+        live: mesh of this generation.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        shapes: the whole arrays' shapes and types.
+        shapes: shapes and dtypes of the whole arrays.
     """
     here = [device for device in live.mesh.devices.flat if device.process_index == jax.process_index()]
 
@@ -78,11 +78,11 @@ def place_parts(parts: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
 
 
 def giving_rows(stage_R: Sequence[int] | np.ndarray, has_R: Sequence[bool]) -> tuple[int, ...]:
-    """For every stage the row that gives to its peers: the first that is the state.
+    """Selects each stage's source row, the first one that has the state.
 
     Args:
-        stage_R: the stage that every row serves.
-        has_R: whose rows are the state; every stage needs one.
+        stage_R: stage served by each row.
+        has_R: True for rows that have the state; every stage needs one.
     """
     giving: dict[int, int] = {}
     for row, (stage, has) in enumerate(zip(stage_R, has_R, strict=True)):
@@ -93,14 +93,16 @@ def giving_rows(stage_R: Sequence[int] | np.ndarray, has_R: Sequence[bool]) -> t
 
 
 def share_rows(live: LiveMesh, specs: Any, has_R: Sequence[bool]) -> Callable[[Any], Any]:
-    """A function, to be jitted, that gives every row the state of one of its stage, bit for bit.
-
-    It returns (the state, bool[worker]: whether what has arrived has the checksum of what was sent).
+    """Makes a function, to be jitted, that copies the state of each stage's source row to its peers, bit for bit.
 
     Args:
-        live: the mesh of this generation.
+        live: mesh of this generation.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        has_R: whose rows are the state; every stage needs one.
+        has_R: True for rows that have the state; every stage needs one.
+
+    Returns:
+        A function from the state to (the shared state, bool[worker]: True where the received state has the checksum of
+        the one sent).
     """
     gives_R = np.zeros(live.num_live, bool)
     gives_R[list(giving_rows(live.stage_R, has_R))] = True
@@ -117,7 +119,7 @@ def share_rows(live: LiveMesh, specs: Any, has_R: Sequence[bool]) -> Callable[[A
 
 
 def _checksum(bits: Any) -> jax.Array:
-    """Of a tree of integers: a sum of 32 bits in which every place has another odd weight."""
+    """Computes a 32-bit checksum of a tree of integers: a sum in which every position has a different odd weight."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(bits):
         words = leaf.reshape(-1)
@@ -129,7 +131,7 @@ def _checksum(bits: Any) -> jax.Array:
 
 
 def _to_bits(leaf: jax.Array) -> jax.Array:
-    """As integers, whose sum with zeros is exact: that of -0.0 and 0.0 is not."""
+    """Reinterprets floats as integers, whose sum with zeros is exact: -0.0 + 0.0 would lose its sign."""
     unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
     return lax.bitcast_convert_type(leaf, unsigned).astype(jnp.promote_types(unsigned, jnp.uint32))
 

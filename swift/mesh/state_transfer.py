@@ -1,6 +1,6 @@
-"""State between configurations: rows of the axis ``worker`` go from one live mesh to another, from device to device.
+"""Transfer of state between configurations: rows of the axis ``worker`` move between meshes, from device to device.
 
-Where the axis ``expert`` changes, they go by way of the host.
+Where the axis ``expert`` changes, they pass through the host.
 
 R: rows of the axis ``worker``.
 """
@@ -17,38 +17,38 @@ from swift.mesh.live import RANKED, REPLICATED, LiveMesh, map_specs
 
 
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
-    """For every row of ``new``, the row of ``old`` that has its state.
+    """Finds the row of ``old`` that has the state of each row of ``new``.
 
-    A worker that goes on serving its stage keeps its state; any other, be it back or in another role, copies that of
-    the first row of its new stage whose worker lives on, or of one that does not if nobody does.
+    A worker that keeps serving its stage keeps its state. Any other worker, rejoined or in a new role, copies the state
+    of the first row of its stage whose worker survives, or of a departing one if none survives.
 
     Args:
-        old: the mesh that holds the state; it serves every stage.
-        new: the mesh to which the state goes, of the same topology.
+        old: mesh that holds the state; it serves every stage.
+        new: mesh to which the state moves, of the same topology.
 
     Returns:
         Rows of ``old``, one for each row of ``new``.
     """
     row_of = {place: row for row, place in enumerate(old.places)}
     served = {place.stage for place in old.places}
-    assert all(place.stage in served for place in new.places), f"of the stages only {sorted(served)} have a state"
+    assert all(place.stage in served for place in new.places), f"only stages {sorted(served)} have a state"
     living = set(new.workers)
     giver_P = [min(rows, key=lambda row: (old.places[row].worker not in living, row), default=-1) for rows in old.peers]
     return tuple(row_of.get(place, giver_P[place.stage]) for place in new.places)
 
 
 def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
-    """The state on ``new`` whose row r is row ``source_R[r]`` of the state on ``old``; nothing passes through the host.
+    """Moves state to ``new`` so that row r is row ``source_R[r]`` of the state on ``old``, without using the host.
 
-    A row whose devices stay the same is not copied: it is the same buffers, so neither state may be donated while the
-    other is in use. For one process only, which has all devices.
+    A row whose devices stay the same is not copied but shares its buffers, so neither state may be donated while the
+    other is in use. Only for a single process, which has all devices.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``old``.
-        old: the mesh that holds the state.
-        new: the mesh to which it goes, of the same topology.
+        old: mesh that holds the state.
+        new: mesh to which the state moves, of the same topology.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        source_R: for every row of ``new`` a row of ``old``, as by ``source_rows``.
+        source_R: row of ``old`` for each row of ``new``, as from ``source_rows``.
     """
     assert old.topology == new.topology
     assert len(source_R) == new.num_live
@@ -57,8 +57,8 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
     routes = list(_routes(old, new, source_R))
 
     def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
-        assert spec != REPLICATED, "only rows are moved"
-        assert leaf.is_fully_addressable, "another process has a part of the state"
+        assert spec != REPLICATED, "only arrays with rows can be moved"
+        assert leaf.is_fully_addressable, "another process holds a part of the state"
         assert leaf.sharding.is_equivalent_to(old.shardings(spec), leaf.ndim), f"{leaf.sharding} is not on the old mesh"
         part_on = {shard.device: shard.data for shard in leaf.addressable_shards}
         parts = [part_on[here] if here == there else jax.device_put(part_on[here], there) for here, there in routes]
@@ -69,13 +69,14 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
 
 
 def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[int, int]] = ()) -> Any:
-    """A copy on the host of the state of every stage: the row that speaks for it, without what lost ranks had.
+    """Copies the state of every stage, from its lowest row, to the host, without the parts of lost ranks.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``live``.
-        live: the mesh that holds the state; this process has all its devices.
+        live: mesh that holds the state; this process has all its devices.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        lost: (stage, rank) whose devices are not read; in place of their numbers there is NaN, lest they are used.
+        lost: (stage, rank) pairs whose devices are not read; NaN takes the place of their values, so that any use of
+            them shows.
 
     Returns:
         Arrays ``[P, ...]``.
@@ -96,7 +97,7 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
 
 
 def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
-    """Bytes that ``move_rows`` copies from one device to another for the same arguments."""
+    """Bytes that ``move_rows`` copies between devices for the same arguments."""
     copies = 0 if new.virtual else sum(here != there for here, there in _routes(old, new, source_R))
     part_bytes = (
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
@@ -105,6 +106,6 @@ def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]
 
 
 def _routes(old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> Iterator[tuple[jax.Device, jax.Device]]:
-    """For every device of ``new``, in mesh order, the device of ``old`` that has its part, and itself."""
+    """Pairs each device of ``new``, in mesh order, with the device of ``old`` that has its part: (old, new)."""
     sources = old.mesh.devices[list(source_R)]
     return zip(sources.flat, new.mesh.devices.flat, strict=True)

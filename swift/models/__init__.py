@@ -1,4 +1,8 @@
-"""The GPT used by experiments."""
+"""The GPT of the experiments, with dense layers and mixtures of experts.
+
+``gpt`` is the forward pass, cut where pipelines cut; ``modules`` are its parts; ``parameter_groups`` packs parameters
+into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle.
+"""
 
 from swift.models.config import MODEL_SIZES, ModelConfig, model_size
 from swift.models.gpt import GPT, MoeFunction, Weights

@@ -1,4 +1,4 @@
-"""Sizes of the GPT: SYMI's three and one for a laptop."""
+"""Sizes of the GPT: the three of SYMI, and one for a laptop."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ class ModelConfig:
     """The shape of a GPT.
 
     Attributes:
-        num_layers: transformer layers.
-        model_dim: width of the residual stream.
-        num_heads: attention heads.
+        num_layers: number of transformer layers.
+        model_dim: width of the residual stream, D.
+        num_heads: number of attention heads.
         ffn_dim: hidden width of a feed-forward network, dense or expert.
-        sequence_length: positions T of a sequence.
-        moe_pattern: which layers are mixtures of experts, repeated over all layers.
+        sequence_length: positions of a sequence, T.
+        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers.
     """
 
     num_layers: int = 4
@@ -32,18 +32,18 @@ class ModelConfig:
             allowed = f"must be a multiple of ModelConfig.num_heads = {self.num_heads}"
             raise SettingError("ModelConfig.model_dim", self.model_dim, allowed)
         pattern = tuple(bool(layer) for layer in self.moe_pattern)
-        object.__setattr__(self, "moe_pattern", pattern)  # gin gives lists, too
+        object.__setattr__(self, "moe_pattern", pattern)  # gin may pass a list
         if not pattern or self.num_layers % len(pattern):
             allowed = f"its length must divide ModelConfig.num_layers = {self.num_layers}"
             raise SettingError("ModelConfig.moe_pattern", pattern, allowed)
 
     @property
     def moe_layers(self) -> tuple[bool, ...]:
-        """For every layer, whether it is a mixture of experts."""
+        """True for each layer that is a mixture of experts."""
         return self.moe_pattern * (self.num_layers // len(self.moe_pattern))
 
     def stage_pattern(self, num_stages: int) -> tuple[bool, ...]:
-        """For every layer of a stage, whether it is a mixture of experts; the same in all stages.
+        """Pattern of a stage, the same in all stages: True for each layer that is a mixture of experts.
 
         Raises:
             SettingError: the layers, or the pattern, cannot be split evenly over the stages.
@@ -69,12 +69,13 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     "gpt-medium": _gpt(24, 1024, 16),
     "gpt-large": _gpt(24, 1536, 16),
 }
-"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, sequences of 512, and the size of the demo. In the former
-every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not say); in the demo every layer is."""
+"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, with sequences of 512 tokens, and the size of the demo. In
+the former every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not specify it); in the demo
+every layer is."""
 
 
 def model_size(name: str) -> ModelConfig:
-    """The model of a named size.
+    """Looks up a model size by name.
 
     >>> model_size("gpt-small").model_dim
     768

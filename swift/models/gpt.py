@@ -1,8 +1,8 @@
 """The GPT: one forward pass for every way of running it.
 
-The pass is three functions, because a pipeline cuts there: ``embed``, ``stage`` (any run of layers) and
-``head_loss``. How a mixture of experts is computed is a function that the caller passes in: expert-parallel over
-ranks, or plain on one device.
+The pass has three functions, because a pipeline cuts there: ``embed``, ``stage`` (any consecutive layers) and
+``head_loss``. The caller passes in the function that computes a mixture of experts: expert-parallel over ranks, or the
+reference on one device.
 
 Legend: B sequences, T positions, D model dim, V vocabulary.
 """
@@ -20,7 +20,7 @@ from swift.models.modules import Attention, Embedding, Expert, Head, Mlp, Router
 from swift.models.parameter_groups import Group
 
 Weights = dict[str, list[Any]]
-"""For each group, the state of the module of every row; an expert row has a leading dim of slots or classes."""
+"""State of the module of every row, by group; an expert row has a leading dim of slots or experts."""
 
 MoeFunction = Callable[[int, jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array, Load]]
 """(MoE row, logits_TE, x_TD, valid_T, expert state of the row) -> (y_TD, aux, load)."""
@@ -28,11 +28,11 @@ MoeFunction = Callable[[int, jax.Array, jax.Array, jax.Array, Any], tuple[jax.Ar
 
 @dataclass(frozen=True)
 class GPT:
-    """A GPT's architecture; its parameters live outside, one array ``[rows, classes, size]`` for each group.
+    """Architecture of a GPT; its parameters are separate, one array ``[rows, experts, size]`` per group.
 
     Attributes:
-        config: the shape.
-        vocab_size: V, which the tokenizer decides.
+        config: sizes of the model.
+        vocab_size: size of the tokenizer's vocabulary, V.
         num_classes: experts of a mixture, E.
     """
 
@@ -55,16 +55,16 @@ class GPT:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of all classes of all layers."""
+        """Number of parameters of all experts of all layers."""
         return sum(group.num_layers * group.num_classes * group.size for group in self.groups.values())
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Fresh parameters, float32 ``[rows, classes, size]`` for each group."""
+        """Initializes the parameters, float32 ``[rows, experts, size]`` for each group."""
         keys = jax.random.split(key, len(self.groups))
         return {name: group.init(key) for (name, group), key in zip(self.groups.items(), keys, strict=True)}
 
     def unpack(self, packed: Mapping[str, jax.Array]) -> Weights:
-        """``[rows, slots or classes, size]`` for each group -> the weights that the forward pass reads."""
+        """Unpacks ``[rows, slots or experts, size]`` for each group into the weights that the forward pass reads."""
         weights: Weights = {}
         for name, group in self.groups.items():
             rows = [packed[name][row] for row in range(packed[name].shape[0])]
@@ -72,7 +72,7 @@ class GPT:
         return weights
 
     def pack(self, weights: Weights) -> dict[str, jax.Array]:
-        """The inverse of ``unpack``."""
+        """Packs weights into one array per group: the inverse of ``unpack``."""
         packed = {}
         for name, group in self.groups.items():
             rows = [group.pack(state) for state in weights[name]]
@@ -80,7 +80,7 @@ class GPT:
         return packed
 
     def embed(self, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
-        """Tokens, int32 -> x_BTD."""
+        """Embeds int32 tokens, as x_BTD."""
         return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT)
 
     def stage(
@@ -89,14 +89,14 @@ class GPT:
         """Runs the layers of a stage.
 
         Args:
-            weights: rows of this stage only.
-            pattern: for each layer of the stage, whether it is a mixture of experts.
-            x_BTD: the residual stream.
+            weights: weights of this stage's rows only.
+            pattern: True for each layer of the stage that is a mixture of experts.
+            x_BTD: residual stream.
             valid_BT: False for padding.
-            moe: computes a mixture of experts.
+            moe: function that computes a mixture of experts.
 
         Returns:
-            (x_BTD, the sum of the layers' auxiliary losses, the load of each MoE layer).
+            (x_BTD, sum of the layers' auxiliary losses, load of each MoE layer).
         """
         aux, num_mlp = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32)), 0
         loads: list[Load] = []
@@ -123,11 +123,11 @@ class GPT:
         return y.reshape(x_BTD.shape), aux, load
 
     def logits(self, weights: Weights, x_BTD: jax.Array) -> jax.Array:
-        """The residual stream after the last layer -> logits_BTV, at least float32."""
+        """Computes logits_BTV, at least float32, from the residual stream after the last layer."""
         return self.groups["head"].module(weights["head"][0])(x_BTD)
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """The sum of the cross-entropies, in nats, of the valid tokens."""
+        """Sums the cross-entropies of the valid tokens, in nats."""
         log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
         chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))

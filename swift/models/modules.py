@@ -1,8 +1,8 @@
-"""The parts of the GPT as Flax NNX modules: pre-norm, learned positions, no biases in the matrices.
+"""Flax NNX modules of the GPT: pre-norm, learned positions, no biases in the matrices.
 
-Parameters come in the compute type and so do activations; norms, softmaxes and the loss are at least float32.
+Parameters and activations have the compute dtype; norms, softmaxes and the loss are at least float32.
 
-Legend: B sequences, T positions, D model dim, V vocabulary, E classes, R rows.
+Legend: B sequences, T positions, D model dim, V vocabulary, E experts, R rows.
 """
 
 import jax
@@ -25,7 +25,7 @@ def _norm(rngs: nnx.Rngs, dim: int) -> nnx.LayerNorm:
 
 
 def _residual_std(config: ModelConfig) -> float:
-    # GPT-2 scales the matrices that write into the residual stream by the number of writers.
+    # GPT-2 scales down the matrices that write to the residual stream by the square root of their number.
     return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 
@@ -35,10 +35,11 @@ def _at_least_float32(dtype: DTypeLike) -> DTypeLike:
 
 @jax.custom_vjp
 def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """The rows of a table, ``table[tokens]``.
+    """Looks up rows of a table, ``table[tokens]``.
 
-    Autodiff's gradient adds row by row in the table's type, where a frequent token's bfloat16 sum stops growing, and
-    in no certain order on GPU. Here it is a matmul with the one-hot tokens, summed in at least float32.
+    Autodiff's gradient is a scatter-add in the table's dtype, in which the bfloat16 sum of a frequent token stops
+    growing, and whose order is undefined on GPU. Here it is a matmul with the one-hot tokens, summed in at least
+    float32.
     """
     return table_VD[tokens_BT]
 
@@ -61,21 +62,21 @@ class Embedding(nnx.Module):
     """Token and position embeddings."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
-        # nnx.Embed would turn float64 and bfloat16 tables to float32.
+        # nnx.Embed would convert float64 and bfloat16 tables to float32.
         init = nnx.initializers.normal(_INIT_STD)
         self.token_VD = nnx.Param(init(rngs.params(), (vocab_size, config.model_dim)))
         self.position_TD = nnx.Param(init(rngs.params(), (config.sequence_length, config.model_dim)))
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
-        """Tokens, int32 -> x_BTD."""
+        """Embeds int32 tokens and their positions, as x_BTD."""
         return look_up(self.token_VD[...], tokens_BT) + self.position_TD[...][None, : tokens_BT.shape[1]]
 
 
 def causal_attention(query_BTHC: jax.Array, key_BTHC: jax.Array, value_BTHC: jax.Array) -> jax.Array:
-    """What every position takes from itself and those before it, in H heads of C channels.
+    """Causal attention with H heads of C channels.
 
-    ``jax.nn.dot_product_attention`` does the same, but takes its softmax in float32 also where the inputs are
-    float64, and the parallel model is tested against the plain one in float64.
+    ``jax.nn.dot_product_attention`` computes the same, but its softmax is in float32 even for float64 inputs, and the
+    parallel model is tested against the reference model in float64.
     """
     length, channels = query_BTHC.shape[1], query_BTHC.shape[3]
     wide = _at_least_float32(query_BTHC.dtype)
@@ -86,7 +87,7 @@ def causal_attention(query_BTHC: jax.Array, key_BTHC: jax.Array, value_BTHC: jax
 
 
 class Attention(nnx.Module):
-    """Causal self-attention with its norm; the residual is added by the caller."""
+    """Causal self-attention with its norm; the caller adds the residual."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.num_heads = config.num_heads
@@ -95,7 +96,7 @@ class Attention(nnx.Module):
         self.out = _linear(rngs, config.model_dim, config.model_dim, _residual_std(config))
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """x_BTD -> what to add to it."""
+        """Computes the update to the residual stream x_BTD."""
         batch, length, dim = x_BTD.shape
         heads = self.qkv(self.norm(x_BTD)).reshape(batch, length, 3, self.num_heads, dim // self.num_heads)
         mixed = causal_attention(heads[:, :, 0], heads[:, :, 1], heads[:, :, 2])
@@ -103,14 +104,14 @@ class Attention(nnx.Module):
 
 
 class Expert(nnx.Module):
-    """A feed-forward network. It maps zeros to zeros, so that empty rows of a slot stay empty."""
+    """A feed-forward network. It maps zeros to zeros, so that empty rows of a slot stay zero."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.up = _linear(rngs, config.model_dim, config.ffn_dim)
         self.down = _linear(rngs, config.ffn_dim, config.model_dim, _residual_std(config))
 
     def __call__(self, x_RD: jax.Array, matmul: Matmul = jnp.matmul) -> jax.Array:
-        """x ``[..., D]`` -> same shape; ``matmul`` says how rows meet weights where these are of several experts."""
+        """Applies the network to x ``[..., D]``; ``matmul`` multiplies rows by the weights of their experts."""
         return matmul(jax.nn.gelu(matmul(x_RD, self.up.kernel[...])), self.down.kernel[...])
 
 
@@ -122,32 +123,32 @@ class Mlp(nnx.Module):
         self.ffn = Expert(config, rngs)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """x_BTD -> what to add to it."""
+        """Computes the update to the residual stream x_BTD."""
         return self.ffn(self.norm(x_BTD))
 
 
 class Router(nnx.Module):
-    """The norm in front of the experts and the matrix that scores them."""
+    """Norm before the experts, and the matrix that computes their logits."""
 
     def __init__(self, config: ModelConfig, num_classes: int, rngs: nnx.Rngs):
         self.norm = _norm(rngs, config.model_dim)
         self.score = _linear(rngs, config.model_dim, num_classes)
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x_BTD -> (normed x_BTD for the experts, logits_BTE at least float32)."""
+        """Computes (normed x_BTD for the experts, logits_BTE in at least float32)."""
         normed = self.norm(x_BTD)
         dtype = _at_least_float32(normed.dtype)
         return normed, jnp.einsum("btd,de->bte", normed.astype(dtype), self.score.kernel[...].astype(dtype))
 
 
 class Head(nnx.Module):
-    """The last norm and the projection to the vocabulary."""
+    """Final norm and projection to the vocabulary."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         self.norm = _norm(rngs, config.model_dim)
         self.out = _linear(rngs, config.model_dim, vocab_size)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """x_BTD -> logits_BTV, at least float32."""
+        """Computes logits_BTV, at least float32, from x_BTD."""
         normed, kernel_DV = self.norm(x_BTD), self.out.kernel[...]
         return jnp.einsum("btd,dv->btv", normed, kernel_DV, preferred_element_type=_at_least_float32(normed.dtype))

@@ -1,7 +1,7 @@
-"""Packing: the parameters of one kind of module as rows of flat vectors, which is how the optimizer shares them.
+"""Parameter groups: the parameters of all modules of one kind, packed into flat vectors that the optimizer can slice.
 
-A group is all modules of one kind: the attentions, the experts. Its parameters are one array [rows, classes, size]:
-a row for a layer, a class for each expert (dense modules have one), ``size`` numbers for one module.
+A group is all modules of one kind, such as the attentions or the experts. Its parameters are one array
+``[rows, experts, size]``: one row per layer, one entry per expert (one for dense modules), ``size`` numbers per module.
 """
 
 import math
@@ -16,7 +16,7 @@ from flax import nnx
 
 
 class _Template(NamedTuple):
-    """A module without its numbers."""
+    """Structure of a module without its parameter values."""
 
     graphdef: Any
     treedef: Any
@@ -28,11 +28,11 @@ class Group:
     """All modules of one kind.
 
     Attributes:
-        name: such as ``attention``.
-        num_layers: layers that have such a module.
-        num_classes: E for experts, 1 for everything else.
-        create: makes one module from random keys.
-        is_expert: whether the group's classes are placed in slots.
+        name: name of the kind, such as ``attention``.
+        num_layers: number of layers that have such a module.
+        num_classes: number of experts, E; 1 for dense modules.
+        create: function that makes one module from random keys.
+        is_expert: True if the group's modules are placed in slots.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Group:
         return sum(math.prod(shape) for shape in self._template.shapes)
 
     def init(self, key: jax.Array) -> jax.Array:
-        """Fresh parameters, float32 ``[rows, classes, size]``; class e of row i depends on ``key`` only."""
+        """Initializes the parameters, float32 ``[rows, experts, size]``, as a function of ``key`` only."""
 
         def one(key: jax.Array) -> jax.Array:
             return self.pack(nnx.state(self.create(nnx.Rngs(key))))
@@ -62,13 +62,13 @@ class Group:
         return jax.vmap(jax.vmap(one))(keys)
 
     def pack(self, state: Any) -> jax.Array:
-        """A module's state, its leaves with any leading dims ``[..., *shape]`` -> ``[..., size]``."""
+        """Packs a module's state, with leaves ``[..., *shape]``, into ``[..., size]``."""
         leaves = self._template.treedef.flatten_up_to(state)
         lead = leaves[0].ndim - len(self._template.shapes[0])
         return jnp.concatenate([jnp.reshape(leaf, (*leaf.shape[:lead], -1)) for leaf in leaves], axis=-1)
 
     def unpack(self, vectors: jax.Array) -> Any:
-        """``[..., size or more]`` -> a module's state with leaves ``[..., *shape]``; padding is left out."""
+        """Unpacks ``[..., size or more]`` into a module's state with leaves ``[..., *shape]``, dropping padding."""
         leaves, start = [], 0
         for shape in self._template.shapes:
             end = start + math.prod(shape)
@@ -77,5 +77,5 @@ class Group:
         return jax.tree.unflatten(self._template.treedef, leaves)
 
     def module(self, state: Any) -> Any:
-        """The module with that state."""
+        """Makes a module from its state."""
         return nnx.merge(self._template.graphdef, state)

@@ -1,6 +1,6 @@
-"""The plain single-device model: what every parallel run is tested against, and what an exported model is.
+"""The single-device reference model: the oracle for parallel runs, and the form of an exported model.
 
-Legend: B sequences, T positions, D model dim, V vocabulary, E classes, N ranks, S slots.
+Legend: B sequences, T positions, D model dim, V vocabulary, E experts, N ranks, S slots.
 """
 
 from typing import Any
@@ -21,19 +21,19 @@ def plain_sums(
     labels_BT: jax.Array,
     valid_BT: jax.Array,
 ) -> tuple[jax.Array, jax.Array, list[Load]]:
-    """Runs a whole micro-batch on one device, dropping the tokens that ranks would drop.
+    """Runs a whole micro-batch on one device, dropping the same tokens as the ranks would.
 
     Args:
-        gpt: the architecture.
-        experts: the expert layers.
-        weights: of whole classes, ``gpt.unpack`` of ``[rows, classes, size]``.
-        placement_LNS: the class in every slot of every rank.
-        inputs_BT: sequences, those of rank 0 first.
-        labels_BT: the tokens to predict.
+        gpt: architecture of the model.
+        experts: settings of the experts.
+        weights: weights of whole experts: ``gpt.unpack`` of ``[rows, experts, size]``.
+        placement_LNS: int32, the expert in every slot of every rank.
+        inputs_BT: int32, input tokens, those of rank 0 first.
+        labels_BT: int32, tokens to predict.
         valid_BT: False for padding.
 
     Returns:
-        (the sum of the tokens' losses, the auxiliary loss, the load of each MoE layer).
+        (sum of the tokens' losses, auxiliary loss, load of each MoE layer).
     """
     num_ranks = placement_LNS.shape[1]
 
@@ -46,7 +46,7 @@ def plain_sums(
 
 
 def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
-    """Logits_BTV of a model at inference: every token is served by the experts it asks for."""
+    """Computes logits_BTV as at inference: every token is served by the experts that it is routed to."""
     none = jnp.zeros(experts.num_classes, jnp.int32)
 
     def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:

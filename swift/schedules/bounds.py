@@ -1,15 +1,15 @@
-"""Lower bounds of the period that hold for every schedule of a problem that repeats one iteration.
+"""Lower bounds of the period, valid for every schedule that repeats one iteration of a problem.
 
-Of the workers of stage p one runs at least n_p = ceil(M D / survivors) micro-batches, which is its work. It has to wait
-besides, at two times:
+Some worker of stage p runs at least n_p = ceil(M D / survivors) micro-batches: its work. In addition it waits twice:
 
-- After its stage's update it can only run forwards until its first B is back from the stages behind it, and of those
-  no more than the memory limit lets it hold.
-- After its last B it can only run Ws, no more than the limit lets it hold, until its stage's next F: that B has to go
-  through all stages ahead, where it is followed by a W, the update and the next iteration's first F, which has to come
-  back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
+- After its stage's update it can only run forwards until its first B arrives from the later stages, and no more of them
+  than the memory limit lets it hold.
+- After its last B it can only run Ws, no more than the limit lets it hold, until its stage's next F: that B has to pass
+  through all earlier stages to the first, where a W, the update and the next iteration's first F follow, which has to
+  travel back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
 
-The first gives ``lower_bound``, the one of ReCycle's setting that every gap refers to; both together ``tight_bound``.
+The first wait gives ``lower_bound``, which matches ReCycle's setting and which every gap refers to; both together give
+``tight_bound``.
 """
 
 import math
@@ -18,12 +18,12 @@ from swift.schedules.problem import Problem
 
 
 def lower_bound(problem: Problem) -> float:
-    """The largest of the stages' work and wait for their first B: no iteration that repeats has a shorter period."""
+    """Lower bound of the period: the largest sum, over stages, of a worker's work and its wait for the first B."""
     return max(stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
 
 
 def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """What a stage with so many live workers needs from one update to the next, whatever the other stages lack."""
+    """Lower bound of the time between updates of a stage with ``num_survivors`` live workers."""
     costs = problem.costs
     num_microbatches = problem.most_loaded(num_survivors)
     behind = problem.num_stages - 1 - stage
@@ -32,13 +32,13 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     bound = num_microbatches * (costs.t_f + costs.t_b + costs.t_w) + costs.t_u + wait
     if problem.staggered:
         return bound
-    # Behind a barrier all stages start together: the first message has to come, and the last B has to go all the way.
+    # After a barrier all stages start together: the first message has to arrive, and the last B has to travel back.
     ahead = stage * (costs.t_f + costs.t_comm)
     return bound + ahead + (0.0 if problem.decoupled else stage * (_backward(problem) + costs.t_comm))
 
 
 def tight_bound(problem: Problem) -> float:
-    """A bound at least as high as ``lower_bound``, which counts the wait after the last B as well."""
+    """Lower bound of the period that also counts the wait after the last B; at least ``lower_bound``."""
     problem = problem.if_drained()
     return max(
         stage_bound(problem, p, len(peers)) + _wait_after_last_b(problem, p, len(peers))
@@ -47,7 +47,7 @@ def tight_bound(problem: Problem) -> float:
 
 
 def max_held(problem: Problem, stash: float) -> float:
-    """How many micro-batches a worker may hold at once with a stash of this size each."""
+    """Number of micro-batches that a worker may hold at once, given the size of each stash."""
     if problem.memory_limit is None or not stash:
         return math.inf
     return math.floor(problem.memory_limit / stash * (1 + 1e-12))
@@ -65,5 +65,5 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
 
 
 def _backward(problem: Problem) -> float:
-    """From the start of a B until its message leaves."""
+    """Time from the start of a B until its message is sent."""
     return problem.costs.t_b if problem.decoupled else problem.costs.t_b + problem.costs.t_w

@@ -1,7 +1,7 @@
-"""Memory of a schedule: stashes and inboxes, worker by worker.
+"""Memory of a schedule: stashes and inboxes of every worker.
 
-F takes the F-stash, B turns it into the W-stash (while it runs, the larger of the two is held), W gives it back. A
-message stays in the inbox of its reader from the end of the op that sends it to the end of the op that reads it.
+F allocates the F-stash, B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A
+message occupies the inbox of its reader from the end of the op that sends it to the end of the op that reads it.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from swift.schedules.schedule import Round, Schedule
 
 
 def peak_memory(schedule: Schedule) -> np.ndarray:
-    """The most memory that every worker holds at any time.
+    """Computes the peak memory of every worker.
 
     Returns:
         float64[D * P], in the unit of the costs' stashes; 0 for a worker that runs nothing.
@@ -30,28 +30,28 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     if costs.inbox:
         events += _inbox_events(schedule)
     worker = np.concatenate([event[0] for event in events])
-    # Rounded, so that what one op gives back is there for the next one, which starts at the same time.
+    # Rounded, so that memory freed by one op is available to the next one, which starts at the same time.
     time = np.round(np.concatenate([event[1] for event in events]) / time_tolerance(schedule))
     delta = np.concatenate([np.full(len(event[0]), event[2]) for event in events])
     order = np.lexsort((delta, time, worker))
     worker, delta = worker[order], delta[order]
     held = np.cumsum(delta)
     peaks = np.zeros(schedule.problem.num_pipelines * schedule.problem.num_stages)
-    # What is summed over the workers before is what they never gave back: nothing in a valid schedule.
+    # The sum carried over from previous workers is memory that they never freed: zero in a valid schedule.
     before = np.concatenate([[0.0], held])[np.searchsorted(worker, worker)]
     np.maximum.at(peaks, worker, held - before)
     return peaks
 
 
 def fits(problem: Problem, one: Round) -> bool:
-    """Whether an iteration that repeats keeps to the memory limit of its problem, messages included."""
+    """Checks that a repeating iteration stays within the memory limit of its problem, including messages."""
     if problem.memory_limit is None:
         return True
     return float(peak_memory(Schedule.from_round(problem, "", one)).max()) <= problem.memory_limit * (1 + 1e-9)
 
 
 def time_tolerance(schedule: Schedule) -> float:
-    """Times nearer to each other than this are the same: floating-point sums in another order."""
+    """Tolerance within which times are equal, since floating-point sums depend on their order."""
     return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
 
 

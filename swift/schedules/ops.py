@@ -9,7 +9,7 @@ NO_MICROBATCH = -1
 
 
 class Kind(IntEnum):
-    """What a worker does; the values are the opcodes of a ``TickTable`` less one."""
+    """Kind of an op: forward, input gradient, weight gradient, update; its value + 1 is a ``TickTable`` opcode."""
 
     F = 0
     B = 1
@@ -22,10 +22,10 @@ class Op(NamedTuple):
 
     Attributes:
         kind: F, B or W of one micro-batch, or U.
-        iteration: from 0.
-        pipeline: of the micro-batch, wherever it runs; for U, of the worker that updates.
+        iteration: index of the iteration, from 0.
+        pipeline: pipeline of the micro-batch, wherever it runs; for U, of the worker that updates.
         microbatch: index within the pipeline; ``NO_MICROBATCH`` for U.
-        stage: of the worker that runs it.
+        stage: stage of the worker that runs it.
     """
 
     kind: Kind
@@ -36,7 +36,7 @@ class Op(NamedTuple):
 
 
 class TimedOp(NamedTuple):
-    """An op, the worker that runs it, and when."""
+    """An op with its worker, start and end."""
 
     op: Op
     worker: Worker

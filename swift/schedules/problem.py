@@ -1,4 +1,4 @@
-"""What is to be planned: how many micro-batches over which live workers, at what costs, in how much memory."""
+"""The planning problem: micro-batches, live workers, costs and memory."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -10,16 +10,16 @@ from swift.topology import Topology, Worker
 
 @dataclass(frozen=True)
 class Costs:
-    """What one op of one micro-batch takes, in any one unit of time and any one unit of memory.
+    """Costs of the ops of one micro-batch, in any one unit of time and any one unit of memory.
 
     Attributes:
-        t_f: time of F, the forward of one micro-batch through one stage.
+        t_f: time of F, the forward pass of one micro-batch through one stage.
         t_b: time of B, the gradient with respect to the stage's input.
         t_w: time of W, the gradient with respect to the stage's parameters.
         t_u: time of U, the reduction over peers and the update; once per iteration.
         t_comm: time from the end of an op to the arrival of its output at the neighbouring stage.
-        f_stash: memory that F takes and B gives back.
-        w_stash: memory that B leaves for W, and W gives back.
+        f_stash: memory that F allocates and B frees.
+        w_stash: memory that B leaves for W, and W frees.
         inbox: memory of one message, held from the end of the op that sends it to the end of the op that reads it.
     """
 
@@ -47,26 +47,27 @@ class Costs:
 
     @property
     def microbatch_peak(self) -> float:
-        """The most memory that one micro-batch takes on a worker: F's stash turns into W's while B runs."""
+        """Peak memory of one micro-batch on a worker: the F-stash turns into the W-stash while B runs."""
         return max(self.f_stash, self.w_stash) + self.inbox
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A configuration and its work: what every planner is given, and what ``verify`` holds a schedule against.
+    """A configuration and its work: the input of planners, and the reference for ``verify``.
 
     Attributes:
-        topology: its expert ranks do not matter here: a worker's ranks do the same op together.
-        num_microbatches: per pipeline and iteration.
-        failed: the workers that are down.
-        memory_limit: per worker, in the unit of the costs' stashes; None: no limit.
-        num_iterations: the window, planned as one schedule.
-        decoupled: False holds every W to its B, as a plain backward does; the neighbour's B waits for both (ablation).
-        staggered: False holds every U until all stages have their last W (ablation).
+        topology: shape of the cluster; expert ranks do not matter here, since a worker's ranks run each op together.
+        num_microbatches: micro-batches per pipeline and iteration.
+        failed: failed workers.
+        memory_limit: limit per worker, in the unit of the costs' stashes; None for no limit.
+        num_iterations: length of the window that is planned as one schedule.
+        decoupled: False ties every W to its B, as a plain backward pass does; the neighbour's B waits for both
+            (ablation).
+        staggered: False delays every U until all stages have finished their last W (ablation).
 
     Raises:
-        SettingError: a failed worker is outside the topology, a stage has no survivor, or the memory limit is below
-            what a single micro-batch takes.
+        SettingError: a failed worker is outside the topology, a stage has no survivor, or the memory limit is too
+            small for a single micro-batch.
     """
 
     topology: Topology
@@ -91,34 +92,34 @@ class Problem:
 
     @property
     def num_pipelines(self) -> int:
-        """D."""
+        """Number of pipelines, D."""
         return self.topology.num_pipelines
 
     @property
     def num_stages(self) -> int:
-        """P."""
+        """Number of stages, P."""
         return self.topology.num_stages
 
     @property
     def num_ops(self) -> int:
-        """Fs, Bs and Ws of one iteration."""
+        """Number of Fs, Bs and Ws of one iteration."""
         return 3 * self.num_pipelines * self.num_microbatches * self.num_stages
 
     def single_pipeline(self) -> "Problem":
-        """The work of one pipeline whose workers are all up."""
+        """Reduces the problem to one pipeline without failures."""
         return replace(self, topology=Topology(num_stages=self.num_stages), failed=frozenset())
 
     def if_drained(self) -> "Problem":
-        """The same, but for a window of one iteration with a barrier: what counts there is when all stages end."""
+        """Adds a barrier if the window is one iteration, where only the end of all stages counts."""
         return replace(self, staggered=self.staggered and self.num_iterations > 1)
 
     def most_loaded(self, num_survivors: int) -> int:
-        """How many micro-batches the most loaded worker of a stage with so many live workers runs at least: n_p."""
+        """Least number of micro-batches, n_p, of the most loaded among ``num_survivors`` live workers of a stage."""
         return math.ceil(self.num_microbatches * self.num_pipelines / num_survivors)
 
     @cached_property
     def survivors(self) -> tuple[tuple[int, ...], ...]:
-        """For every stage, the pipelines whose worker of that stage is up, ascending: the peers."""
+        """Peers of every stage: the pipelines whose worker of that stage is live, ascending."""
         live = self.topology.live_workers(self.failed)
         by_stage: list[list[int]] = [[] for _ in range(self.num_stages)]
         for d, p in live:

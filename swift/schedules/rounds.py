@@ -1,4 +1,4 @@
-"""The one iteration that a schedule repeats.
+"""Extraction of the iteration that a schedule repeats.
 
 K iterations, D pipelines, M micro-batches of a pipeline, P stages, 3 the kinds F, B, W.
 """
@@ -12,9 +12,10 @@ from swift.schedules.schedule import Round, Schedule
 
 
 def round_of(schedule: Schedule) -> Round:
-    """The iteration that a valid schedule repeats: the reverse of ``Schedule.from_round``.
+    """Extracts the iteration that a valid schedule repeats: the inverse of ``Schedule.from_round``.
 
-    To the bit, if the first op starts at 0. A window of one iteration says nothing of the period: it is its makespan.
+    The result is exact to the bit if the first op starts at 0. A window of one iteration does not determine the period,
+    which is then its makespan.
     """
     problem = schedule.problem
     K, P = problem.num_iterations, problem.num_stages

@@ -1,4 +1,4 @@
-"""A schedule: for every worker an ordered list of ops with start and end.
+"""Schedules: for every worker an ordered list of ops with start and end times.
 
 D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W, n: ops.
 """
@@ -16,13 +16,13 @@ from swift.topology import Worker
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One iteration of a schedule that repeats: what planners decide.
+    """One iteration of a repeating schedule: the decisions of a planner.
 
     Attributes:
-        executor_DMP: the pipeline whose worker of stage p runs micro-batch (d, m) there.
-        start_3DMP: when its F, B and W start.
-        update_P: when the U of a stage starts, on all its live workers at once.
-        period: the next iteration is the same, so much later.
+        executor_DMP: pipeline whose worker of stage p runs micro-batch (d, m) there.
+        start_3DMP: start of its F, B and W.
+        update_P: start of a stage's U, on all its live workers at once.
+        period: time after which the next iteration repeats the same ops.
     """
 
     executor_DMP: np.ndarray
@@ -31,7 +31,7 @@ class Round:
     period: float
 
     def repeated(self, num_pipelines: int) -> "Round":
-        """So many pipelines doing what a lone one does: without a failure all of them are alike."""
+        """Repeats a single pipeline's round for all pipelines, which are alike without failures."""
         _, M, P = self.executor_DMP.shape
         executor_DMP = np.broadcast_to(np.arange(num_pipelines, dtype=np.int32)[:, None, None], (num_pipelines, M, P))
         start_3DMP = np.broadcast_to(self.start_3DMP, (3, num_pipelines, M, P))
@@ -40,13 +40,13 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """All ops of a window, one row each, by worker, iteration and start: a worker runs them in that order.
+    """All ops of a window, one row each, sorted by worker, iteration and start: the order in which workers run them.
 
-    Nothing is taken for granted here: ``verify`` says whether the rows are a valid schedule of the problem.
+    Validity is not guaranteed: ``verify`` checks that the rows are a valid schedule of the problem.
 
     Attributes:
-        problem: what it is a schedule of.
-        solver: the planner that made it.
+        problem: problem that is scheduled.
+        solver: name of the planner.
         worker: int32[n], d * P + p of the worker that runs the op.
         kind, iteration, pipeline, microbatch, stage: int32[n], the fields of ``Op``.
         start, end: float64[n], in the unit of the costs.
@@ -65,7 +65,7 @@ class Schedule:
 
     @classmethod
     def from_ops(cls, problem: Problem, solver: str, ops: Iterable[TimedOp]) -> "Schedule":
-        """A schedule of the given ops, brought into order."""
+        """Makes a schedule of the given ops, sorted."""
         rows = [(*worker, *op, start, end) for op, worker, start, end in ops]
         columns = np.array(rows, np.float64).reshape(len(rows), 9).T
         d, p, *names = columns[:7].astype(np.int32)
@@ -73,7 +73,7 @@ class Schedule:
 
     @classmethod
     def from_round(cls, problem: Problem, solver: str, one: Round) -> "Schedule":
-        """A schedule that repeats ``one`` for every iteration of the window."""
+        """Makes a schedule that repeats ``one`` for every iteration of the window."""
         costs, (D, M, P) = problem.costs, one.executor_DMP.shape
         kind, d, m, p = (axis.ravel() for axis in np.indices((3, D, M, P), np.int32))
         worker = np.broadcast_to(one.executor_DMP * P + np.arange(P), (3, D, M, P)).ravel()
@@ -102,24 +102,24 @@ class Schedule:
 
     @classmethod
     def planned(cls, problem: Problem, solver: str, plan: Callable[[Problem], Round]) -> "Schedule":
-        """Repeats what ``plan`` finds; without a failure it is asked for one pipeline, since all do the same."""
+        """Makes a schedule of the round that ``plan`` finds; without failures, of one pipeline repeated for all."""
         if problem.failed:
             return cls.from_round(problem, solver, plan(problem))
         return cls.from_round(problem, solver, plan(problem.single_pipeline()).repeated(problem.num_pipelines))
 
     @property
     def num_ops(self) -> int:
-        """n."""
+        """Number of ops, n."""
         return len(self.start)
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """int64[D * P + 1]: the rows of worker w are ``bounds[w]:bounds[w + 1]``."""
+        """Row bounds, int64[D * P + 1]: the rows of worker w are ``bounds[w]:bounds[w + 1]``."""
         return np.searchsorted(self.worker, np.arange(self.problem.num_pipelines * self.problem.num_stages + 1))
 
     @cached_property
     def row_3KDMP(self) -> np.ndarray:
-        """int64[3, K, D, M, P]: the row of every F, B and W; -1 where there is none."""
+        """Row of every F, B and W, int64[3, K, D, M, P]; -1 where there is none."""
         problem, is_fbw = self.problem, self.kind != Kind.U
         shape = (problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages)
         row_3KDMP = np.full((3, *shape), -1, np.int64)
@@ -128,7 +128,7 @@ class Schedule:
         return row_3KDMP
 
     def ops(self) -> Iterator[TimedOp]:
-        """All ops, worker by worker, each worker's in its order."""
+        """Yields all ops, worker by worker, each worker's in its order."""
         P = self.problem.num_stages
         columns = (self.worker, self.kind, self.iteration, self.pipeline, self.microbatch, self.stage)
         for (w, kind, *names), start, end in zip(
@@ -137,12 +137,12 @@ class Schedule:
             yield TimedOp(Op(Kind(kind), *names), divmod(w, P), start, end)
 
     def ops_of(self, worker: Worker) -> list[TimedOp]:
-        """The ops of one worker, in its order."""
+        """Lists the ops of one worker, in its order."""
         return [timed for timed in self.ops() if timed.worker == worker]
 
 
 def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.ndarray, end: np.ndarray) -> Schedule:
-    # A U that takes no time starts when the W before it ends, and the next iteration's F when it ends.
+    # A U of zero duration starts when the previous W ends, and the next iteration's F starts at the same time.
     worker, kind, iteration, *_ = names
     order = np.lexsort((kind, end, start, iteration, worker))
     worker, kind, iteration, pipeline, microbatch, stage = (

@@ -1,4 +1,4 @@
-"""When the ops of given sequences run: the order of every worker's ops is decided, their times are not.
+"""Timing of ops whose order on every worker is given.
 
 Shape suffixes: D pipelines, M micro-batches of a pipeline, P stages, n ops of one iteration.
 """
@@ -18,23 +18,23 @@ SequencedOp = tuple[int, int, int]
 
 
 def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]) -> Round:
-    """The round with the shortest period that keeps the sequences, every op as early as that period allows.
+    """Finds the round with the shortest period that keeps the sequences, every op as early as that period allows.
 
-    Without staggering all stages begin together, and the period is the longest path through the ops. With it a stage
-    may begin later than others: at the end of its U of the iteration before. Let a_pq be the longest path from the
-    beginning of stage q to the end of the U of stage p. A schedule with period T exists if and only if there are
-    beginnings x with a_pq + x_q <= x_p + T for all p and q; the least such T is the largest mean of a cycle of a (the
-    eigenvalue of a in max-plus algebra). It is approached from below: a stage whose U ends after x_p + T begins so much
+    Without staggering all stages begin together, and the period is the longest path through the ops. With staggering a
+    stage may begin later than others: at the end of its U of the previous iteration. Let a_pq be the longest path from
+    the beginning of stage q to the end of the U of stage p. A schedule with period T exists if and only if there are
+    beginnings x with a_pq + x_q <= x_p + T for all p and q; the least such T is the largest cycle mean of a (its
+    eigenvalue in max-plus algebra). It is approached from below: a stage whose U ends after x_p + T begins that much
     later, and the ops are timed again, until every stage keeps T, or stages that delay each other form a cycle, whose
-    mean is the next T. A few passes over the ops do, and a is never written down.
+    mean is the next T. A few passes over the ops suffice, and a is never built explicitly.
 
-    The order alone decides which stashes a worker holds at once; how long messages lie in inboxes depends on the times.
+    The order alone decides which stashes a worker holds at once; how long messages occupy inboxes depends on the times.
 
     Args:
-        problem: its costs, and whether it is decoupled and staggered.
-        executor_DMP: as in ``Round``.
-        sequences: of worker (d, p) at d * P + p: F, B and W of every micro-batch that it runs, in its order, W directly
-            after B where the problem is not decoupled; empty for a worker that runs nothing.
+        problem: problem, for its costs and for being decoupled or staggered.
+        executor_DMP: pipeline that runs each micro-batch at each stage, as in ``Round``.
+        sequences: ops of worker (d, p) at d * P + p: F, B and W of every micro-batch that it runs, in its order, W
+            directly after B if the problem is not decoupled; empty for a worker that runs nothing.
     """
     P, graph = problem.num_stages, _Graph.of(problem, executor_DMP, sequences)
     starts = _settled(graph) if problem.staggered else graph.time([0.0] * P)
@@ -49,7 +49,7 @@ def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[S
 
 
 def _settled(graph: "_Graph") -> list[float]:
-    """The starts of all nodes with the shortest period, the stages' beginnings as early as it allows."""
+    """Computes the starts of all nodes for the shortest period, with stages beginning as early as it allows."""
     P = len(graph.firsts)
     begins, period, delayed_by = [0.0] * P, 0.0, dict[int, tuple[int, float]]()
     at_once = starts = graph.time(begins)
@@ -71,7 +71,7 @@ def _settled(graph: "_Graph") -> list[float]:
 
 
 def _largest_mean(delayed_by: Mapping[int, tuple[int, float]]) -> float:
-    """The largest mean of the cycles of a graph with one edge from a node, to the node and with the length given.
+    """Finds the largest cycle mean of a graph in which each node has at most one edge, as node -> (node, length).
 
     >>> _largest_mean({2: (2, 3.0), 0: (1, 2.0), 1: (0, 5.0), 3: (0, 9.0)})
     3.5
@@ -91,18 +91,18 @@ def _largest_mean(delayed_by: Mapping[int, tuple[int, float]]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """The ops of one iteration, each behind what it waits for.
+    """Dependency graph of the ops of one iteration, in topological order.
 
-    Node p is the beginning of stage p, node P + i the i-th op. It waits for the op before it on its worker or, as the
-    first one there, for the beginning of its stage; and for the op whose output it reads. A gap is the time from the
-    start of a node to the earliest start of the op that waits for it.
+    Node p is the beginning of stage p, node P + i the i-th op. An op waits for the previous op on its worker or, if it
+    is the first there, for the beginning of its stage; and for the op whose output it reads. A gap is the time from the
+    start of a node to the earliest start of an op that waits for it.
 
     Attributes:
-        ids: int[n], of the i-th op, ((kind * D + d) * M + m) * P + p.
-        waits: of the i-th op, one list each: the node before it, the gap, the node it reads, the gap.
-        firsts: by stage, the nodes that its workers begin with.
-        lasts: by stage, the nodes that its workers end with: Ws.
-        end_gap: from the start of the last W to the end of U.
+        ids: int[n], ((kind * D + d) * M + m) * P + p of the i-th op.
+        waits: four lists over ops: the previous node, its gap, the node that is read, its gap.
+        firsts: first nodes of each stage's workers.
+        lasts: last nodes of each stage's workers, which are Ws.
+        end_gap: time from the start of the last W to the end of U.
     """
 
     ids: np.ndarray
@@ -147,7 +147,7 @@ class _Graph:
         )
 
     def time(self, begins: Sequence[float]) -> list[float]:
-        """The earliest start of every node, where the stages begin at ``begins``."""
+        """Computes the earliest start of every node, given the beginnings of the stages."""
         starts = list(begins)
         append = starts.append
         for before, before_gap, read, read_gap in zip(*self.waits, strict=True):
@@ -157,15 +157,15 @@ class _Graph:
         return starts
 
     def first_starts(self, starts: Sequence[float]) -> list[float]:
-        """When the first op of every stage starts."""
+        """Start of every stage's first op."""
         return [min(starts[node] for node in nodes) for nodes in self.firsts]
 
     def update_ends(self, starts: Sequence[float]) -> list[float]:
-        """When the U of every stage ends, begun after the last W of its workers."""
+        """End of every stage's U, which follows the last W of its workers."""
         return [max(starts[node] for node in nodes) + self.end_gap for nodes in self.lasts]
 
     def critical_stage(self, starts: Sequence[float], stage: int) -> int:
-        """The stage from whose beginning the longest path leads to the U of a stage."""
+        """Finds the stage from whose beginning the longest path to the U of ``stage`` starts."""
         node, P = max(self.lasts[stage], key=starts.__getitem__), len(self.firsts)
         while node >= P:
             before, before_gap, read, _ = self.waits
@@ -175,7 +175,7 @@ class _Graph:
 
 
 def _reads(problem: Problem, kind: np.ndarray, ids: np.ndarray, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The id of the op whose output an op reads, -1 if it reads none, and whether that is sent between stages."""
+    """Finds the id of the op whose output each op reads, -1 for none, and whether it is sent between stages."""
     size = problem.num_pipelines * problem.num_microbatches * problem.num_stages
     forward = (kind == Kind.F) & (stage > 0)
     backward = (kind == Kind.B) & (stage < problem.num_stages - 1)
@@ -186,7 +186,7 @@ def _reads(problem: Problem, kind: np.ndarray, ids: np.ndarray, stage: np.ndarra
 
 
 def _topological(bounds: Sequence[int], reads: Sequence[int]) -> list[int]:
-    """All ops, each behind ``reads[i]`` and those before it on its worker, which are in ``bounds[w]:bounds[w + 1]``."""
+    """Sorts ops so that each follows ``reads[i]`` and the earlier ops of its worker, ``bounds[w]:bounds[w + 1]``."""
     following, done, reader, order = list(bounds[:-1]), [False] * len(reads), [-1] * len(reads), []
     awake = list(range(len(following)))
     while awake:
@@ -203,5 +203,5 @@ def _topological(bounds: Sequence[int], reads: Sequence[int]) -> list[int]:
                 awake.append(reader[i])
             i += 1
         following[w] = i
-    assert len(order) == len(reads), "the sequences wait for each other in a circle"
+    assert len(order) == len(reads), "the sequences wait for each other in a cycle"
     return order

@@ -1,21 +1,19 @@
-"""Whether a schedule keeps the rules of its problem: written apart from every planner, and from the memory's measure.
+"""Verification of schedules against the rules of their problem, independent of all planners and of ``memory``.
 
-Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches of a pipeline, P stages, n ops.
+Shape suffixes: D pipelines, P stages, n ops.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import chain, islice
 
 import numpy as np
 
 from swift.schedules.ops import NO_MICROBATCH, Kind
-from swift.schedules.problem import Problem
+from swift.schedules.rules import COLUMNS, RULES, OpTable, problem_shape
 from swift.schedules.schedule import Schedule
 
 MAX_LISTED = 20
 MAX_OF_A_RULE = 4
-NAMES = ("worker", "kind", "iteration", "pipeline", "microbatch", "stage")
 
 
 class ScheduleError(ValueError):
@@ -23,10 +21,10 @@ class ScheduleError(ValueError):
 
 
 def verify(schedule: Schedule) -> None:
-    """Holds a schedule against its problem.
+    """Checks a schedule against the rules of its problem.
 
     Raises:
-        ScheduleError: it breaks a rule (see ``violations``).
+        ScheduleError: the schedule breaks a rule (see ``violations``).
     """
     found = violations(schedule)
     if found:
@@ -34,281 +32,41 @@ def verify(schedule: Schedule) -> None:
 
 
 def violations(schedule: Schedule) -> list[str]:
-    """What is wrong with a schedule, one sentence each: at most 20, and a few for any one rule; empty if it is valid.
+    """Lists violations of the rules, one sentence each: at most 20, and at most 4 per rule; empty for a valid schedule.
 
     Every micro-batch has one F, B and W per iteration at every stage, all three on one live worker of that stage; every
-    live worker has one U. Ops take their cost, a worker's do not overlap, and its rows are in their order. F follows
-    the F of the stage before and B the B of the stage behind by the message's time (without decoupling B follows W,
-    and W its own B at once), B follows F and W follows B, U the last W of the stage (without staggering: of all
-    stages), the next iteration's F follows U. Peers update together, and nobody holds more than the memory limit.
-    Times that differ by less than 1e-9 of the makespan are the same.
+    live worker has one U. Ops take their cost, a worker's ops do not overlap, and its rows are in order. F follows the
+    F of the previous stage and B the B of the next stage by the message's time (without decoupling, B follows W, and W
+    its own B immediately), B follows F, W follows B, U follows the last W of the stage (without staggering, of all
+    stages), and the next iteration's F follows U. Peers update together, and no worker exceeds the memory limit. Times
+    that differ by less than 1e-9 of the makespan are equal.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         malformed = list(_malformed_columns(schedule)) or list(islice(_unknown_rows(schedule), MAX_LISTED))
         if malformed:
             return malformed
-        table = _Table.of(schedule)
+        table = OpTable.of(schedule)
         found = (islice(rule(table), MAX_OF_A_RULE) for rule in RULES)
         return list(islice(chain.from_iterable(found), MAX_LISTED))
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """The rows by op; NaN and -1 for those that are missing, the last one's of those that are there again."""
-
-    schedule: Schedule
-    tolerance: float
-    start_3KDMP: np.ndarray
-    end_3KDMP: np.ndarray
-    worker_3KDMP: np.ndarray
-    update_start_KDP: np.ndarray
-    update_end_KDP: np.ndarray
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> "_Table":
-        shape = K, D, _, P = _shape(schedule.problem)
-        is_u = schedule.kind == Kind.U
-        ops = tuple(getattr(schedule, name)[~is_u] for name in NAMES[1:])
-        updates = tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "stage"))
-        start_3KDMP, end_3KDMP = np.full((2, 3, *shape), np.nan)
-        worker_3KDMP = np.full((3, *shape), -1, np.int32)
-        update_start_KDP, update_end_KDP = np.full((2, K, D, P), np.nan)
-        start_3KDMP[ops], end_3KDMP[ops] = schedule.start[~is_u], schedule.end[~is_u]
-        worker_3KDMP[ops] = schedule.worker[~is_u]
-        update_start_KDP[updates], update_end_KDP[updates] = schedule.start[is_u], schedule.end[is_u]
-        return cls(
-            schedule, _tolerance(schedule), start_3KDMP, end_3KDMP, worker_3KDMP, update_start_KDP, update_end_KDP
-        )
-
-    @property
-    def problem(self) -> Problem:
-        return self.schedule.problem
-
-    def row(self, row: np.integer) -> str:
-        """The name of the op in a row."""
-        return _name(*(int(getattr(self.schedule, name)[row]) for name in NAMES[1:]))
-
-
-def _shape(problem: Problem) -> tuple[int, int, int, int]:
-    return problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages
-
-
-def _tolerance(schedule: Schedule) -> float:
-    # Never so much that an op late by a part of its own time would pass, however late the last op is.
-    costs = schedule.problem.costs
-    return min(1e-9 * float(schedule.end.max(initial=0.0)), 1e-3 * min(costs.t_f, costs.t_b, costs.t_w))
-
-
-def _name(kind: int, k: int, d: int, m: int, p: int) -> str:
-    if kind == Kind.U:
-        return f"U of worker {d}:{p}, iteration {k}"
-    return f"{Kind(kind).name} of micro-batch {d}:{m} at stage {p}, iteration {k}"
-
-
 def _malformed_columns(schedule: Schedule) -> Iterator[str]:
     num_ops = np.size(schedule.start)
-    for name in (*NAMES, "start", "end"):
+    for name in (*COLUMNS, "start", "end"):
         column = getattr(schedule, name)
-        kind, what = ("i", "whole numbers") if name in NAMES else ("f", "times")
+        kind, what = ("i", "whole numbers") if name in COLUMNS else ("f", "times")
         if not isinstance(column, np.ndarray) or column.dtype.kind != kind or column.shape != (num_ops,):
-            yield f"column {name} is no array of {num_ops} {what}"
+            yield f"column {name} is not an array of {num_ops} {what}"
 
 
 def _unknown_rows(schedule: Schedule) -> Iterator[str]:
     problem, is_u = schedule.problem, schedule.kind == Kind.U
-    K, D, M, P = _shape(problem)
+    K, D, M, P = problem_shape(problem)
     known_n = np.isfinite(schedule.start) & np.isfinite(schedule.end)
-    for name, size in zip(NAMES, (D * P, len(Kind), K, D, M, P), strict=True):
+    for name, size in zip(COLUMNS, (D * P, len(Kind), K, D, M, P), strict=True):
         column = getattr(schedule, name)
         known_n &= (column >= 0) & (column < size) | ((name == "microbatch") & is_u & (column == NO_MICROBATCH))
     known_n &= ~is_u | (schedule.microbatch == NO_MICROBATCH)
     for row in np.flatnonzero(~known_n):
-        fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*NAMES, "start", "end"))
-        yield f"row {row} is no op of the problem: {fields}"
-
-
-def _counts(table: _Table) -> Iterator[str]:
-    schedule, is_fbw = table.schedule, table.schedule.kind != Kind.U
-    count_3KDMP = np.zeros((3, *_shape(table.problem)), np.int32)
-    np.add.at(count_3KDMP, tuple(getattr(schedule, name)[is_fbw] for name in NAMES[1:]), 1)
-    for op in np.argwhere(count_3KDMP != 1):
-        yield f"{_name(*op)} {_times(count_3KDMP[tuple(op)])}"
-
-
-def _update_counts(table: _Table) -> Iterator[str]:
-    schedule, is_u, (K, D, _, P) = table.schedule, table.schedule.kind == Kind.U, _shape(table.problem)
-    count_KDP = np.zeros((K, D, P), np.int32)
-    np.add.at(count_KDP, tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "stage")), 1)
-    live_DP = _live(table.problem).reshape(D, P)
-    for k, d, p in np.argwhere((count_KDP > 1) | ((count_KDP == 0) & live_DP)):
-        yield f"{_name(Kind.U, k, d, NO_MICROBATCH, p)} {_times(count_KDP[k, d, p])}"
-
-
-def _times(count: int) -> str:
-    return f"is there {count} times" if count else "is missing"
-
-
-def _live(problem: Problem) -> np.ndarray:
-    live = np.zeros(problem.num_pipelines * problem.num_stages, bool)
-    live[[d * problem.num_stages + p for p, peers in enumerate(problem.survivors) for d in peers]] = True
-    return live
-
-
-def _workers(table: _Table) -> Iterator[str]:
-    schedule, P = table.schedule, table.problem.num_stages
-    d_n, p_n = np.divmod(schedule.worker, P)
-    down_n = ~_live(table.problem)[schedule.worker]
-    other_n = (p_n != schedule.stage) | ((schedule.kind == Kind.U) & (d_n != schedule.pipeline))
-    for row in np.flatnonzero(down_n | other_n):
-        where = f"{table.row(row)} runs on worker {d_n[row]}:{p_n[row]}"
-        yield f"{where}, which is down" if down_n[row] else f"{where}, not its own"
-
-
-def _same_workers(table: _Table) -> Iterator[str]:
-    for kind in (Kind.B, Kind.W):
-        here, before = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
-        for op in np.argwhere((here != before) & (here >= 0) & (before >= 0)):
-            d, p = divmod(int(here[tuple(op)]), table.problem.num_stages)
-            yield f"{_name(kind, *op)} runs on worker {d}:{p}, its {Kind(kind - 1).name} on another"
-
-
-def _durations(table: _Table) -> Iterator[str]:
-    schedule, costs = table.schedule, table.problem.costs
-    cost_n = np.array([costs.t_f, costs.t_b, costs.t_w, costs.t_u])[schedule.kind]
-    wrong_n = np.abs(schedule.end - schedule.start - cost_n) > table.tolerance
-    for row in np.flatnonzero(wrong_n):
-        took = schedule.end[row] - schedule.start[row]
-        yield f"{table.row(row)} takes {took:.9g} instead of {cost_n[row]:.9g}"
-    for row in np.flatnonzero(schedule.start < -table.tolerance):
-        yield f"{table.row(row)} starts at {schedule.start[row]:.9g}, before 0"
-
-
-def _order(table: _Table) -> Iterator[str]:
-    worker, iteration, start = (np.diff(getattr(table.schedule, name)) for name in ("worker", "iteration", "start"))
-    within = (iteration < 0) | ((iteration == 0) & (start < 0))
-    for row in np.flatnonzero((worker < 0) | ((worker == 0) & within)):
-        yield f"{table.row(row + 1)} stands behind {table.row(row)}, out of its worker's order"
-
-
-def _overlap(table: _Table) -> Iterator[str]:
-    schedule, start, end = table.schedule, table.schedule.start, table.schedule.end
-    # By their middles, since a U may take no time: it goes before an F that starts a rounding error earlier.
-    order = np.lexsort((start + end, schedule.worker))
-    same = np.diff(schedule.worker[order]) == 0
-    for i in np.flatnonzero(same & (end[order][:-1] > start[order][1:] + table.tolerance)):
-        first, second = order[i], order[i + 1]
-        yield (
-            f"{table.row(second)} starts at {start[second]:.9g} on the same worker as {table.row(first)}, "
-            f"which ends at {end[first]:.9g}"
-        )
-
-
-def _precedence(table: _Table) -> Iterator[str]:
-    problem, P, lag = table.problem, table.problem.num_stages, table.problem.costs.t_comm
-    back = Kind.B if problem.decoupled else Kind.W
-    for first, second, shift, gap in (
-        (Kind.F, Kind.F, -1, lag),
-        (Kind.F, Kind.B, 0, 0.0),
-        (back, Kind.B, 1, lag),
-        (Kind.B, Kind.W, 0, 0.0),
-    ):
-        from_stage, to_stage = max(0, -shift), P - max(0, shift)
-        ready_KDMP = table.end_3KDMP[first][..., from_stage + shift : to_stage + shift] + gap
-        start_KDMP = table.start_3KDMP[second][..., from_stage:to_stage]
-        for k, d, m, i in np.argwhere(start_KDMP < ready_KDMP - table.tolerance):
-            p = from_stage + i
-            yield (
-                f"{_name(second, k, d, m, p)} starts at {start_KDMP[k, d, m, i]:.9g}, before the output of "
-                f"{_name(first, k, d, m, p + shift)} is there at {ready_KDMP[k, d, m, i]:.9g}"
-            )
-
-
-def _fused_backward(table: _Table) -> Iterator[str]:
-    if not table.problem.decoupled:
-        wait_KDMP = table.start_3KDMP[Kind.W] - table.end_3KDMP[Kind.B]
-        for op in np.argwhere(np.abs(wait_KDMP) > table.tolerance):
-            yield f"{_name(Kind.W, *op)} does not follow its B at once, which only a decoupled backward may"
-
-
-def _updates(table: _Table) -> Iterator[str]:
-    last_W_KP = np.fmax.reduce(table.end_3KDMP[Kind.W], axis=(1, 2), initial=-np.inf)
-    if not table.problem.staggered:
-        last_W_KP = np.broadcast_to(last_W_KP.max(axis=1, keepdims=True), last_W_KP.shape)
-    of_whom = "its stage" if table.problem.staggered else "all stages"
-    starts = table.update_start_KDP
-    for k, d, p in np.argwhere(starts < last_W_KP[:, None] - table.tolerance):
-        yield (
-            f"{_name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, before the last W of "
-            f"{of_whom} is through at {last_W_KP[k, p]:.9g}"
-        )
-
-
-def _peers(table: _Table) -> Iterator[str]:
-    starts = table.update_start_KDP
-    first_KP = np.fmin.reduce(starts, axis=1)
-    for k, d, p in np.argwhere(starts > first_KP[:, None] + table.tolerance):
-        yield (
-            f"{_name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, "
-            f"that of a peer at {first_KP[k, p]:.9g}"
-        )
-
-
-def _next_iteration(table: _Table) -> Iterator[str]:
-    updated_KP = np.fmax.reduce(table.update_end_KDP, axis=1)
-    start_KDMP = table.start_3KDMP[Kind.F][1:]
-    for k, d, m, p in np.argwhere(start_KDMP < updated_KP[:-1, None, None] - table.tolerance):
-        yield (
-            f"{_name(Kind.F, k + 1, d, m, p)} starts at {start_KDMP[k, d, m, p]:.9g}, before U of iteration {k} "
-            f"is through at {updated_KP[k, p]:.9g}"
-        )
-
-
-def _memory(table: _Table) -> Iterator[str]:
-    limit, P = table.problem.memory_limit, table.problem.num_stages
-    if limit is None:
-        return
-    worker, since, until, size = (np.concatenate(column) for column in zip(*_holdings(table), strict=True))
-    # What is given back at the time at which something else is taken is free for it.
-    time = np.concatenate([since, until - table.tolerance])
-    worker, change = np.tile(worker, 2), np.concatenate([size, -size])
-    order = np.lexsort((time, worker))
-    # Every holding ends on the worker that it began on: the sum starts at 0 with every worker.
-    held = np.cumsum(change[order])
-    above = order[held > limit * (1 + 1e-9)]
-    for w in np.unique(worker[above]):
-        t = time[above][worker[above] == w].min()
-        yield f"worker {w // P}:{w % P} holds more than the memory limit of {limit:g} at {t:.9g}"
-
-
-def _holdings(table: _Table) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """What is held: on which worker, since when, until when, and how much."""
-    costs, start, end, worker = table.problem.costs, table.start_3KDMP, table.end_3KDMP, table.worker_3KDMP
-    F, B, W = Kind.F, Kind.B, Kind.W
-    sent = end[B] if table.problem.decoupled else end[W]
-    for size, reader, since, until in (
-        (costs.f_stash, worker[F], start[F], start[B]),
-        (max(costs.f_stash, costs.w_stash), worker[B], start[B], end[B]),
-        (costs.w_stash, worker[W], end[B], end[W]),
-        (costs.inbox, worker[F][..., 1:], end[F][..., :-1], end[F][..., 1:]),
-        (costs.inbox, worker[B][..., :-1], sent[..., 1:], end[B][..., :-1]),
-    ):
-        # An op that is missing, or before the one it follows, is another rule's.
-        known = (reader >= 0) & (until > since)
-        yield reader[known], since[known], until[known], np.full(np.count_nonzero(known), size)
-
-
-RULES: tuple[Callable[[_Table], Iterator[str]], ...] = (
-    _counts,
-    _update_counts,
-    _workers,
-    _same_workers,
-    _durations,
-    _order,
-    _overlap,
-    _precedence,
-    _fused_backward,
-    _updates,
-    _peers,
-    _next_iteration,
-    _memory,
-)
+        fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*COLUMNS, "start", "end"))
+        yield f"row {row} is not an op of the problem: {fields}"

@@ -158,7 +158,7 @@ def test_a_wrong_option_is_told(refusal, command):
 @pytest.mark.parametrize("solver", sorted(set(PLANNERS) & {"gpipe", "one_f_one_b", "zero_bubble"}))
 def test_a_baseline_plans_for_no_failure(refusal, facts, solver):
     line = refusal(*COMMAND.split(), "--solver", solver)
-    assert line == f"--fail = '1:2': {solver} plans for no failure: try adaptive"
+    assert line == f"--fail = '1:2': {solver} cannot plan for failures: try adaptive"
     line = refusal(*SOUND.split(), "--solver", solver, "--store", "plans")
     assert line == f"--store = 'plans': keeps plans for failures, which {solver} does not make: try adaptive"
     told = facts(f"{SOUND} --solver {solver}")

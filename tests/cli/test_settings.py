@@ -50,10 +50,10 @@ SETTINGS = {
     "DataConfig.source=@TokenFile()": "TokenFile.path = (not set): has no default: it has to be set",
     "TextFiles.pattern=3": "TextFiles.pattern = 3: must be a text",
     # values that do not go together
-    "ExpertConfig.num_classes=64": "ExpertConfig.slots_per_rank = 4: at least 32, for 64 classes to have a slot each "
-    "on 2 expert ranks",
+    "ExpertConfig.num_classes=64": "ExpertConfig.slots_per_rank = 4: at least 32, for each of 64 experts to have a "
+    "slot on 2 expert ranks",
     "ExpertConfig.top_k=5": "ExpertConfig.top_k = 5: a token cannot go to more than ExpertConfig.num_classes = 4 "
-    "classes",
+    "experts",
     "Experiment.sequences_per_microbatch=1": "Experiment.sequences_per_microbatch = 1: must be at least "
     "Topology.num_expert_ranks = 2",
     "ModelConfig.model_dim=17": "ModelConfig.model_dim = 17: must be a multiple of ModelConfig.num_heads = 2",
@@ -65,12 +65,12 @@ SETTINGS = {
     "OptimizerConfig.name=adamv": "OptimizerConfig.name = 'adamv': optax has no such optimizer; try adamw, sgd or lion",
     "OptimizerConfig.name=3": "OptimizerConfig.name = 3: must be a text",
     "OptimizerConfig.name=lamb": f"OptimizerConfig.name = 'lamb': {ELEMENTWISE.format('reduce_sum')}",
-    "OptimizerConfig.name=muon": "OptimizerConfig.name = 'muon': is one of optax.contrib, of which none is taken: many "
-    "mix the numbers of an array, as muon does, and every rank updates only a slice of each expert: use an elementwise "
-    "one such as adamw, sgd or lion",
+    "OptimizerConfig.name=muon": "OptimizerConfig.name = 'muon': is in optax.contrib, which is not supported: many of "
+    "its optimizers mix the elements of an array, as muon does, and every rank updates only a slice of each expert: "
+    "use adamw, sgd, lion or another elementwise optimizer",
     "OptimizerConfig.options=3": "OptimizerConfig.options = 3: must be a dictionary, such as {'b1': 0.9}",
     "OptimizerConfig.options={'learning_rate': 1}": "OptimizerConfig.options = {'learning_rate': 1}: optax.adamw has "
-    "no option 'learning_rate' to set here; it has b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov",
+    "no option 'learning_rate'; its options are b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov",
     "OptimizerConfig.options={'b1': 'x'}": "OptimizerConfig.name = 'adamw': does not work with OptimizerConfig.options "
     "= {'b1': 'x'} (unsupported operand type(s) for -: 'int' and 'str')",
     "OptimizerConfig.warmup_steps=6": "OptimizerConfig.warmup_steps = 6: must be below Experiment.num_steps = 6",

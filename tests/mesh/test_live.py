@@ -101,5 +101,5 @@ def test_a_lone_row_is_row_zero(kind):
 @pytest.mark.parametrize("kind", ["emulated", "virtual"])
 def test_a_result_cannot_be_replicated(kind):
     live = live_mesh(Topology(num_expert_ranks=2), kind)
-    with pytest.raises(AssertionError, match="a result has a worker dim"):
+    with pytest.raises(AssertionError, match="results must have a worker dim"):
         live.per_rank(lambda x: {"a": x, "b": x}, (SHARED,), {"a": SHARED, "b": REPLICATED})

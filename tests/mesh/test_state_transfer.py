@@ -143,5 +143,5 @@ def test_a_state_that_is_elsewhere_is_not_moved():
 def test_what_is_replicated_has_no_rows_to_move():
     live = mesh()
     tree = live.put(np.ones(3), REPLICATED)
-    with pytest.raises(AssertionError, match="only rows are moved"):
+    with pytest.raises(AssertionError, match="only arrays with rows can be moved"):
         move_rows(tree, live, live, REPLICATED, (0, 1, 2, 3))

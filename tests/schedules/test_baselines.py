@@ -109,6 +109,6 @@ def test_inboxes_count(baseline):
 @every_baseline
 def test_plans_for_no_failure(baseline):
     with pytest.raises(
-        SettingError, match=rf"Problem\.failed = \[\(1, 0\)\]: {baseline.__name__} plans for no failure"
+        SettingError, match=rf"Problem\.failed = \[\(1, 0\)\]: {baseline.__name__} cannot plan for failures"
     ):
         baseline(Problem(Topology(2, 2), 4, frozenset({(1, 0)})))

@@ -120,7 +120,7 @@ def best_of_all(problem):
             try:
                 one = time_round(problem, executor_DMP, sequences)
             except AssertionError:
-                continue  # they wait for each other in a circle
+                continue  # they wait for each other in a cycle
             if one.period < best and peak_memory(Schedule.from_round(problem, "", one)).max() <= problem.memory_limit:
                 best = one.period
     return best
@@ -174,7 +174,7 @@ def test_out_of_time(monkeypatch):
     assert proof.bound == 19.0
     assert period(proof.schedule) == period(adaptive(GAP))
     monkeypatch.setattr(milp_module, "milp_proof", lambda *_: proof)
-    with pytest.warns(UserWarning, match=r"milp found a period of 2\d; all that is proved is that none is below 19"):
+    with pytest.warns(UserWarning, match=r"milp found a period of 2\d; the proved lower bound is 19"):
         assert milp(GAP) is proof.schedule
 
 

@@ -91,11 +91,11 @@ def test_a_stage_begins_later_where_that_shortens_the_period():
 def test_sequences_that_wait_for_each_other_are_refused():
     problem, executor_DMP = Problem(Topology(1, 2), 2), np.zeros((1, 2, 2), int)
     turn = [[(kind, 0, m) for m in order for kind in (Kind.F, Kind.B, Kind.W)] for order in ([0, 1], [1, 0])]
-    with pytest.raises(AssertionError, match="in a circle"):
+    with pytest.raises(AssertionError, match="in a cycle"):
         time_round(problem, executor_DMP, turn)
     for first, second in ((Kind.F, Kind.B), (Kind.B, Kind.W)):
         back_to_front = [[(second, 0, 0), (first, 0, 0), (3 - first - second, 0, 0)]]
-        with pytest.raises(AssertionError, match="in a circle"):
+        with pytest.raises(AssertionError, match="in a cycle"):
             time_round(Problem(Topology(), 1), np.zeros((1, 1, 1), int), back_to_front)
 
 

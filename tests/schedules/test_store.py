@@ -170,7 +170,7 @@ DAMAGES = {
     "executor negative": (changed(executor_DMP=lambda executors: [-1, *executors[1:]]), "below 3"),
     "executor no whole number": (changed(executor_DMP=lambda executors: [0.5, *executors[1:]]), "below 3"),
     "executor too large": (changed(executor_DMP=lambda executors: [2**70, *executors[1:]]), "below 3"),
-    "executor down": (changed(executor_DMP=lambda executors: [0] * len(executors)), "which is down"),
+    "executor down": (changed(executor_DMP=lambda executors: [0] * len(executors)), "which has failed"),
     "period too short": (changed(period=lambda period: period / 2), "not valid"),
     "period not finite": (changed(period=float("inf")), "not finite"),
     "no period": (without("period"), "no 'period'"),

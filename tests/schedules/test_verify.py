@@ -82,13 +82,13 @@ def drop(rows):
 
 def duplicate_in_place(rows):
     rows.more.append(rows.rows[rows.any(*Kind)])
-    return "is there 2 times"
+    return "occurs 2 times"
 
 
 def duplicate_at_the_end(rows):
     timed, end = rows.rows[rows.any(*Kind)], rows.last_end()
     rows.more.append(timed._replace(start=end, end=end + timed.end - timed.start))
-    return "is there 2 times"
+    return "occurs 2 times"
 
 
 def begin_before_0(rows):
@@ -124,7 +124,7 @@ def move_to_a_dead_worker(rows):
     op = rows.any(*Kind, where=lambda op: op.stage in dead)
     for kind in (Kind.U,) if op.kind == Kind.U else (Kind.F, Kind.B, Kind.W):
         rows.on(op._replace(kind=kind), (dead[op.stage], op.stage))
-    return "which is down"
+    return "which has failed"
 
 
 def move_one_kind_to_a_peer(rows):
@@ -243,7 +243,7 @@ def test_the_memory_limit_is_kept_or_broken_as_the_measure_says(problems, random
     assume(0.999 * most >= least)
     over = violations(replace(schedule, problem=replace(problem, memory_limit=0.999 * most)))
     assert over
-    assert all("holds more than the memory limit" in sentence for sentence in over)
+    assert all("exceeds the memory limit" in sentence for sentence in over)
 
 
 def slow_peaks(schedule):
@@ -281,7 +281,7 @@ def test_a_decoupled_schedule_is_none_without_decoupling(problems, random_schedu
     waits = [start - ops[op._replace(kind=Kind.B)][1] for op, (start, _) in ops.items() if op.kind == Kind.W]
     assume(max(waits) > 0.01)
     found = violations(replace(schedule, problem=replace(problem, decoupled=False)))
-    assert any("does not follow its B at once" in sentence for sentence in found)
+    assert any("does not follow its B immediately" in sentence for sentence in found)
 
 
 @settings(deadline=None, max_examples=50)
@@ -333,7 +333,7 @@ def test_times_that_are_none_are_named(column, value):
 
 def test_an_update_has_no_microbatch():
     assert violations(changed("kind", 6, Kind.U)) == []
-    assert "row 6 is no op of the problem: worker 0, kind 3" in violations(changed("microbatch", 6, 0))[0]
+    assert "row 6 is not an op of the problem: worker 0, kind 3" in violations(changed("microbatch", 6, 0))[0]
 
 
 def test_rounding_errors_break_no_rule():
@@ -356,16 +356,16 @@ def test_a_late_op_does_not_make_others_pass():
     found = violations(Schedule.from_ops(SMALL.problem, "late", rows.values()))
     assert found == [
         "F of micro-batch 0:0 at stage 1, iteration 0 starts at 0, before the output of "
-        "F of micro-batch 0:0 at stage 0, iteration 0 is there at 1"
+        "F of micro-batch 0:0 at stage 0, iteration 0 arrives at 1"
     ]
 
 
 def test_malformed_columns_are_named():
-    whole = f"is no array of {SMALL.num_ops} whole numbers"
+    whole = f"is not an array of {SMALL.num_ops} whole numbers"
     assert violations(replace(SMALL, kind=SMALL.kind[:-1])) == [f"column kind {whole}"]
     assert violations(replace(SMALL, stage=SMALL.stage.astype(float))) == [f"column stage {whole}"]
-    assert "column end is no array of" in violations(replace(SMALL, end=SMALL.end.tolist()))[0]
-    assert "column start is no array of" in violations(replace(SMALL, start=SMALL.start.astype("U9")))[0]
+    assert "column end is not an array of" in violations(replace(SMALL, end=SMALL.end.tolist()))[0]
+    assert "column start is not an array of" in violations(replace(SMALL, start=SMALL.start.astype("U9")))[0]
 
 
 def test_no_rows_at_all():

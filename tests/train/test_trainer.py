@@ -199,7 +199,7 @@ class Forgetful:
 @pytest.mark.parametrize(("sound_for", "stops_at"), [(7, 8), (8, 10)], ids=["before it is saved", "when it was used"])
 def test_a_placement_without_a_class_stops_the_run_and_is_not_saved(experiment, tmp_path, sound_for, stops_at):
     forgetful = replace(experiment, placement=Forgetful(sound_for), checkpoint=CheckpointConfig(every=8))
-    why = rf"placement = Forgetful.*: class 0 of 0 to 3 has no slot in layer 0 at iteration {stops_at}: stopped; "
+    why = rf"placement = Forgetful.*: expert 0 of 0 to 3 has no slot in layer 0 at iteration {stops_at}: stopped; "
     with pytest.raises(RunError, match=why):
         run(forgetful, tmp_path / "run")
     stopped = read_run(tmp_path / "run")

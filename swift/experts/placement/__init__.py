@@ -1,4 +1,8 @@
-"""Expert placement: which class every slot of every rank holds, chosen anew each iteration from popularity."""
+"""Expert placement: which expert each slot of each rank holds, decided anew every iteration from popularity.
+
+``policy`` defines the interface and what policies share; ``static``, ``symi``, ``flexmoe``, ``minmax`` and ``packed``
+are the policies; ``trial`` checks a user's policy before a run.
+"""
 
 from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
 from swift.experts.placement.minmax import MinMax

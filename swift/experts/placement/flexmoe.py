@@ -1,6 +1,6 @@
-"""FlexMoE's placement: now and then, replicas are shifted one at a time to the most loaded class.
+"""FlexMoE's placement policy: at intervals, shifts replicas one at a time to the most loaded expert.
 
-Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank, M = N * S slots of a layer.
+Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank, M = N * S slots of a layer.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int
 
 from swift.errors import SettingError
 from swift.experts.placement.policy import uniform_placement
@@ -17,25 +18,25 @@ from swift.experts.placement.replicas import replica_counts
 
 
 class FlexMoEState(NamedTuple):
-    """What FlexMoE remembers; one for all layers, so that they rebalance together."""
+    """State of FlexMoE, shared by all layers, so that they rebalance together."""
 
     iteration: jax.Array  # int32[], iterations since the last rebalance
 
 
 @dataclass(frozen=True)
 class FlexMoE:
-    """Rebalances at every ``interval``-th iteration, shift by shift (FlexMoE, SIGMOD'23).
+    """Rebalances every ``interval`` iterations, one shift at a time (FlexMoE, SIGMOD'23).
 
-    A shift takes one slot from the class whose load per replica would be the smallest without it, and gives it to the
-    class with the largest load per replica, as long as the giver ends below that load. The giver loses the last of its
-    slots in flat order; every other slot keeps its class, so the slots that change are what has to migrate.
+    A shift takes one slot from the expert that would have the smallest load per replica without it, and gives it to
+    the expert with the largest load per replica, as long as the giver stays below that load. The giver loses the last
+    of its slots in flat order; every other slot keeps its expert, so only the slots that change have to migrate.
 
-    The largest load per replica never rises, and a rebalance ends only at the least that any placement can have, up to
-    float32 rounding: where no class can spare a slot, none could in a better placement. No slot changes twice in one
-    rebalance, since a class that was given a slot can then not spare one, nor can one that gave become worth giving to.
+    The largest load per replica never rises, and a rebalance ends only at the minimum over all placements, up to
+    float32 rounding: where no expert can spare a slot, none could in a better placement. No slot changes twice in one
+    rebalance, because an expert that received a slot cannot spare one later, nor does one that gave become a taker.
 
     Args:
-        interval: iterations from one rebalance to the next.
+        interval: iterations between rebalances.
 
     Raises:
         SettingError: the interval is below 1.
@@ -61,15 +62,15 @@ class FlexMoE:
 
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
-    ) -> tuple[jax.Array, FlexMoEState]:
-        """The uniform placement, int32[L, N, S], and a counter at zero."""
+    ) -> tuple[Int[Array, "L N S"], FlexMoEState]:
+        """Returns the uniform placement, int32[L, N, S], and a counter at zero."""
         placement_LNS = uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank)
         return placement_LNS, FlexMoEState(jnp.zeros((), jnp.int32))
 
     def __call__(
-        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: FlexMoEState
-    ) -> tuple[jax.Array, FlexMoEState]:
-        """The rebalanced placement when the interval is over, otherwise the placement as it is."""
+        self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: FlexMoEState
+    ) -> tuple[Int[Array, "L N S"], FlexMoEState]:
+        """Rebalances the placement at the end of an interval, and otherwise returns it unchanged."""
         iteration = state.iteration + 1
         due = iteration >= self.interval
         counts_LE = replica_counts(placement_LNS, popularity_LE.shape[1])
@@ -79,7 +80,7 @@ class FlexMoE:
 
 
 def _rebalance(due: jax.Array, popularity_E: jax.Array, placement_M: jax.Array, counts_E: jax.Array) -> jax.Array:
-    """One layer's slots after as many shifts as help; as they are unless a rebalance is due."""
+    """Shifts slots of one layer for as long as that helps; leaves them unchanged unless a rebalance is due."""
     tokens_E = popularity_E.astype(jnp.float32)
     classes_E = jnp.arange(counts_E.shape[0], dtype=jnp.int32)
     slots_M = jnp.arange(placement_M.shape[0], dtype=jnp.int32)

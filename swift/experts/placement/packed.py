@@ -1,6 +1,6 @@
-"""Replicas packed onto ranks so that the ranks are evenly loaded: for capacity by rank, where the slot does not matter.
+"""Replicas packed onto ranks so that ranks are evenly loaded, for capacity by rank, where the slot does not matter.
 
-Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank, M = N * S slots of a layer.
+Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank, M = N * S slots of a layer.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int
 
 from swift.experts.placement.minmax import minmax_replicas
 from swift.experts.placement.policy import PolicyState, StartsUniform
@@ -16,10 +17,10 @@ from swift.experts.placement.replicas import contiguous
 
 @dataclass(frozen=True)
 class Packed(StartsUniform):
-    """As many replicas of each class as ``MinMax`` gives, the most loaded first on the least loaded rank with a slot.
+    """Packs the replicas of ``MinMax``, the most loaded first, each on the least loaded rank with a free slot.
 
-    Two replicas of a class may come to one rank: what counts is that ranks are evenly loaded, and to keep replicas
-    apart would load them less evenly. Where class order happens to load the ranks more evenly, class order it is.
+    Two replicas of an expert may share a rank: only the balance between ranks counts, and keeping replicas apart would
+    worsen it. Where expert order happens to balance the ranks better, expert order is used.
 
     >>> policy = Packed()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=4, num_ranks=2, slots_per_rank=2)
@@ -33,9 +34,9 @@ class Packed(StartsUniform):
         return "packed"
 
     def __call__(
-        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
-    ) -> tuple[jax.Array, PolicyState]:
-        """The packed placement; uniform replicas for a layer without tokens."""
+        self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState
+    ) -> tuple[Int[Array, "L N S"], PolicyState]:
+        """Packs the replicas of every layer; uniform replicas for a layer without tokens."""
         _, num_ranks, slots_per_rank = placement_LNS.shape
 
         def place(popularity_E: jax.Array) -> jax.Array:

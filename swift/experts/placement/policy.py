@@ -1,28 +1,29 @@
-"""What a placement policy is, and the two steps that most policies share.
+"""The interface of placement policies, and the steps that most of them share.
 
-Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank.
+Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from swift.errors import SettingError
 from swift.experts.placement.replicas import contiguous
 
 PolicyState: TypeAlias = Any
-"""A pytree of arrays; the empty tuple for a policy that remembers nothing."""
+"""A pytree of arrays; the empty tuple for a stateless policy."""
 
 
+@runtime_checkable
 class PlacementPolicy(Protocol):
     """Chooses the next iteration's placement from this iteration's popularity.
 
-    A policy is a frozen dataclass without arrays: hashable, so a jitted function may close over it or take it as a
-    static argument. It is pure and deterministic; every rank calls it with the same popularity and, without any
-    communication, comes to the same placement. Every class has a slot in every placement. Slots are in no particular
-    order.
+    A policy is a frozen dataclass without arrays: hashable, so that a jitted function may close over it or take it as
+    a static argument. It is pure and deterministic: every rank calls it with the same popularity and computes the same
+    placement without any communication. Every expert has a slot in every placement. Slots are in no particular order.
     """
 
     @property
@@ -31,55 +32,55 @@ class PlacementPolicy(Protocol):
 
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
-    ) -> tuple[jax.Array, PolicyState]:
-        """The placement before any popularity is known, int32[L, N, S], and the policy's first state.
+    ) -> tuple[Int[Array, "L N S"], PolicyState]:
+        """Returns the placement before any popularity is known, int32[L, N, S], and the policy's initial state.
 
         Raises:
-            SettingError: there are fewer slots than classes.
+            SettingError: there are fewer slots than experts.
         """
 
     def __call__(
-        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
-    ) -> tuple[jax.Array, PolicyState]:
-        """The next placement and state.
+        self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState
+    ) -> tuple[Int[Array, "L N S"], PolicyState]:
+        """Computes the next placement and state.
 
         Args:
-            popularity_LE: int32[L, E], tokens per class of this iteration, before any drop.
-            placement_LNS: int32[L, N, S], the placement of this iteration.
-            state: what ``init`` or the previous call returned.
+            popularity_LE: int32[L, E], tokens per expert in this iteration, before any drop.
+            placement_LNS: int32[L, N, S], placement of this iteration.
+            state: state returned by ``init`` or by the previous call.
 
         Returns:
-            The placement int32[L, N, S] of the next iteration, and the new state, a pytree of the same structure.
+            The placement of the next iteration, int32[L, N, S], and the new state, a pytree of the same structure.
         """
 
 
 def check_slots(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
-    """Raises SettingError where there are fewer slots than classes."""
+    """Raises SettingError if there are fewer slots than experts."""
     if num_ranks * slots_per_rank < num_classes:
         enough = -(-num_classes // num_ranks)
         raise SettingError(
             "ExpertConfig.slots_per_rank",
             slots_per_rank,
-            f"at least {enough}, for {num_classes} classes to have a slot each on {num_ranks} expert ranks",
+            f"at least {enough}, for each of {num_classes} experts to have a slot on {num_ranks} expert ranks",
         )
 
 
-def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int) -> jax.Array:
-    """The placement in class order that gives every class as many replicas as any other.
+def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int) -> Int[Array, "L N S"]:
+    """Places equally many replicas of every expert, in expert order.
 
-    Where the classes do not divide the slots, the first classes have one replica more.
+    Where the number of experts does not divide the number of slots, the first experts have one replica more.
 
     Args:
-        num_layers: L.
-        num_classes: E.
-        num_ranks: N.
-        slots_per_rank: S.
+        num_layers: number of expert layers, L.
+        num_classes: number of experts, E.
+        num_ranks: number of expert ranks, N.
+        slots_per_rank: slots per rank, S.
 
     Returns:
         int32[L, N, S].
 
     Raises:
-        SettingError: there are fewer slots than classes.
+        SettingError: there are fewer slots than experts.
 
     >>> uniform_placement(num_layers=1, num_classes=3, num_ranks=2, slots_per_rank=2).tolist()
     [[[0, 0], [1, 2]]]
@@ -92,32 +93,34 @@ def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_p
 
 
 class StartsUniform:
-    """A policy that remembers nothing, and begins with the uniform placement."""
+    """Base of the stateless policies, which start from the uniform placement."""
 
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
-    ) -> tuple[jax.Array, PolicyState]:
-        """The uniform placement, int32[L, N, S], and no state."""
+    ) -> tuple[Int[Array, "L N S"], PolicyState]:
+        """Returns the uniform placement, int32[L, N, S], and no state."""
         return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
 
 
 def place_contiguously(
-    replicas_of: Callable[[jax.Array, int], jax.Array], popularity_LE: jax.Array, placement_LNS: jax.Array
-) -> jax.Array:
-    """Places every layer in class order, with the replicas that a rule gives to its popularity.
+    replicas_of: Callable[[jax.Array, int], jax.Array],
+    popularity_LE: Int[Array, "L E"],
+    placement_LNS: Int[Array, "L N S"],
+) -> Int[Array, "L N S"]:
+    """Places every layer in expert order, with as many replicas as a rule derives from its popularity.
 
     Args:
-        replicas_of: the rule, ``(popularity int32[E], num_slots) -> replicas int32[E]``: at least one per class,
-            ``num_slots`` in all.
-        popularity_LE: int32[L, E].
-        placement_LNS: int32[L, N, S], the present placement; only its shape is used.
+        replicas_of: rule ``(popularity int32[E], num_slots) -> replicas int32[E]``: at least one per expert,
+            ``num_slots`` in total.
+        popularity_LE: int32[L, E], tokens per expert.
+        placement_LNS: int32[L, N, S], current placement; only its shape is used.
 
     Returns:
         int32[L, N, S].
     """
     _, num_ranks, slots_per_rank = placement_LNS.shape
     num_slots = num_ranks * slots_per_rank
-    assert num_slots >= popularity_LE.shape[1], "a rule could search for ever where classes outnumber slots"
+    assert num_slots >= popularity_LE.shape[1], "a rule could search for ever where experts outnumber slots"
 
     def place(popularity_E: jax.Array) -> jax.Array:
         return contiguous(replicas_of(popularity_E, num_slots), num_ranks, slots_per_rank)

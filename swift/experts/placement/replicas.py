@@ -1,18 +1,19 @@
-"""Replicas per class: counted in a placement, laid out as one, and judged against popularity.
+"""Replicas per expert: counting them in a placement, laying them out, and measuring their balance.
 
-Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank.
+Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 
-def replica_counts(placement_LNS: jax.Array, num_classes: int) -> jax.Array:
-    """Number of slots that hold each class.
+def replica_counts(placement_LNS: Int[Array, "L N S"], num_classes: int) -> Int[Array, "L E"]:
+    """Counts the slots that hold each expert.
 
     Args:
-        placement_LNS: int32[L, N, S], the class in every slot, in any order.
-        num_classes: E.
+        placement_LNS: int32[L, N, S], the expert in every slot, in any order.
+        num_classes: number of experts, E.
 
     Returns:
         int32[L, E]; every row sums to N * S.
@@ -23,13 +24,13 @@ def replica_counts(placement_LNS: jax.Array, num_classes: int) -> jax.Array:
     return jnp.sum(jax.nn.one_hot(placement_LNS, num_classes, dtype=jnp.int32), axis=(1, 2), dtype=jnp.int32)
 
 
-def contiguous(counts_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.Array:
-    """One layer's placement in class order: the replicas of a class fill a rank before the next (SYMI, Algorithm 1).
+def contiguous(counts_E: Int[Array, " E"], num_ranks: int, slots_per_rank: int) -> Int[Array, "N S"]:
+    """Lays out one layer in expert order: replicas fill one rank before the next (SYMI, Algorithm 1).
 
     Args:
-        counts_E: int32[E], replicas of each class; they sum to ``num_ranks * slots_per_rank``.
-        num_ranks: N.
-        slots_per_rank: S.
+        counts_E: int32[E], replicas of each expert; they sum to ``num_ranks * slots_per_rank``.
+        num_ranks: number of expert ranks, N.
+        slots_per_rank: slots per rank, S.
 
     Returns:
         int32[N, S], ascending in flat order.
@@ -42,12 +43,12 @@ def contiguous(counts_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.
     return flat.reshape(num_ranks, slots_per_rank)
 
 
-def changed_slots(old_LNS: jax.Array, new_LNS: jax.Array) -> jax.Array:
-    """Number of slots, over all layers, whose class differs between two placements: what has to migrate.
+def changed_slots(old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Int[Array, ""]:
+    """Counts the slots, over all layers, whose expert differs between two placements: those that have to migrate.
 
     Args:
-        old_LNS: int32[L, N, S].
-        new_LNS: int32[L, N, S].
+        old_LNS: int32[L, N, S], placement before.
+        new_LNS: int32[L, N, S], placement after.
 
     Returns:
         int32 scalar.
@@ -58,15 +59,15 @@ def changed_slots(old_LNS: jax.Array, new_LNS: jax.Array) -> jax.Array:
     return jnp.sum(old_LNS != new_LNS, dtype=jnp.int32)
 
 
-def load_imbalance(popularity_LE: jax.Array, replicas_LE: jax.Array) -> jax.Array:
-    """Largest load per replica over the mean load per slot, for each layer.
+def load_imbalance(popularity_LE: Int[Array, "L E"], replicas_LE: Int[Array, "L E"]) -> Float[Array, " L"]:
+    """Divides the largest load per replica by the mean load per slot, for each layer.
 
     Args:
-        popularity_LE: int32[L, E], tokens per class, before any drop.
-        replicas_LE: int32[L, E], at least one per class.
+        popularity_LE: int32[L, E], tokens per expert, before any drop.
+        replicas_LE: int32[L, E], replicas, at least one per expert.
 
     Returns:
-        float32[L]: 1.0 when every slot is as loaded as every other, and when there are no tokens.
+        float32[L]: 1.0 if all slots are equally loaded, and if there are no tokens.
 
     >>> load_imbalance(jnp.array([[6, 2]]), jnp.array([[2, 2]])).tolist()
     [1.5]
@@ -77,11 +78,11 @@ def load_imbalance(popularity_LE: jax.Array, replicas_LE: jax.Array) -> jax.Arra
     return jnp.where(total_L > 0, peak_L / (jnp.maximum(total_L, 1.0) / slots_L), 1.0)
 
 
-def total_tokens(popularity_E: jax.Array) -> jax.Array:
-    """Sum of the popularity over its last dim, the same on every backend and without overflow.
+def total_tokens(popularity_E: Int[Array, "... E"]) -> Float[Array, "..."]:
+    """Sums the popularity over its last dim, identically on every backend and without overflow.
 
     Args:
-        popularity_E: int32[..., E], not negative.
+        popularity_E: int32[..., E], nonnegative token counts.
 
     Returns:
         float32[...].
@@ -89,7 +90,7 @@ def total_tokens(popularity_E: jax.Array) -> jax.Array:
     >>> float(total_tokens(jnp.array([2**31 - 1, 1])))
     2147483648.0
     """
-    # A float32 sum depends on the order in which a backend adds, and an int32 sum may overflow: add integer halves.
+    # A float32 sum depends on the backend's order of addition, and an int32 sum may overflow: sum 16-bit halves.
     high = jnp.sum(popularity_E >> 16, axis=-1, dtype=jnp.int32)
     low = jnp.sum(popularity_E & 0xFFFF, axis=-1, dtype=jnp.int32)
     return high.astype(jnp.float32) * 65536 + low.astype(jnp.float32)

@@ -1,6 +1,6 @@
-"""SYMI's expert placement scheduler: replicas in proportion to the popularity of the iteration before.
+"""SYMI's expert placement scheduler: replicas in proportion to the popularity of the previous iteration.
 
-Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank.
+Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int
 
 from swift.experts.placement.policy import PolicyState, StartsUniform, place_contiguously
 from swift.experts.placement.replicas import total_tokens
@@ -15,7 +16,7 @@ from swift.experts.placement.replicas import total_tokens
 
 @dataclass(frozen=True)
 class Symi(StartsUniform):
-    """Replicas in proportion to popularity, in class order (SYMI, arXiv 2504.19925, Algorithm 1).
+    """Replicas in proportion to popularity, in expert order (SYMI, arXiv 2504.19925, Algorithm 1).
 
     >>> policy = Symi()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=3, num_ranks=3, slots_per_rank=2)
@@ -29,28 +30,28 @@ class Symi(StartsUniform):
         return "symi"
 
     def __call__(
-        self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: PolicyState
-    ) -> tuple[jax.Array, PolicyState]:
-        """The placement in proportion to the popularity; uniform for a layer without tokens."""
+        self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState
+    ) -> tuple[Int[Array, "L N S"], PolicyState]:
+        """Places replicas in proportion to popularity; uniformly for a layer without tokens."""
         return place_contiguously(_proportional_replicas, popularity_LE, placement_LNS), state
 
 
 def _proportional_replicas(popularity_E: jax.Array, num_slots: int) -> jax.Array:
     tokens_E = popularity_E.astype(jnp.float32)
-    # Without tokens every goal is zero, and the slots go round the classes. The barrier is there because XLA divides by
-    # one number by multiplying with its inverse, which rounds otherwise and parts classes that are level.
+    # Without tokens every goal is zero, and slots are given out round-robin. The barrier keeps XLA from replacing the
+    # division by a scalar with a multiplication by its inverse, which rounds differently and breaks ties.
     total_E = lax.optimization_barrier(jnp.full_like(tokens_E, jnp.maximum(total_tokens(popularity_E), 1.0)))
     goal_E = tokens_E / total_E * num_slots
     classes_E = jnp.arange(popularity_E.shape[0])
 
-    # The paper carries diff = cnt - goal along with cnt. Both change by one together, so diff is taken afresh here,
-    # inside the loops; outside, a compiler may fuse the product in goal with the subtraction and round otherwise.
+    # The paper carries diff = cnt - goal along with cnt. Both change by one together, so diff is recomputed inside the
+    # loops; outside, a compiler may fuse the product in goal with the subtraction and round differently.
     def diff_E(counts_E: jax.Array) -> jax.Array:
         return counts_E.astype(jnp.float32) - goal_E
 
     def shrink(counts_E: jax.Array) -> jax.Array:
-        # The paper's loop also visits classes of one replica, but changes only their diff, which tells no more than
-        # when to visit them again. Passing over them gives the same counts in at most E steps rather than E * E.
+        # The paper's loop also visits experts with one replica, but changes only their diff, which only decides when
+        # they are visited again. Skipping them gives the same counts in at most E steps rather than E * E.
         widest = jnp.argmax(jnp.where(counts_E > 1, diff_E(counts_E), -jnp.inf))
         return counts_E - (classes_E == widest).astype(jnp.int32)
 

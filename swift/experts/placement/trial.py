@@ -1,8 +1,8 @@
-"""Trying a policy before a run: JAX can trace it as a step does, and what it chooses are placements.
+"""Trial of a placement policy before a run: JAX can trace it as a step does, and its results are valid placements.
 
-A mistake here is one of whoever wrote the policy, so it is told with the line of their file.
+Errors found here are the policy author's, so they are reported with the line of the author's file.
 
-Shape suffixes: L expert layers, E classes, N expert ranks, S slots per rank.
+Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
 import inspect
@@ -33,20 +33,20 @@ def try_policy(
     num_tokens: int,
     setting: str,
 ) -> None:
-    """Calls a policy as a step will, on loads that break policies, and looks at what it returns.
+    """Calls a policy as a step will, on loads that tend to break policies, and checks its results.
 
     Args:
-        policy: to try.
-        num_layers: of a stage.
-        num_classes: E.
-        num_ranks: N.
-        slots_per_rank: S.
+        policy: policy to try.
+        num_layers: expert layers of a stage, L.
+        num_classes: number of experts, E.
+        num_ranks: number of expert ranks, N.
+        slots_per_rank: slots per rank, S.
         num_tokens: (token, choice) pairs of a layer in an iteration.
-        setting: that names the policy.
+        setting: name of the setting that names the policy, for errors.
 
     Raises:
-        SettingError: it cannot be traced, returns something else than a placement and a state like the one before, or
-            chooses otherwise when it is traced again; the text says where.
+        SettingError: the policy cannot be traced, does not return a placement and a state like the previous one, or
+            chooses differently when traced again; the message says where.
     """
     trial = _Trial(policy, setting)
     slots_LNS = (num_layers, num_ranks, slots_per_rank)
@@ -62,7 +62,7 @@ def try_policy(
     chosen, again = (trial.attempt("__call__", lambda: trial.run(num_classes, slots_LNS, loads)) for _ in range(2))
     for name, (before, other) in zip(chosen, zip(chosen.values(), again.values(), strict=True), strict=True):
         if not all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(other))):
-            trial.refuse(f"chooses otherwise for {name} when it is traced again: all ranks have to come to the same")
+            trial.refuse(f"chooses differently for {name} when it is traced again: all ranks must choose the same")
 
 
 class _Trial:
@@ -75,7 +75,7 @@ class _Trial:
         raise SettingError(self._setting, self._policy, why)
 
     def attempt(self, method: str, call: Callable[[], Any]) -> Any:
-        """The result of a call; what it raises is told as a mistake of the method."""
+        """Returns the result of a call; reports exceptions as errors of the policy's method."""
         try:
             return call()
         except SettingError:
@@ -88,7 +88,7 @@ class _Trial:
             raise SettingError(self._setting, self._policy, why) from error
 
     def _line(self, error: Exception) -> str:
-        """The last line of the policy's own file that led to an error."""
+        """Finds the last line of the policy's own file in the traceback of an error."""
         try:
             own = inspect.getfile(type(self._policy))
         except (TypeError, OSError):
@@ -97,18 +97,18 @@ class _Trial:
         return f" ({own.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
 
     def pair(self, method: str, result: Any, slots_LNS: tuple[int, int, int]) -> tuple[Any, Any]:
-        """A placement and a state, of abstract arrays."""
+        """Checks that a method returned a placement and a state, as abstract arrays."""
         if not isinstance(result, tuple) or len(result) != 2:
             self.refuse(f"{method} returns {_described(result)}: must return (placement, state)")
         placement, state = result
         is_array = isinstance(placement, jax.ShapeDtypeStruct)
         if not is_array or placement.shape != slots_LNS or placement.dtype != jnp.int32:
-            allowed = f"int32{list(slots_LNS)}, the class in every slot by layer and rank"
+            allowed = f"int32{list(slots_LNS)}, the expert in every slot by layer and rank"
             self.refuse(f"{method} returns {_described(placement)} as the placement: must be {allowed}")
         return placement, state
 
     def same(self, method: str, before: Any, after: Any) -> None:
-        """Refuses another state than before in structure, shapes or types."""
+        """Refuses a state that differs from the previous one in structure, shapes or dtypes."""
         kinds = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)] for state in (before, after)]
         trees: list[Any] = [jax.tree.structure(state) for state in (before, after)]
         if trees[0] != trees[1] or kinds[0] != kinds[1]:
@@ -118,7 +118,7 @@ class _Trial:
     def run(
         self, num_classes: int, slots_LNS: tuple[int, int, int], loads: dict[str, np.ndarray]
     ) -> dict[str, tuple[Any, Any]]:
-        """The placement and the state after each load, one after the other, traced anew."""
+        """Traces the policy anew and returns the placement and the state after each of the loads in turn."""
         num_layers, *slots_NS = slots_LNS
         policy = self._policy
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()
@@ -142,13 +142,13 @@ def _loads(num_layers: int, num_classes: int, num_tokens: int) -> Iterator[tuple
     random, layers = np.random.default_rng(0), np.arange(num_layers)
     one_LE = np.zeros((num_layers, num_classes), np.int32)
     yield "no tokens", one_LE.copy()
-    yield "as many tokens for every class", one_LE + np.int32(num_tokens // num_classes)
+    yield "as many tokens for every expert", one_LE + np.int32(num_tokens // num_classes)
     one_LE[layers, (num_classes - 1 - layers) % num_classes] = num_tokens
-    yield "all tokens for one class", one_LE
+    yield "all tokens for one expert", one_LE
     shares = random.dirichlet(np.full(num_classes, 0.3), size=num_layers)
     yield "uneven tokens", np.stack([random.multinomial(num_tokens, share) for share in shares]).astype(np.int32)
     halves_E = num_tokens >> np.minimum(np.arange(1, num_classes + 1), 31)
-    yield "half as many for each next class", np.tile(halves_E.astype(np.int32), (num_layers, 1))
+    yield "half as many for each next expert", np.tile(halves_E.astype(np.int32), (num_layers, 1))
 
 
 def _described(tree: Any) -> str:

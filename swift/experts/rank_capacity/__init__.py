@@ -1,7 +1,7 @@
-"""Capacity by rank.
+"""Capacity by rank: the slots of a rank share its rows.
 
-The slots of a rank share one buffer. Which tokens are served, how they are split over the replicas of an expert in
-whole numbers, and where their rows lie.
+``limits`` decides which tokens are served, ``token_split`` how they are split over the replicas of an expert in whole
+numbers, and ``buffers`` where their rows lie.
 """
 
 from swift.experts.rank_capacity.buffers import gather_by_slot, rows_in_buffers

@@ -1,10 +1,10 @@
-"""Rows that the slots of a rank share: where a token's row is in a buffer of the exchange, and in the grouped matmul.
+"""Row layout of tokens, in the buffers of the exchange and in the grouped matmul of a rank.
 
-A source sends every rank one buffer, in it the rows of the rank's first slot, then those of the second, and so on; the
-rest is empty. The rank puts the rows of all buffers together by slot. Both sides know what is where from the counts, so
-nothing but rows is exchanged.
+A source rank sends every rank one buffer: the rows for that rank's first slot, then those for the second, and so on;
+the rest is empty. The receiver gathers the rows of all buffers by slot. Both sides derive the layout from the counts,
+so only rows are exchanged.
 
-Legend: T tokens, K choices, A = T * K pairs, E classes, N ranks, S slots of a rank, M = N * S, Q rows of a buffer,
+Legend: T tokens, K choices, A = T * K pairs, E experts, N ranks, S slots of a rank, M = N * S, Q rows of a buffer,
 P rows of the grouped matmul.
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from swift.experts.grouped_matmul import Groups
 from swift.experts.rank_capacity.token_split import Slots
@@ -19,25 +20,25 @@ from swift.experts.slot_capacity import Pairs, inverse_rows
 
 
 class Gathered(NamedTuple):
-    """Where a rank's received rows are in the grouped matmul."""
+    """Positions of a rank's received rows in the grouped matmul."""
 
     row_of_received_X: jax.Array  # int32, X = N * Q; P where the row is empty
     received_of_row_P: jax.Array  # int32, N * Q where the row is empty
     groups: Groups
 
 
-def rows_in_buffers(pairs: Pairs, kept_NS: jax.Array, slots: Slots, buffer_rows: int) -> jax.Array:
-    """The row of every pair among the buffers of all ranks, int32[A]; N * Q where it is dropped or padding.
+def rows_in_buffers(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots, buffer_rows: int) -> Int[Array, " A"]:
+    """Finds the row of every pair among the buffers for all ranks, int32[A]; N * Q for dropped pairs and padding.
 
     Args:
-        pairs: of this rank.
-        kept_NS: those that this rank sends to every slot.
-        slots: of all ranks.
-        buffer_rows: Q.
+        pairs: (token, choice) pairs of this rank.
+        kept_NS: int32, number of pairs that this rank sends to every slot.
+        slots: slots of all ranks.
+        buffer_rows: rows of a buffer, Q.
     """
     num_ranks = kept_NS.shape[0]
     kept_M = kept_NS.reshape(-1)
-    last_M = slots.up_to(kept_M)  # of the class's pairs, in token order, slot by slot
+    last_M = slots.up_to(kept_M)  # end of the slot's range among the expert's pairs, in token order
     first_M = last_M - kept_M
     row_NS = jnp.cumsum(kept_NS, axis=1, dtype=jnp.int32) - kept_NS
     row_M = (row_NS + buffer_rows * jnp.arange(num_ranks, dtype=jnp.int32)[:, None]).reshape(-1)
@@ -50,13 +51,13 @@ def rows_in_buffers(pairs: Pairs, kept_NS: jax.Array, slots: Slots, buffer_rows:
     return jnp.where(jnp.any(is_slot_AM, axis=1), offset_A + pairs.position_A, 0) + none
 
 
-def gather_by_slot(kept_NS: jax.Array, buffer_rows: int, num_rows: int, block: int) -> Gathered:
-    """Where this rank's received rows go.
+def gather_by_slot(kept_NS: Int[Array, "N S"], buffer_rows: int, num_rows: int, block: int) -> Gathered:
+    """Lays out this rank's received rows by slot, each slot starting at a block.
 
     Args:
-        kept_NS: rows that every source sends to this rank's slots.
-        buffer_rows: Q.
-        num_rows: P, enough for all rows in blocks.
+        kept_NS: int32, rows that every source rank sends to this rank's slots.
+        buffer_rows: rows of a buffer, Q.
+        num_rows: rows of the grouped matmul, P; enough for all rows in blocks.
         block: rows of a block.
     """
     in_slot_S = jnp.sum(kept_NS, axis=0, dtype=jnp.int32)

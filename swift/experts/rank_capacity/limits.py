@@ -1,18 +1,19 @@
 """Capacity by rank: which tokens are served where the slots of a rank share its rows.
 
-The rule: the tokens of every class and source rank are split over the slots that hold the class (``split``). Where a
-source has more for one rank than the buffer between the two holds, every slot of that rank loses in proportion:
-*buffer full*. Where a rank then has more than its rows, every source and slot loses in proportion: *rank full*. So a
-source keeps a number of the tokens of a class, and these are the first in token order, then choice order. It is local
-and per micro-batch, as capacity by slot is, and all ranks know it from the counts alone, before a token moves.
+The rule: the tokens of every expert and source rank are split over the slots that hold the expert (``token_split``).
+Where a source has more for a rank than the buffer between the two holds, every slot of that rank loses in proportion:
+*buffer full*. Where a rank then receives more than its rows, every source and slot loses in proportion: *rank full*. A
+source thus keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule is local
+and per micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before a token moves.
 
-Legend: N ranks as sources, D the same as those that serve, S slots of a rank, E classes.
+Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, E experts.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from swift.experts.config import ExpertConfig
 from swift.experts.rank_capacity.fixed_point import BITS, ONE, fraction_of, times
@@ -20,20 +21,22 @@ from swift.experts.rank_capacity.token_split import Rooms, Slots, split_tokens
 
 
 class Served(NamedTuple):
-    """The (token, choice) pairs of every source that are served, and those that are not."""
+    """Counts of the (token, choice) pairs of every source rank that are served, and of those that are dropped."""
 
-    kept_NDS: jax.Array  # int32, in every slot
-    dropped_NE: jax.Array  # int32, of every class
-    overflowed_NE: jax.Array  # int32, those of them for which a buffer was full
+    kept_NDS: jax.Array  # int32, by slot
+    dropped_NE: jax.Array  # int32, by expert
+    overflowed_NE: jax.Array  # int32, dropped because a buffer was full
 
 
-def serve(config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int) -> Served:
-    """Splits the tokens of all sources over the slots, and drops what does not fit.
+def serve(
+    config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
+) -> Served:
+    """Splits the tokens of all sources over the slots and drops those that do not fit.
 
     Args:
-        config: the experts, with capacity by rank.
-        counts_NE: int32, pairs of every source rank that want each class.
-        placement_NS: the class in every slot, in any order.
+        config: settings of the experts, with capacity by rank.
+        counts_NE: int32, pairs of every source rank for each expert.
+        placement_NS: int32, the expert in every slot, in any order.
         local_tokens: tokens of a source rank.
     """
     num_ranks, num_slots = placement_NS.shape
@@ -53,22 +56,22 @@ def serve(config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, l
     return Served(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
 
 
-def in_proportion(wanted_XY: jax.Array, room: int, most: int) -> jax.Array:
-    """Cuts every ``[..., Y]`` that adds up to more than ``room`` down in proportion; the others stay as they are.
+def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[Array, "... Y"]:
+    """Scales down every ``[..., Y]`` whose sum exceeds ``room``, in proportion; leaves the others unchanged.
 
-    What is cut down fills the room to the last.
+    The result of scaling down sums to ``room`` exactly.
 
     Args:
-        wanted_XY: int32, not negative.
-        room: that there is.
-        most: that any of them can add up to; below 2^30.
+        wanted_XY: int32, nonnegative counts.
+        room: largest sum allowed.
+        most: upper bound of all sums, below 2^30.
     """
     if most <= room:
         return wanted_XY
     assert most < 1 << BITS, "the sums have to stay below 2^30"
     up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
     sum_X1 = up_to_XY[..., -1:]
-    # Rounded up, and by too little to make a whole one more of a sum below 2^30: rounded down, the last would be lost.
+    # Rounded up: rounding down would lose the last one, and the excess is too small to add one to a sum below 2^30.
     part_X1 = fraction_of(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
     kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
     return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))

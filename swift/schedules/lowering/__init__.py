@@ -1,4 +1,8 @@
-"""Lowering: from a schedule to the tick table that one SPMD program interprets, with its messages and buffers."""
+"""Lowering: from a schedule to the tick table that one SPMD program interprets, with its messages and buffers.
+
+``ticks`` assigns ops to ticks, by a ``beam`` search; ``messages`` turns messages into permutations and allocates slots;
+``lower`` fills the ``tick_table``; ``buffer_sizes`` sums its memory.
+"""
 
 from swift.schedules.lowering.beam import Step, beam_search
 from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes

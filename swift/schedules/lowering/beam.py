@@ -1,6 +1,6 @@
-"""A beam search over what all workers do, tick by tick, where a tick takes as long as its longest op.
+"""Beam search over the ops of all workers, tick by tick, where a tick takes as long as its longest op.
 
-R: live workers, S: states, c: counters of a worker, which say how far it is.
+R: live workers, S: states, c: counters of a worker's progress.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ class Step(NamedTuple):
     """One way to run the next tick, from each of S states.
 
     Attributes:
-        length: how long the tick takes.
-        ran_cSR: bool, the counters that it moves on by one.
-        possible_S: bool, from which states it can be done.
+        length: duration of the tick.
+        ran_cSR: bool, counters that advance by one.
+        possible_S: bool, states from which the step is possible.
     """
 
     length: float
@@ -24,36 +24,36 @@ class Step(NamedTuple):
 
 
 class Space(Protocol):
-    """What is searched: states are int64[c, S, R]."""
+    """Space to search; states are int64[c, S, R]."""
 
     start_cR: np.ndarray
     end_cR: np.ndarray
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
-        """The ways to run the next tick."""
+        """Yields the ways to run the next tick."""
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
-        """float64[S]: an estimate of the time from each state to the end."""
+        """Estimates the time from each state to the end, float64[S]."""
 
 
 class _Choice(NamedTuple):
-    """The states that were kept in one tick: the state before, and what ran."""
+    """States kept after one tick: the previous state of each, and what ran."""
 
     before_S: np.ndarray
     ran_cSR: np.ndarray
 
 
 def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | None:
-    """The cheapest way from start to end that is found by keeping the ``width`` most promising states of every tick.
+    """Finds a cheap path from start to end, keeping the ``width`` most promising states of every tick.
 
     Args:
-        space: to search.
-        width: S at most.
-        cost_per_tick: what every tick costs above its length, so that of two ways that take as long the one with fewer
-            ticks is found.
+        space: space to search.
+        width: largest number of states kept, S.
+        cost_per_tick: cost of a tick beyond its length, which makes the search prefer fewer ticks among paths of equal
+            duration.
 
     Returns:
-        bool[T, c, R], what moves on in each tick; None if all states that were kept came to a dead end.
+        bool[T, c, R], the counters that advance in each tick; None if all kept states reached dead ends.
     """
     state, spent = space.start_cR[:, None], np.zeros(1)
     choices: list[_Choice] = []
@@ -83,7 +83,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
 
 
 def _kept(estimate: np.ndarray, mark: np.ndarray, width: int) -> np.ndarray:
-    """The states with the lowest estimates, the same state (by its mark) once."""
+    """Selects the states with the lowest estimates, each distinct state (by its hash) once."""
     order = np.argsort(estimate, kind="stable")
     _, first = np.unique(mark[order], return_index=True)
     return order[np.sort(first)[:width]]

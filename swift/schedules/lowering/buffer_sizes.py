@@ -1,10 +1,9 @@
-"""Bytes in the slots of a tick table: what is alive in them, and what a program allocates for them.
+"""Bytes in the slots of a tick table: live at any time, and allocated by a program.
 
-What an op keeps is in its slot from the op's tick to the tick of its last reader; a message is there from the tick
-after the one at whose end it moves. While an op runs, what it reads and what it writes are both there: B holds its own
-stash and what F keeps for W, and writes the W-stash beside them. ``peak_memory`` lets B write the W-stash over what it
-reads, and so differs within ticks, by no more than the smaller of the two; between ticks there is no B that runs, and
-for stashes both are the same.
+A stash occupies its slot from its op's tick to the tick of its last reader; a message, from the tick after the one at
+whose end it moves. While an op runs, its inputs and outputs coexist: B holds its own stash and what F keeps for W, and
+writes the W-stash beside them. ``peak_memory`` instead lets B overwrite its input with the W-stash, so the two differ
+within ticks, by at most the smaller of the two stashes; between ticks no B runs, and they agree on stashes.
 
 T: ticks, R: live workers in mesh order.
 """
@@ -21,13 +20,13 @@ from swift.schedules.ops import Kind
 class SlotBytes(NamedTuple):
     """Bytes of one slot of each kind, on one worker.
 
-    As ``Costs``, F's stash is ``b_stash + held`` and W's is ``held + w_stash``.
+    In terms of ``Costs``, the F-stash is ``b_stash + held`` and the W-stash is ``held + w_stash``.
 
     Attributes:
-        b_stash: what F keeps for B alone.
-        held: what F keeps for W.
-        w_stash: what B keeps for W.
-        activation, gradient: a message to the next stage, and to the one before; the loss's gradient is kept as such.
+        b_stash: values that F keeps for B only.
+        held: values that F keeps for W.
+        w_stash: values that B keeps for W.
+        activation, gradient: message to the next stage, and to the previous one; the loss's gradient counts as one.
     """
 
     b_stash: int
@@ -38,11 +37,11 @@ class SlotBytes(NamedTuple):
 
 
 class HeldBytes(NamedTuple):
-    """The most that is alive in the slots of every worker.
+    """Peak of the live bytes in each worker's slots.
 
     Attributes:
-        between_ticks_R: int64[R], after messages have moved and before the next ops: what waits.
-        within_ticks_R: int64[R], while ops run, what they read and what they write included.
+        between_ticks_R: int64[R], peak after messages have moved and before the next ops run.
+        within_ticks_R: int64[R], peak while ops run, including their inputs and outputs.
     """
 
     between_ticks_R: np.ndarray
@@ -50,7 +49,7 @@ class HeldBytes(NamedTuple):
 
 
 def held_bytes(table: TickTable, sizes: SlotBytes) -> HeldBytes:
-    """The peaks of what is alive in the slots while a table is run."""
+    """Computes the peaks of the live bytes in the slots while a table runs."""
     is_f, is_b, is_w = (table.opcode_TR == kind + 1 for kind in (Kind.F, Kind.B, Kind.W))
     kept, reads = table.held_TR != NONE, table.inbox_TR != NONE
     written_TR = is_f * kept * (sizes.b_stash + sizes.held) + is_b * sizes.w_stash
@@ -63,7 +62,7 @@ def held_bytes(table: TickTable, sizes: SlotBytes) -> HeldBytes:
 
 
 def allocated_bytes(table: TickTable, sizes: SlotBytes) -> int:
-    """What a program that runs the table allocates for slots on every worker: as many as the worker with most needs."""
+    """Bytes that a program allocates for slots on every worker: as many slots as the worker with the most needs."""
     counts = (
         table.num_b_stash,
         table.num_held,
@@ -75,5 +74,5 @@ def allocated_bytes(table: TickTable, sizes: SlotBytes) -> int:
 
 
 def _messages(moves: Moves) -> np.ndarray:
-    """int64[T, R]: how many messages every worker receives at the end of a tick."""
+    """Counts the messages that every worker receives at the end of each tick, int64[T, R]."""
     return (moves.slot_TQR != NONE).sum(axis=1)

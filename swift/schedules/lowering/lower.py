@@ -1,4 +1,4 @@
-"""From a schedule to the table that one SPMD program interprets, tick by tick.
+"""Lowering of a schedule to the table that one SPMD program interprets, tick by tick.
 
 T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule.
 """
@@ -15,13 +15,13 @@ from swift.schedules.schedule import Schedule
 
 
 def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
-    """The table of a valid schedule; workers keep their order of ops.
+    """Makes the tick table of a valid schedule; workers keep their order of ops.
 
-    Without decoupling a gradient moves after its B as it does otherwise, although nobody reads it before the end of W.
+    Without decoupling, a gradient still moves right after its B, although no op reads it before the end of W.
 
     Args:
-        schedule: to be run.
-        tick_n: int64[n], the ticks of its ops; None: those of ``assign_ticks``.
+        schedule: schedule to lower.
+        tick_n: int64[n], tick of every op; by default those of ``assign_ticks``.
     """
     problem, P = schedule.problem, schedule.problem.num_stages
     tick_n = assign_ticks(schedule) if tick_n is None else tick_n
@@ -65,7 +65,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """The ops of a schedule, by tick and row; ops are given as arrays of their numbers, of any shape."""
+    """Ops of a schedule with their ticks and rows; methods take arrays of op numbers, of any shape."""
 
     tick_n: np.ndarray
     row_n: np.ndarray
@@ -73,26 +73,26 @@ class _Placed:
     num_rows: int
 
     def spread(self, *columns: tuple[np.ndarray, np.ndarray], empty: int = NONE) -> np.ndarray:
-        """int32[T, R]: the values of some ops."""
+        """Scatters values of ops into a table, int32[T, R]."""
         table_TR = np.full((self.num_ticks, self.num_rows), empty, np.int32)
         for ops, values in columns:
             table_TR[self.tick_n[ops], self.row_n[ops]] = values
         return table_TR
 
     def slots(self, writers: np.ndarray, readers: np.ndarray) -> np.ndarray:
-        """The slot of what is on its reader's worker from the tick of its writer to that of its reader."""
+        """Allocates slots on the readers' workers, each occupied from its writer's tick to its reader's."""
         rows, since, until = self.row_n[readers], self.tick_n[writers], self.tick_n[readers]
         assert (since < until).all(), "an op runs before what it reads is there"
         flat = interval_slots(rows.ravel(), since.ravel(), until.ravel(), self.num_rows)
         return flat.reshape(readers.shape)
 
     def moves(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> Moves:
-        """The messages from the writers to the readers."""
+        """Makes the messages from the writers to the readers."""
         ticks, senders, receivers = self.tick_n[writers], self.row_n[writers], self.row_n[readers]
         return move(ticks.ravel(), senders.ravel(), receivers.ravel(), slots.ravel(), self.num_ticks, self.num_rows)
 
     def turns(self, ops: np.ndarray) -> np.ndarray:
-        """How many of these ops their row has run before."""
+        """Number of these ops that the same row ran before, for each op."""
         row, tick = self.row_n[ops].ravel(), self.tick_n[ops].ravel()
         order = np.lexsort((tick, row))
         turn = np.empty(len(order), np.int64)
@@ -100,13 +100,13 @@ class _Placed:
         return turn.reshape(ops.shape)
 
     def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """int32[R, most places, 3]: a list for every row, of three numbers for each of its ops."""
+        """Lists three numbers per op for every row, int32[R, most ops of a row, 3]."""
         list_Rn = np.full((self.num_rows, _count(places), 3), NONE, np.int32)
         list_Rn[self.row_n[ops], places] = values
         return list_Rn
 
     def phases(self, updates: np.ndarray, iterations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int32[H + 1], the bounds of the phases that end with these Us, and int32[H, R], their iterations."""
+        """Computes the bounds of the phases that end with these Us, int32[H + 1], and their iterations, int32[H, R]."""
         last_ticks, phase = np.unique(self.tick_n[updates], return_inverse=True)
         assert last_ticks[-1] == self.num_ticks - 1, "an op after all updates"
         update_HR = np.full((len(last_ticks), self.num_rows), NONE, np.int32)

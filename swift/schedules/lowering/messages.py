@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 
 Permutation = tuple[tuple[int, int], ...]
-"""(sending row, receiving row) pairs as ``jax.lax.ppermute`` takes them; rows may be missing."""
+"""(sending row, receiving row) pairs, as ``jax.lax.ppermute`` takes them; some rows may not occur."""
 
 NONE = -1
 _RARE = 0.02
-"""Share of the ticks below which what is sent in them gets no permutation of its own if another round helps."""
+"""Share of the ticks below which a message pattern gets no permutation of its own if another round helps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """How the messages of one direction move, tick by tick.
+    """Messages of one direction, tick by tick.
 
     Attributes:
-        permutations: the distinct ones. A worker also sends where it has nothing to say; its reader has no slot for it.
-        permutation_TQ: int32, the one that a round uses; ``NONE``: the round has no collective.
-        slot_TQR: int32, the inbox slot into which a worker receives; ``NONE``: what comes is no message.
-        num_slots: of the inbox of every worker.
+        permutations: distinct permutations. A worker also sends when it has no message; its reader then has no slot.
+        permutation_TQ: int32, permutation of a round; ``NONE`` for a round without a collective.
+        slot_TQR: int32, inbox slot into which a worker receives; ``NONE`` if it receives no message.
+        num_slots: slots of every worker's inbox.
     """
 
     permutations: tuple[Permutation, ...]
@@ -35,25 +35,25 @@ class Moves:
 
     @property
     def num_rounds_T(self) -> np.ndarray:
-        """int64[T]: the rounds of every tick that run a collective."""
+        """Number of rounds that run a collective in every tick, int64[T]."""
         return (self.permutation_TQ != NONE).sum(axis=1)
 
 
 def move(
     tick_e: np.ndarray, sender_e: np.ndarray, receiver_e: np.ndarray, slot_e: np.ndarray, num_ticks: int, num_rows: int
 ) -> Moves:
-    """Brings messages into rounds, in which nobody receives twice, and the rounds into a few permutations.
+    """Groups messages into rounds, in which no worker receives twice, and covers the rounds by a few permutations.
 
-    A tick needs as many rounds as the most messages that one worker receives in it; nobody sends two, since a worker
-    runs one op in a tick. Ticks in which the same workers send to the same are treated alike. Those that need one round
-    leave no choice and come first, the most frequent ahead; rare ones get a round more where that saves a permutation.
+    A tick needs as many rounds as the most messages that one worker receives in it; no worker sends two, since it runs
+    one op per tick. Ticks with the same senders and receivers share their rounds. Patterns that need one round leave no
+    choice and come first, the most frequent ahead; rare ones get one more round where that saves a permutation.
 
     Args:
-        tick_e: at whose end a message moves.
+        tick_e: tick at whose end each message moves.
         sender_e, receiver_e: rows.
-        slot_e: of the receiver's inbox.
-        num_ticks: T.
-        num_rows: R.
+        slot_e: slot in the receiver's inbox.
+        num_ticks: number of ticks, T.
+        num_rows: number of live workers, R.
     """
     by_tick = np.lexsort((sender_e, receiver_e, tick_e))
     in_tick = np.split(by_tick, np.cumsum(np.bincount(tick_e, minlength=num_ticks))[:-1])
@@ -80,19 +80,19 @@ def move(
 
 
 class _Palette:
-    """The permutations so far; each may still grow by pairs of rows that it leaves out. c: permutations."""
+    """Permutations so far; each may still grow by pairs of unused rows. c: permutations."""
 
     def __init__(self, num_rows: int):
         self.receiver_cR = np.full((0, num_rows), NONE, np.int32)
         self.sender_cR = np.full((0, num_rows), NONE, np.int32)
 
     def cover(self, sender_e: np.ndarray, receiver_e: np.ndarray, most_rounds: int) -> list[tuple[int, np.ndarray]]:
-        """The rounds that carry the messages of a tick: the permutation of each, and the messages.
+        """Chooses the rounds that carry the messages of a tick, as (permutation, indices of its messages).
 
         Args:
-            sender_e: each row once.
-            receiver_e: ascending.
-            most_rounds: at least what is needed.
+            sender_e: sending rows, each once.
+            receiver_e: receiving rows, ascending.
+            most_rounds: allowed number of rounds, at least as many as needed.
         """
         rounds: list[tuple[int, np.ndarray]] = []
         left = np.arange(len(sender_e))
@@ -103,10 +103,10 @@ class _Palette:
         return rounds
 
     def choose(self, sender_e: np.ndarray, receiver_e: np.ndarray, rounds_left: int) -> tuple[int, np.ndarray]:
-        """The permutation that carries most of the messages in one round, and which; it grows by them.
+        """Chooses the permutation that carries the most messages in one round, extends it, and returns both.
 
-        Every worker that is to receive as many as there are rounds left has to be among the receivers; if no
-        permutation can do that, there is a new one.
+        Every worker with as many messages left to receive as there are rounds left has to be among the receivers; if no
+        permutation allows that, a new one is added.
         """
         there, back = self.receiver_cR[:, sender_e], self.sender_cR[:, receiver_e]
         fits_ce = ((there == NONE) | (there == receiver_e)) & ((back == NONE) | (back == sender_e))
@@ -126,7 +126,7 @@ class _Palette:
         return permutation, chosen
 
     def permutations(self) -> tuple[Permutation, ...]:
-        """As pairs of rows."""
+        """Returns the permutations as pairs of rows."""
         return tuple(
             tuple((sender, receiver) for sender, receiver in enumerate(row) if receiver != NONE)
             for row in self.receiver_cR.tolist()
@@ -134,12 +134,12 @@ class _Palette:
 
 
 def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, num_rows: int) -> np.ndarray:
-    """The slot that each interval occupies on its row: as few slots as there are intervals at once.
+    """Allocates a slot to each interval on its row, using only as many slots as intervals overlap.
 
     Args:
-        row_i: on which row.
-        start_i, end_i: ticks; a slot given back in a tick can be taken in the same.
-        num_rows: R.
+        row_i: row of each interval.
+        start_i, end_i: first and last tick; a slot freed in a tick can be taken in the same tick.
+        num_rows: number of live workers, R.
 
     Returns:
         int32[i], from 0.
@@ -164,13 +164,13 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
 
 
 def _rows_apart(intervals: np.ndarray, row_i: np.ndarray) -> list[np.ndarray]:
-    """The intervals in groups, in each of which every row is there once."""
+    """Splits intervals into groups in which every row occurs at most once."""
     turn = _occurrence(row_i[intervals])
     return [intervals[turn == t] for t in range(int(turn.max(initial=-1)) + 1)]
 
 
 def _occurrence(keys: np.ndarray) -> np.ndarray:
-    """How many times a key has been there before."""
+    """Counts earlier occurrences of the same key, for each key."""
     order = np.argsort(keys, kind="stable")
     first = np.searchsorted(keys[order], keys[order])
     turn = np.empty(len(keys), np.int64)

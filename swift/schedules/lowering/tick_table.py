@@ -1,6 +1,6 @@
-"""The table that one SPMD program interprets, tick by tick: what it holds, and the shape that it gives the program.
+"""The table that one SPMD program interprets, tick by tick, and the part of it that determines the program's shape.
 
-T: ticks, Q: rounds of a tick, R: live workers in mesh order, H: phases, n: micro-batches that a worker meets.
+T: ticks, Q: rounds of a tick, R: live workers in mesh order, H: phases, n: micro-batches that a worker processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from swift.schedules.ops import Kind
 from swift.topology import Worker
 
 NOTHING = 0
-"""The opcode of a worker that idles; that of an op is its kind plus one."""
+"""Opcode of an idle worker; the opcode of an op is its kind plus one."""
 
 
 class TableShape(NamedTuple):
-    """All of a table that shapes the program: tables of equal shape are run by one compiled program.
+    """The static part of a table: one compiled program runs all tables of equal shape.
 
     Attributes:
         num_ticks, num_rows, num_phases: T, R, H.
-        num_data: n.
-        num_activation_rounds, num_gradient_rounds: Q of either direction.
-        activation_permutations, gradient_permutations: those that a round can use.
-        num_b_stash, num_held, num_w_stash, num_activations, num_gradients: slots that every worker has.
+        num_data: micro-batches that a worker processes, n.
+        num_activation_rounds, num_gradient_rounds: rounds of a tick in either direction, Q.
+        activation_permutations, gradient_permutations: permutations that a round can use.
+        num_b_stash, num_held, num_w_stash, num_activations, num_gradients: slots of every worker.
     """
 
     num_ticks: int
@@ -45,32 +45,32 @@ class TableShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TickTable:
-    """What every live worker does in every tick; ``NONE`` where a field does not apply.
+    """The ops of every live worker in every tick; ``NONE`` where a field does not apply.
 
-    In a tick a worker first runs its op, which may read any slot that was written in an earlier tick. Then the messages
-    move: what F made to the inbox for activations of the next stage, what B made to that for gradients of the stage
-    before. A slot that an op reads last may be written again from the end of its tick on.
+    In a tick a worker first runs its op, which may read any slot written in an earlier tick. Then messages move: the
+    output of F to the activation inbox of the next stage, the output of B to the gradient inbox of the previous stage.
+    The slot that an op is the last to read may be written again from the end of its tick on.
 
-    Updates are few. So the ticks come in phases, during which nobody's parameters change: the Us of a phase all are in
+    Updates are rare, so the ticks are divided into phases during which no parameters change: all Us of a phase are in
     its last tick. Ticks after the last phase are padding and need not be run.
 
     Attributes:
-        workers: the live workers: the rows of the mesh axis ``worker``.
+        workers: live workers, the rows of the mesh axis ``worker``.
         opcode_TR: int32, ``NOTHING`` or ``Kind`` + 1.
-        iteration_TR, pipeline_TR, microbatch_TR: int32, names of the op: what data it needs; for U the worker's own
-            pipeline and no micro-batch.
-        data_TR: int32, which of the micro-batches that its worker meets the op is of; ``NONE`` for U.
-        b_stash_TR: int32, the slot of what F keeps for B alone.
-        held_TR: int32, the slot of what F keeps for W, and B may read as well.
-        w_stash_TR: int32, the slot of what B keeps for W.
-        inbox_TR: int32, the slot that the op reads: for F, but for the first stage's, of the inbox for activations; for
-            B of the one for gradients.
-        loss_TR: int32, the slot of the inbox for gradients into which the last stage's F puts its loss's gradient.
-        data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of all that a worker meets, in the order of its Fs.
+        iteration_TR, pipeline_TR, microbatch_TR: int32, identity of the op's data; for U, the worker's own pipeline and
+            no micro-batch.
+        data_TR: int32, index of the op's micro-batch among those of its worker; ``NONE`` for U.
+        b_stash_TR: int32, slot of the values that F keeps for B only.
+        held_TR: int32, slot of the values that F keeps for W, which B may read as well.
+        w_stash_TR: int32, slot of the values that B keeps for W.
+        inbox_TR: int32, slot that the op reads: in the activation inbox for F (except on the first stage), in the
+            gradient inbox for B.
+        loss_TR: int32, slot of the gradient inbox into which the last stage's F writes the gradient of the loss.
+        data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of all micro-batches of a worker, in F order.
         phase_bounds: int32[H + 1], phase h is the ticks ``phase_bounds[h]:phase_bounds[h + 1]``.
-        update_HR: int32, the iteration whose U a worker runs at the end of the phase.
-        activations: the messages of F.
-        gradients: the messages of B.
+        update_HR: int32, iteration whose U a worker runs at the end of each phase.
+        activations: messages of Fs.
+        gradients: messages of Bs.
         num_b_stash, num_held, num_w_stash: slots that every worker needs.
     """
 
@@ -96,22 +96,22 @@ class TickTable:
 
     @property
     def num_ticks(self) -> int:
-        """T."""
+        """Number of ticks, T."""
         return len(self.opcode_TR)
 
     @property
     def num_phases(self) -> int:
-        """H."""
+        """Number of phases, H."""
         return len(self.update_HR)
 
     @property
     def num_rounds_T(self) -> np.ndarray:
-        """int64[T]: collectives of every tick, those of both directions counted."""
+        """Number of collectives in every tick, over both directions, int64[T]."""
         return self.activations.num_rounds_T + self.gradients.num_rounds_T
 
     @property
     def shape(self) -> TableShape:
-        """What the program that runs this table is compiled for."""
+        """Shape for which a program that runs this table is compiled."""
         return TableShape(
             num_ticks=self.num_ticks,
             num_rows=len(self.workers),
@@ -129,10 +129,11 @@ class TickTable:
         )
 
     def padded(self, shape: TableShape) -> "TickTable":
-        """The same work as a table of another shape; what is added does nothing, and runs no collective.
+        """Pads the table to a larger shape with ticks and slots that do nothing and run no collective.
 
         Args:
-            shape: no smaller than the table's own in anything, with all of its permutations: see ``common_shape``.
+            shape: target shape, at least the table's own in every field and with all of its permutations; see
+                ``common_shape``.
         """
         assert common_shape([shape, self.shape]) == shape, f"no room in {shape} for {self.shape}"
         T, R, H, n = shape.num_ticks, shape.num_rows, shape.num_phases, shape.num_data
@@ -154,7 +155,7 @@ class TickTable:
         )
 
     def forward_only(self) -> "TickTable":
-        """For evaluation: the Fs and their messages in the same order, in one phase, without stashes and updates."""
+        """Keeps only the Fs and their messages, in one phase without stashes and updates, for evaluation."""
         is_f_TR = self.opcode_TR == Kind.F + 1
         ticks = np.flatnonzero(is_f_TR.any(axis=1))
         columns = self._map_columns(lambda column_TR, empty: np.where(is_f_TR, column_TR, empty)[ticks])
@@ -178,14 +179,14 @@ class TickTable:
         )
 
     def _map_columns(self, change: Callable[[np.ndarray, int], np.ndarray]) -> dict[str, Any]:
-        """All that the table says of every tick and worker, changed: given an array and what it has for nothing."""
+        """Applies ``change(column, empty value)`` to every column ``[T, R]``."""
         names = [field.name for field in fields(self) if field.name.endswith("_TR")]
         return {name: change(getattr(self, name), NOTHING if name == "opcode_TR" else NONE) for name in names}
 
 
 def common_shape(shapes: Sequence[TableShape]) -> TableShape:
-    """The smallest shape to which tables of all these shapes, of equally many rows, can be padded."""
-    assert len({shape.num_rows for shape in shapes}) == 1, "tables of another number of workers"
+    """Finds the smallest shape to which tables of these shapes can be padded; all must have equally many rows."""
+    assert len({shape.num_rows for shape in shapes}) == 1, "tables with different numbers of workers"
     activation = dict.fromkeys(permutation for shape in shapes for permutation in shape.activation_permutations)
     gradient = dict.fromkeys(permutation for shape in shapes for permutation in shape.gradient_permutations)
     largest = {
@@ -195,14 +196,14 @@ def common_shape(shapes: Sequence[TableShape]) -> TableShape:
 
 
 def _filled(array: np.ndarray, shape: tuple[int, ...], value: int = NONE) -> np.ndarray:
-    """The array with entries of ``value`` behind its own, up to ``shape``."""
+    """Pads an array with ``value`` at the end of each dim, up to ``shape``."""
     return np.pad(array, [(0, to - size) for size, to in zip(array.shape, shape, strict=True)], constant_values=value)
 
 
 def _padded_moves(
     moves: Moves, num_ticks: int, num_rounds: int, permutations: tuple[Permutation, ...], num_slots: int
 ) -> Moves:
-    """The same messages with more ticks, rounds, permutations and slots."""
+    """Pads messages to more ticks, rounds, permutations and slots."""
     index = np.array([*map(permutations.index, moves.permutations), NONE], np.int32)
     return Moves(
         permutations,

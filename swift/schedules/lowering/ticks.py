@@ -1,7 +1,7 @@
-"""In which tick every op runs, where workers keep their order and all of them wait for a tick's longest op.
+"""Assignment of ops to ticks, where workers keep their order and all of them wait for the longest op of a tick.
 
-A worker that keeps its order gains nothing from idling while an op that fits into the tick is ready. So what there is
-to choose is how long each tick is: an op that takes longer has to wait, for a tick that more workers can use.
+A worker that keeps its order gains nothing from idling while an op that fits into the tick is ready. So the only choice
+is the length of each tick: longer ops have to wait for a tick that more workers can use.
 
 T: ticks, R: live workers in mesh order, S: states of the search, n: ops of a schedule in its order.
 """
@@ -19,15 +19,15 @@ from swift.schedules.schedule import Schedule
 NONE = -1
 _WIDTH = 12
 _MAX_STATES = 6_000
-"""The beam's width times the live workers, so that large clusters take seconds."""
+"""Limit of the beam's width times the live workers, so that large clusters take seconds."""
 COST_PER_TICK = 1e-3
-"""Share of the shortest op's time by which a tick is dearer than its length: of ways that take as long, the shorter."""
+"""Extra cost of a tick as a share of the shortest op's time: among equally long paths, fewer ticks win."""
 
 
 def assign_ticks(schedule: Schedule) -> np.ndarray:
-    """The ticks of a valid schedule's ops, with a sum of the ticks' lengths as small as a short search finds.
+    """Assigns the ops of a valid schedule to ticks, minimizing the total length of the ticks by a short search.
 
-    Every worker runs at most one op in a tick, in its order, and every op runs in a later tick than what sends its
+    Every worker runs at most one op per tick, in its order, and every op runs in a later tick than the sender of its
     message. All peers of a stage run U in the same tick; without staggering, all stages do.
 
     Returns:
@@ -38,7 +38,7 @@ def assign_ticks(schedule: Schedule) -> np.ndarray:
     width = max(1, min(_WIDTH, _MAX_STATES // len(lines.stage_R)))
     cost_per_tick = COST_PER_TICK * float(lines.duration_n[lines.duration_n > 0].min())
     ran_TcR = beam_search(space, width, cost_per_tick)
-    assert ran_TcR is not None, "the workers wait for each other in a circle"
+    assert ran_TcR is not None, "the workers wait for each other in a cycle"
     tick_n = np.empty(schedule.num_ops, np.int64)
     for row, ran_T in enumerate(ran_TcR[:, 0].T):
         tick_n[lines.bounds[row] : lines.bounds[row + 1]] = np.flatnonzero(ran_T)
@@ -46,15 +46,15 @@ def assign_ticks(schedule: Schedule) -> np.ndarray:
 
 
 def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> float:
-    """What an SPMD program delivers, where every tick takes as long as its longest op; messages are not counted.
+    """Period of an SPMD program, where every tick takes as long as its longest op; messages are not counted.
 
     Args:
-        schedule: a valid one.
-        tick_n: int64[n], the ticks of its ops; None: those of ``assign_ticks``.
+        schedule: valid schedule.
+        tick_n: int64[n], tick of every op; by default those of ``assign_ticks``.
 
     Returns:
-        Time of one iteration in the steady state, from the end of the first to that of the last; of a lone one, all of
-        it.
+        Mean time of an iteration in the steady state, from the end of the first to that of the last; for a single
+        iteration, its whole time.
     """
     tick_n = assign_ticks(schedule) if tick_n is None else tick_n
     length_T = np.zeros(int(tick_n.max()) + 1)
@@ -66,22 +66,22 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
 
 
 def durations(schedule: Schedule) -> np.ndarray:
-    """float64[n]: what every op takes."""
+    """Durations of all ops, float64[n]."""
     return np.array(schedule.problem.costs.op_times)[schedule.kind]
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The ops of a schedule as lines, one a live worker, each op with what it has to follow.
+    """Ops of a schedule as lines, one per live worker, with the dependencies of each op.
 
     Attributes:
-        schedule: that they are of.
+        schedule: the schedule.
         bounds: int64[R + 1], the ops of line r are ``bounds[r]:bounds[r + 1]``.
-        row_n: int64[n], the line of an op.
-        place_n: int64[n], its place there.
-        sender_n: int64[n], the op of another stage that it has to follow; ``NONE``: none.
-        stage_R: int64[R], the stage of a line.
-        updates_PR: bool, the lines that run U together, for every stage; without staggering all do.
+        row_n: int64[n], line of each op.
+        place_n: int64[n], position of each op in its line.
+        sender_n: int64[n], op of another stage that each op has to follow, or ``NONE``.
+        stage_R: int64[R], stage of each line.
+        updates_PR: bool, lines that run U together, for every stage; without staggering, all lines do.
     """
 
     schedule: Schedule
@@ -94,12 +94,12 @@ class Lines:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Lines":
-        """The lines of a valid schedule."""
+        """Makes the lines of a valid schedule."""
         problem, P = schedule.problem, schedule.problem.num_stages
         worker_R = np.array([d * P + p for d, p in problem.topology.live_workers(problem.failed)])
         bounds = np.append(schedule.bounds[worker_R], schedule.num_ops)
         row_n = np.repeat(np.arange(len(worker_R)), np.diff(bounds))
-        assert (worker_R[row_n] == schedule.worker).all(), "a worker that is down runs an op"
+        assert (worker_R[row_n] == schedule.worker).all(), "a failed worker runs an op"
         updates_PR = np.arange(P)[:, None] == worker_R % P
         if not problem.staggered:
             updates_PR = np.ones((1, len(worker_R)), bool)
@@ -115,16 +115,16 @@ class Lines:
 
     @cached_property
     def duration_n(self) -> np.ndarray:
-        """float64[n]."""
+        """Durations of all ops, float64[n]."""
         return durations(self.schedule)
 
     @cached_property
     def group_R(self) -> np.ndarray:
-        """int64[R]: the group of lines that run U together."""
+        """Group of each line, of lines that run U together, int64[R]."""
         return np.argmax(self.updates_PR, axis=0)
 
     def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """The values of some ops, but for Us the largest of those that run together."""
+        """Replaces the values of Us by the largest among Us that run together; returns other values unchanged."""
         is_u = self.schedule.kind[ops] == Kind.U
         if not is_u.any():
             return values
@@ -133,7 +133,7 @@ class Lines:
         return np.where(is_u, largest[group], values)
 
     def all_at_update(self, at_update_SR: np.ndarray) -> np.ndarray:
-        """bool[S, R]: whether a line and all those that have to update with it are there."""
+        """True where a line and all lines that update with it have reached their U, bool[S, R]."""
         missing_SP = (~at_update_SR).astype(np.float32) @ self.updates_PR.T.astype(np.float32)
         return (missing_SP == 0)[:, self.group_R]
 
@@ -149,9 +149,9 @@ def _senders(schedule: Schedule) -> np.ndarray:
 
 
 class FixedOrder:
-    """The space of all ways to run lines in their order; a state is the place that every line has come to.
+    """Search space of running lines in their order; a state is the position reached in every line.
 
-    The i-th op of line r is node ``first_R[r] + i``; a node that is no op ends the line.
+    The i-th op of line r is node ``first_R[r] + i``; a node without an op ends the line.
     """
 
     def __init__(self, lines: Lines):
@@ -174,7 +174,7 @@ class FixedOrder:
         self.left = self.longest_paths()
 
     def ready(self, place_SR: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64[S, R], the next node of every line, and bool[S, R], whether it could run."""
+        """Finds the next node of every line, int64[S, R], and whether it can run, bool[S, R]."""
         node_SR = self.first_R + place_SR
         sender_SR = np.take_along_axis(place_SR, self.sender_row[node_SR], axis=1)
         ready_SR = (sender_SR > self.sender_place[node_SR]) & (place_SR < self.end_cR)
@@ -184,19 +184,19 @@ class FixedOrder:
         return node_SR, ready_SR
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
-        """The ways to run the next tick: one for each length that an op has."""
+        """Yields the ways to run the next tick: one for each op duration."""
         node_SR, ready_SR = self.ready(state_cSR[0])
         duration_SR = np.where(ready_SR, self.duration[node_SR], np.inf)
         for length in self.lengths:
             yield Step(float(length), (duration_SR <= length)[None], (duration_SR == length).any(axis=1))
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
-        """float64[S]: at least so much, by the longest paths; where that is equal, less than with less done."""
+        """Lower bound of the time left by longest paths, float64[S], with ties in favour of more completed work."""
         left_SR = self.left[self.first_R + state_cSR[0]]
         return left_SR.max(axis=1) + 1e-6 * left_SR.mean(axis=1)
 
     def longest_paths(self) -> np.ndarray:
-        """float64[n + R]: from the start of an op to the end of the window, if nobody ever waited for a longer op."""
+        """Longest path from the start of each node to the end of the window, ignoring ticks, float64[n + R]."""
         lines, left = self.lines, np.zeros(len(self.duration) + 1)
         reader_n = np.full(len(lines.row_n), -1)
         sent = np.flatnonzero(lines.sender_n != NONE)
@@ -209,11 +209,11 @@ class FixedOrder:
 
     @cached_property
     def levels(self) -> list[np.ndarray]:
-        """The ops of every tick, if all ticks were long enough for any op."""
+        """Ops of every tick if all ticks were long enough for any op."""
         place_SR, levels = self.start_cR.copy(), []
         while (place_SR < self.end_cR).any():
             node_SR, ready_SR = self.ready(place_SR)
-            assert ready_SR.any(), "the workers wait for each other in a circle"
+            assert ready_SR.any(), "the workers wait for each other in a cycle"
             rows = np.flatnonzero(ready_SR[0])
             levels.append(node_SR[0, rows] - rows)
             place_SR = place_SR + ready_SR

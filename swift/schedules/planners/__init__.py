@@ -1,7 +1,7 @@
 """Planners, from a problem to a schedule.
 
-The adaptive planner of ReCycle, the lockstep planner for execution, the exact MILP, the
-baselines, and all of them by name.
+``adaptive`` is ReCycle's planner, built on ``list_scheduling`` and ``search``; ``lockstep`` plans for execution as one
+SPMD program; ``milp`` is exact; ``baselines`` plan without failures. ``registry`` lists them by name.
 """
 
 from swift.schedules.planners.adaptive import adaptive

@@ -1,7 +1,7 @@
 """ReCycle's planner: a failed worker's micro-batches run on its peers, in the bubbles of a decoupled backward.
 
-arXiv 2405.14009, adaptive pipelining. Where the paper solves a MILP, this lists ops event by event (``listing``) under
-many policies (``search``); ``milp`` is the exact oracle that it is tested against.
+arXiv 2405.14009, adaptive pipelining. Where the paper solves a MILP, this planner runs event-driven list scheduling
+(``list_scheduling``) under many policies (``search``); ``milp`` is the exact oracle that it is tested against.
 """
 
 from dataclasses import replace
@@ -16,16 +16,16 @@ from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 
 _MAX_OPS = 400_000
-"""So many ops are listed in the search, about a second's worth."""
+"""Ops scheduled during the search, about a second's worth."""
 
 
 def adaptive(problem: Problem) -> Schedule:
-    """A schedule of the live workers that is as near to ``tight_bound`` as a second's search finds."""
+    """Plans a schedule of the live workers, as close to ``tight_bound`` as a search of about a second gets."""
     return Schedule.planned(problem, "adaptive", _plan_with_inboxes)
 
 
 def _plan_with_inboxes(problem: Problem) -> Round:
-    """Plans with less memory for stashes than there is, the most with which stashes and inboxes fit together."""
+    """Plans with a reduced memory limit for stashes: the largest with which stashes and inboxes fit together."""
     limit, costs = problem.memory_limit, problem.costs
     if limit is None or not costs.inbox:
         return _plan(problem, _MAX_OPS)
@@ -36,7 +36,7 @@ def _plan_with_inboxes(problem: Problem) -> Round:
     for _ in range(num_tries):
         if least > most:
             break
-        # The messages are counted afterwards: when they come is known only then.
+        # Messages are counted afterwards, because their times are not known earlier.
         stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=held * stash)
         found = _plan(stashes, _MAX_OPS // num_tries)
         if fits(problem, found):
@@ -49,7 +49,7 @@ def _plan_with_inboxes(problem: Problem) -> Round:
 
 
 def _one_after_another(problem: Problem) -> Round:
-    """Each micro-batch through all stages and back before the next one starts: fits wherever a single one does."""
+    """Runs each micro-batch through all stages and back before the next; fits whenever a single micro-batch does."""
     costs, D, M, P = problem.costs, problem.num_pipelines, problem.num_microbatches, problem.num_stages
     back = costs.t_b if problem.decoupled else costs.t_b + costs.t_w
     f_P = np.arange(P) * (costs.t_f + costs.t_comm)

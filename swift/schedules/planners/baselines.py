@@ -1,4 +1,4 @@
-"""What a failure is compared with: GPipe and 1F1B with a fused backward and a barrier, and the zero-bubble schedule."""
+"""Fault-free baselines: GPipe and 1F1B with a fused backward and a barrier, and the zero-bubble schedule."""
 
 import math
 from collections.abc import Callable
@@ -16,47 +16,47 @@ from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round
 
 Order = Callable[[Problem, int, int], list[SequencedOp]]
-"""What a stage of pipeline 0 runs in a problem, where no stage may hold more than so many micro-batches at once."""
+"""(problem, stage, most micro-batches held at once) -> the ops of that stage of pipeline 0."""
 
 
 def gpipe(problem: Problem) -> Schedule:
-    """All forwards, then all backwards, in flushes of as many micro-batches as the memory limit allows.
+    """Plans all forwards, then all backwards, in flushes of as many micro-batches as the memory limit allows.
 
-    GPipe (arXiv 1811.06965), section 2.3. Unit times and no memory limit: the period is 3M + 3(P-1).
+    GPipe (arXiv 1811.06965), section 2.3. With unit times and no memory limit, the period is 3M + 3(P-1).
 
     Returns:
         A schedule of ``problem`` with neither a decoupled backward nor staggered updates.
 
     Raises:
-        SettingError: a worker has failed.
+        SettingError: the problem has a failed worker.
     """
     return _repeated(problem, "gpipe", _flushes, problem.num_microbatches)
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
-    """One forward and one backward in turn, after a warm-up of P - p forwards at stage p.
+    """Plans one forward and one backward in turn (1F1B), after a warm-up of P - p forwards at stage p.
 
-    PipeDream-Flush (arXiv 2006.09503), section 2.2. Unit times and a memory limit of at least P: the period is
-    3M + 3(P-1). A lower limit shortens all warm-ups in proportion, since stages that hold equally many micro-batches
-    wait for each other at every one.
+    PipeDream-Flush (arXiv 2006.09503), section 2.2. With unit times and a memory limit of at least P, the period is
+    3M + 3(P-1). A lower limit shortens all warm-ups in proportion, because stages that hold equally many micro-batches
+    wait for each other at each of them.
 
     Returns:
         A schedule of ``problem`` with neither a decoupled backward nor staggered updates.
 
     Raises:
-        SettingError: a worker has failed.
+        SettingError: the problem has a failed worker.
     """
     return _repeated(problem, "one_f_one_b", _alternating, problem.num_stages)
 
 
 def zero_bubble(problem: Problem) -> Schedule:
-    """The adaptive planner's schedule without a failure, decoupled and staggered as the problem is.
+    """Plans a zero-bubble schedule with the adaptive planner, decoupled and staggered as the problem is.
 
     Zero bubble pipeline parallelism (arXiv 2401.10241), whose ZB-H1 ends one iteration of unit times within
-    3M + P - 1; here with the memory limit in place of its hand-made orders.
+    3M + P - 1; here the memory limit replaces its hand-made orders.
 
     Raises:
-        SettingError: a worker has failed.
+        SettingError: the problem has a failed worker.
     """
     _refuse_failures(problem, "zero_bubble")
     return replace(adaptive(problem), solver="zero_bubble")
@@ -83,7 +83,7 @@ def _alternating(problem: Problem, stage: int, num_held: int) -> list[SequencedO
 
 
 def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Schedule:
-    """Plans one pipeline, in as much of the memory limit as can be used, and lets all pipelines do the same."""
+    """Plans one pipeline, using as much of the memory limit as possible, and repeats it for all pipelines."""
     _refuse_failures(problem, name)
     problem = replace(problem, decoupled=False, staggered=False)
     return Schedule.planned(
@@ -93,7 +93,7 @@ def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Sche
 
 def _refuse_failures(problem: Problem, name: str) -> None:
     if problem.failed:
-        raise SettingError("Problem.failed", sorted(problem.failed), f"{name} plans for no failure: try adaptive")
+        raise SettingError("Problem.failed", sorted(problem.failed), f"{name} cannot plan for failures: try adaptive")
 
 
 def _largest_that_fits(problem: Problem, order: Order, num_held: int) -> Round:
@@ -104,7 +104,7 @@ def _largest_that_fits(problem: Problem, order: Order, num_held: int) -> Round:
     while True:
         sequences = [order(problem, p, num_held) for p in range(problem.num_stages)]
         one = time_round(problem, executor_DMP, sequences)
-        # How long messages lie in inboxes is known only now; one micro-batch at a time always fits.
+        # How long messages occupy inboxes is known only now; one micro-batch at a time always fits.
         if num_held == 1 or fits(problem, one):
             return one
         num_held -= 1

@@ -1,7 +1,7 @@
-"""Event-driven list scheduling of one iteration: what the adaptive planner calls for every policy that it tries.
+"""Event-driven list scheduling of one iteration, which the adaptive planner runs for every policy that it tries.
 
-A micro-batch at a stage is numbered x = (d * M + m) * P + p, its F, B and W are 3x, 3x + 1 and 3x + 2; plain lists are
-several times faster than arrays here, where every step depends on the one before.
+A micro-batch at a stage has the number x = (d * M + m) * P + p, and its F, B and W are 3x, 3x + 1 and 3x + 2. Plain
+lists are several times faster than arrays here, because every step depends on the previous one.
 """
 
 import heapq
@@ -18,14 +18,14 @@ F, B, W = Kind.F, Kind.B, Kind.W
 
 @dataclass(frozen=True)
 class Policy:
-    """How a worker chooses when it is free.
+    """Policy by which free workers choose their next op.
 
     Attributes:
-        executor: for every x, the pipeline whose worker runs it.
-        rank: for every micro-batch d * M + m, its place in line; the lowest is served first.
-        in_flight: for every worker d * P + p, how many of its micro-batches should be between F and B. Below that a
-            waiting F goes first, and a W that gives its memory back for that F; from there on B goes first.
-        patience: a W is put off if a message will arrive before it has run for this share of its time.
+        executor: pipeline whose worker runs each x.
+        rank: priority of each micro-batch d * M + m; the lowest is served first.
+        in_flight: target number of micro-batches between F and B for each worker d * P + p. Below it, a waiting F goes
+            first, as does a W that frees memory for that F; at or above it, B goes first.
+        patience: a W is postponed if a message will arrive before the W has run for this share of its time.
     """
 
     executor: Sequence[int]
@@ -36,12 +36,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class Listing:
-    """One iteration as it came out.
+    """Schedule of one iteration, as times.
 
     Attributes:
-        start: of every op 3x + kind.
-        first_f: for every stage, when its first F starts.
-        end: for every stage, when its last W ends.
+        start: start of every op 3x + kind.
+        first_f: start of each stage's first F.
+        end: end of each stage's last W.
     """
 
     start: list[float]
@@ -49,14 +49,14 @@ class Listing:
     end: list[float]
 
     def period(self, problem: Problem) -> float:
-        """Time after which the next iteration can start the same way."""
+        """Time after which the next iteration can start in the same way."""
         if not problem.staggered:
             return max(self.end) + problem.costs.t_u
         return max(end - first for first, end in zip(self.first_f, self.end, strict=True)) + problem.costs.t_u
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Listing:
-    """Runs one iteration as ``policy`` has it: a worker that is free starts an op at once if it has one to start."""
+    """Schedules one iteration greedily by ``policy``: a free worker starts an op as soon as one is ready."""
     return _Simulation(problem, policy).run()
 
 
@@ -67,7 +67,7 @@ class _Simulation:
         self.fused = not problem.decoupled
         self.t_f, self.t_w = costs.t_f, costs.t_w
         self.t_b = costs.t_b + costs.t_w if self.fused else costs.t_b
-        # While a B runs, its micro-batch holds the larger stash: room for one of them to grow is always kept.
+        # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
         self.f_stash, self.w_stash = costs.f_stash, 0.0 if self.fused else costs.w_stash
         self.growth = max(0.0, costs.w_stash - costs.f_stash)
         self.limit = math.inf if problem.memory_limit is None else problem.memory_limit * (1 + 1e-12)
@@ -80,7 +80,7 @@ class _Simulation:
         self.f_ready: list[list[tuple[float, int]]] = [[] for _ in range(num_workers)]
         self.b_ready: list[list[tuple[float, int]]] = [[] for _ in range(num_workers)]
         self.w_ready: list[deque[int]] = [deque() for _ in range(num_workers)]
-        self.coming: list[list[float]] = [[] for _ in range(num_workers)]  # arrival times of messages on their way
+        self.coming: list[list[float]] = [[] for _ in range(num_workers)]  # arrival times of messages in flight
         self.events: list[tuple[float, int]] = []  # (time, op that arrives) or (time, -1 - worker that becomes free)
         self.start = [0.0] * (3 * num_x)
         self.first_f, self.end = [math.inf] * self.P, [0.0] * self.P

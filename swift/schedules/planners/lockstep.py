@@ -1,8 +1,8 @@
-"""A planner for execution: a short ``lockstep_period``, which is what a schedule costs as one SPMD program.
+"""Planner for execution: minimizes ``lockstep_period``, the cost of a schedule as one SPMD program.
 
-Where every tick takes as long as its longest op, a plan that is good when workers run at their own pace mixes ops of
-all kinds in a tick and pays for the longest. Here the adaptive plan says who runs what, and in which order each worker
-takes its Fs, its Bs and its Ws; how it interleaves them is searched anew, tick by tick: a tick has the length of one
+Where every tick takes as long as its longest op, a plan made for workers at their own pace mixes ops of all kinds in a
+tick and pays for the longest. Here the adaptive plan assigns micro-batches to workers and fixes the order of each
+worker's Fs, of its Bs and of its Ws; their interleaving is searched anew, tick by tick: a tick has the length of one
 kind of op, and in it every worker runs a B if one is ready and fits, else an F, else a W.
 
 R: live workers in mesh order, S: states of the search, n: ops, 4: the kinds F, B, W, U, D: pipelines, P: stages.
@@ -23,27 +23,27 @@ from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
-"""Stretch and weight of the mean (see ``_FreeOrder``) of the searches whose best result counts."""
+"""(stretch, weight of the mean), see ``_FreeOrder``, of each search; the best result counts."""
 _WIDTH = 24
 _MAX_STATES = 3_000
-"""The beam's width times the live workers."""
+"""Limit of the beam's width times the live workers."""
 _MAX_OPS = 1_500_000
-"""So many ops are searched, but one of the searches runs whatever it takes."""
+"""Ops to search in total; one search runs in any case."""
 _MESSAGES = (1, 2, 4, 6)
-"""How many messages room is kept for where they take memory that is limited, until what is found fits."""
+"""Numbers of messages to reserve memory for, tried in turn until the result fits a limit that counts messages."""
 _NEVER = 1 << 40
 
 
 def lockstep(problem: Problem) -> Schedule:
-    """A schedule with a short ``lockstep_period``, a little longer in its ``period`` than that of ``adaptive``.
+    """Plans a schedule with a short ``lockstep_period``, at the cost of a slightly longer ``period`` than ``adaptive``.
 
-    Its times are those of workers that run at their own pace, in the order that is good in lockstep.
+    The schedule's times are those of workers at their own pace, in the order that is good in lockstep.
     """
     return Schedule.planned(problem, "lockstep", _best_round)
 
 
 def _best_round(problem: Problem) -> Round:
-    # Three iterations show the steady state: the middle one has neighbours on both sides.
+    # Three iterations suffice for the steady state: the middle one has neighbours on both sides.
     problem = replace(problem, num_iterations=1 if problem.num_iterations == 1 else 3)
     plan = adaptive(problem)
     rounds = [round_of(plan), *(_interleaved(plan) if problem.decoupled else ())]
@@ -52,7 +52,7 @@ def _best_round(problem: Problem) -> Round:
 
 
 def _interleaved(plan: Schedule) -> Iterator[Round]:
-    """What the searches find, the middle iteration of each."""
+    """Yields the middle iteration of each search's result."""
     problem, space = plan.problem, _FreeOrder(plan)
     executor_DMP = round_of(plan).executor_DMP
     for stretch, weight in _GUIDES[: max(1, _MAX_OPS // plan.num_ops)]:
@@ -68,14 +68,14 @@ def _interleaved(plan: Schedule) -> Iterator[Round]:
 
 
 class _FreeOrder:
-    """The states count, for every worker, its Fs, Bs, Ws and Us so far.
+    """Search space of interleavings; a state counts the Fs, Bs, Ws and Us that each worker has run.
 
-    The time left of a state is estimated as that of the worker farthest behind, plus a share of the workers' mean.
-    A worker's is the longest of its work and of the paths from its next ops to the end of the window; these consist of
-    ops that follow each other on a worker and of ops that wait for each other's output. The latter count somewhat more
-    than their time: who waits for a message waits for the end of a tick.
+    The time left from a state is estimated by the worker farthest behind, plus a share of the workers' mean. A worker's
+    time left is the longest of its work and of the paths from its next ops to the end of the window. Paths consist of
+    ops that follow each other on a worker and of ops that wait for each other's output; the latter count somewhat more
+    than their duration, since a wait for a message lasts until the end of a tick.
 
-    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; a node that is no op ends the list.
+    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; a node without an op ends the list.
     """
 
     def __init__(self, schedule: Schedule):
@@ -99,7 +99,7 @@ class _FreeOrder:
         self.levels = FixedOrder(lines).levels
 
     def after_senders(self, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of every node, the line and the place in its list of the same kind that it has to wait for."""
+        """Finds, for every node, the line and the position in its list of the same kind that the node waits for."""
         lines, reads = self.lines, np.flatnonzero(self.lines.sender_n != NONE)
         row, place = np.zeros(num_nodes, np.int64), np.full(num_nodes, NONE)
         row[self.node_n[reads]] = lines.row_n[lines.sender_n[reads]]
@@ -107,9 +107,9 @@ class _FreeOrder:
         return row, place
 
     def after_own(self, num_nodes: int) -> np.ndarray:
-        """Of every node, the place of what it has to wait for in its line's list of the kind before.
+        """Finds, for every node, the position in its own line's list of the previous kind that it waits for.
 
-        Those are: U of the iteration before, for F; F, for B; B, for W; the last W, for U.
+        F waits for the U of the previous iteration, B for F, W for B, and U for the last W.
         """
         kind, iteration = self.schedule.kind, self.schedule.iteration
         (f_n, b_n, w_n), is_f, is_u = self.schedule.row_3KDMP, kind == Kind.F, kind == Kind.U
@@ -121,24 +121,24 @@ class _FreeOrder:
         return place
 
     def guide(self, stretch: float, weight: float, num_messages: int) -> None:
-        """Sets what the search goes by.
+        """Sets the parameters of the next search.
 
         Args:
-            stretch: how much more than their time ops count that others wait for.
-            weight: how much the mean of the workers counts.
-            num_messages: how many of them a worker keeps memory for.
+            stretch: factor on the duration of ops that others wait for.
+            weight: weight of the workers' mean in the estimate.
+            num_messages: number of messages for which a worker reserves memory.
         """
         self.weight, self.left = weight, self.longest_paths(stretch)
         limit = self.schedule.problem.memory_limit
         self.limit = np.inf if limit is None else limit * (1 + 1e-12) - num_messages * self.costs.inbox
 
     def best_way(self) -> np.ndarray | None:
-        """bool[T, 4, R], what runs in every tick; None if memory or the order of the lists leads into dead ends."""
+        """Searches for what runs in every tick, bool[T, 4, R]; None if memory or the fixed orders lead to dead ends."""
         width = max(1, min(_WIDTH, _MAX_STATES // len(self.lines.stage_R)))
         return beam_search(self, width, COST_PER_TICK * float(self.time_4[: Kind.U].min()))
 
     def longest_paths(self, stretch: float) -> np.ndarray:
-        """float64[nodes]: an estimate of the time from the start of an op to the end of the window."""
+        """Estimates the time from the start of each node to the end of the window, float64[nodes]."""
         lines, kind, iteration = self.lines, self.schedule.kind, self.schedule.iteration
         f_n, b_n, w_n = self.schedule.row_3KDMP
         nowhere, row_n = len(self.op), lines.row_n
@@ -158,7 +158,7 @@ class _FreeOrder:
         return left[:-1]
 
     def work_ahead(self) -> np.ndarray:
-        """float64[n]: what a worker certainly has still to do when it starts an op."""
+        """Work that a worker has left when it starts each op, float64[n]."""
         t_f, t_b, t_w, t_u = self.time_4
         own_n = self.num_own[self.lines.row_n]
         iterations_ahead = self.schedule.problem.num_iterations - 1 - self.schedule.iteration
@@ -167,7 +167,7 @@ class _FreeOrder:
         return ahead_n * of_kind + t_u + iterations_ahead * (own_n * (t_f + t_b + t_w) + t_u)
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
-        """The ways to run the next tick: one for each length that an op has."""
+        """Yields the ways to run the next tick: one for each op duration."""
         ready_4SR = self.ready(state_cSR)
         for length in np.unique(self.time_4):
             free_SR = np.ones(ready_4SR.shape[1:], bool)
@@ -181,7 +181,7 @@ class _FreeOrder:
             yield Step(float(length), ran_4SR, possible_S)
 
     def ready(self, state_4SR: np.ndarray) -> np.ndarray:
-        """bool[4, S, R]: whether a worker could run its next op of a kind."""
+        """True where a worker can run its next op of a kind, bool[4, S, R]."""
         ready_4SR = np.empty(state_4SR.shape, bool)
         for kind in Kind:
             done_SR, node_SR = state_4SR[kind], self.first_4R[kind] + state_4SR[kind]
@@ -191,7 +191,7 @@ class _FreeOrder:
                 ready_4SR[kind] &= sender_SR > self.sender_place[node_SR]
         ready_4SR[Kind.U] &= self.lines.all_at_update(ready_4SR[Kind.U])
         if np.isfinite(self.limit):
-            # While a B runs, its micro-batch holds the larger stash: room for one of them to grow is always kept.
+            # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
             f, b, w, _ = state_4SR
             held_SR = self.costs.f_stash * (f - b) + self.costs.w_stash * (b - w)
             held_SR = held_SR + max(0.0, self.costs.w_stash - self.costs.f_stash)
@@ -200,7 +200,7 @@ class _FreeOrder:
         return ready_4SR
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
-        """float64[S]: estimated."""
+        """Estimates the time left from each state, float64[S]."""
         work_R = (self.end_cR * self.time_4[:, None]).sum(axis=0)
         left_SR = work_R - np.einsum("kSR,k->SR", state_cSR, self.time_4)
         for kind in (Kind.F, Kind.B, Kind.W):
@@ -208,7 +208,7 @@ class _FreeOrder:
         return left_SR.max(axis=1) + self.weight * left_SR.mean(axis=1)
 
     def sequences(self, ran_T4R: np.ndarray, iteration: int) -> Sequence[Sequence[SequencedOp]]:
-        """What every worker ran of an iteration, as ``time_round`` takes it."""
+        """Lists the ops that every worker ran in an iteration, as ``time_round`` takes them."""
         schedule, lines = self.schedule, self.lines
         by_worker: list[list[SequencedOp]] = [[] for _ in range(len(schedule.bounds) - 1)]
         place_T4R = ran_T4R.cumsum(axis=0) - 1

@@ -1,12 +1,12 @@
-"""ReCycle's exact planner (arXiv 2405.14009, the planner's MILP) on HiGHS: the oracle that others are held against.
+"""ReCycle's exact planner (arXiv 2405.14009, the planner's MILP) on HiGHS: the oracle for other planners.
 
-It minimises the period of an iteration that repeats, over who runs what, the order of all ops, and when every stage
-begins. It starts from ``adaptive``'s schedule and from ``tight_bound``; where they meet, nothing is left to solve. Else
-``milp_model`` is asked whether a period of T slots is long enough, and every answer narrows what is between them. The
-models that tell less apart come first: they refute most periods, and only the exact one gives a better schedule.
+It minimizes the period of a repeating iteration over the assignment of micro-batches to workers, the order of all ops,
+and the time at which each stage begins. It starts from ``adaptive``'s schedule and from ``tight_bound``; if they meet,
+nothing is left to solve. Otherwise it asks ``milp_model`` whether a period of T slots suffices, and every answer
+narrows the gap. Coarser models come first: they refute most periods, and only the exact one yields a better schedule.
 
-Costs that are multiples of a slot lose nothing by it. Others are rounded down to slots for the model: its bound holds,
-and a schedule is timed with the true costs, so that bound and schedule come near each other but seldom meet.
+Costs that are multiples of a slot are represented exactly. Others are rounded down to slots for the model: its bound
+stays valid, and schedules are timed with the true costs, so bound and schedule come close but rarely meet.
 
 Shape suffixes: D pipelines, M micro-batches of a pipeline, P stages.
 """
@@ -29,22 +29,21 @@ from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.milp_model import (
     Detail,
     Group,
-    Refuted,
     SlotCosts,
     Starts,
-    Undecided,
     fit,
     num_columns,
 )
+from swift.schedules.planners.milp_rows import Refuted, Undecided
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 from swift.schedules.sequences import time_round
 
 F, B, W = Kind.F, Kind.B, Kind.W
 _MAX_COLUMNS = 8_000
-"""Of the coarsest model, which answers within a minute."""
+"""Limit for the coarsest model, which answers within a minute."""
 _MAX_COLUMNS_OF_ROUNDED = 2_000
-"""The same with rounded costs, with which the optimum is seldom proved in any case."""
+"""The same for rounded costs, with which the optimum is rarely proved in any case."""
 _MAX_COLUMNS_OF_FINER = 30_000
 _LEAST_SLOTS_OF_OP = 3
 _SAME = 1e-9
@@ -52,11 +51,11 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What is known of the shortest period.
+    """Bounds on the shortest period.
 
     Attributes:
-        schedule: the best one found.
-        bound: no iteration that repeats has a shorter period.
+        schedule: best schedule found.
+        bound: lower bound of the period of any repeating iteration.
     """
 
     schedule: Schedule
@@ -64,34 +63,35 @@ class Proof:
 
     @property
     def proven(self) -> bool:
-        """Whether none is better than ``schedule``."""
+        """True if ``schedule`` is optimal."""
         return period(self.schedule) <= self.bound * (1 + _SAME)
 
 
 def milp(problem: Problem, time_limit_s: float = 60.0) -> Schedule:
-    """The schedule with the shortest period; if that is not proved in time, the best one found, with a warning.
+    """Plans a schedule with the shortest period; warns and returns the best one found if time runs out.
 
     Raises:
-        SettingError: the problem is too large, or its messages take memory that is limited.
+        SettingError: the problem is too large, or it limits memory and counts messages.
     """
     proof = milp_proof(problem, time_limit_s)
     if not proof.proven:
-        known = f"found a period of {period(proof.schedule):g}; all that is proved is that none is below"
+        known = f"found a period of {period(proof.schedule):g}; the proved lower bound is"
         warnings.warn(f"milp {known} {proof.bound:g}", stacklevel=2)
     return proof.schedule
 
 
 def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool = True) -> Proof:
-    """The best schedule found, and how far it is proved to be the best.
+    """Finds the best schedule, with a proved lower bound of the period.
 
     Args:
-        problem: of up to a few hundred slots.
-        time_limit_s: for the solver; the first schedule is ``adaptive``'s in any case. HiGHS looks at the clock between
-            its steps only: with thousands of columns, as by worker with 8 stages, it may take a minute more.
-        use_bound: False takes no formula on trust, so that ``bound`` can be held against the outcome.
+        problem: problem whose period takes up to a few hundred slots.
+        time_limit_s: time limit of the solver in seconds; ``adaptive``'s schedule is the starting point in any case.
+            HiGHS checks the clock only between its steps: with thousands of columns, for example by worker with 8
+            stages, it may take a minute more.
+        use_bound: False to start without ``tight_bound``, so that the bound can be tested against the outcome.
 
     Raises:
-        SettingError: the problem is too large, or its messages take memory that is limited.
+        SettingError: the problem is too large, or it limits memory and counts messages.
     """
     if problem.costs.inbox and problem.memory_limit is not None:
         raise SettingError("solver", "milp", "does not count the memory of messages: use adaptive")
@@ -107,7 +107,7 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
 
 @dataclass(frozen=True)
 class _Grid:
-    """The costs in slots: ``update`` is t_u; ``is_exact`` if nothing was rounded."""
+    """Costs in slots: ``update`` is t_u; ``is_exact`` if nothing was rounded."""
 
     slot: float
     costs: SlotCosts
@@ -116,7 +116,7 @@ class _Grid:
 
     @classmethod
     def of(cls, problem: Problem, longest: float) -> "_Grid":
-        """As many slots to a period of ``longest`` as the costs need, or as a model of a sensible size can have."""
+        """Chooses as many slots per period of ``longest`` as the costs need, or as a model of practical size allows."""
         costs = problem.costs
         times = [costs.t_f, costs.t_b, costs.t_w, costs.t_u, costs.t_comm]
         shares = [Fraction(time / costs.t_f).limit_denominator(1000) for time in times]
@@ -131,7 +131,7 @@ class _Grid:
 
 
 def _least_lossy_slot(problem: Problem, longest: float) -> float:
-    """Of the slots that F is a multiple of, and of a sensible number, the one that rounding loses least time with."""
+    """Chooses the slot, among fractions of F that keep the model small, that loses the least time to rounding."""
     costs = problem.costs
     times = (costs.t_f, costs.t_b, costs.t_w)
     most_slots = _MAX_COLUMNS_OF_ROUNDED // num_columns(problem, 1, Detail.POOLED)
@@ -139,12 +139,12 @@ def _least_lossy_slot(problem: Problem, longest: float) -> float:
     slots = [costs.t_f / number for number in range(1, most_of_f + 1)]
     slots = [slot for slot in slots if slot * _LEAST_SLOTS_OF_OP <= min(times)]
     if not slots:
-        raise SettingError("solver", "milp", "too large, no optimum could be proved: use adaptive")
+        raise SettingError("solver", "milp", "the problem is too large to prove an optimum: use adaptive")
     return min(slots, key=lambda slot: sum(time - int(time / slot * (1 + _SAME)) * slot for time in times))
 
 
 class _Search:
-    """The best schedule and the best bound so far, and what brings them together."""
+    """Search that narrows the gap between the best schedule and the best bound so far."""
 
     def __init__(self, problem: Problem, first: Schedule, bound: float, deadline: float):
         self.problem, self.deadline = problem, deadline
@@ -152,9 +152,9 @@ class _Search:
         self.grid = _Grid.of(problem, period(first))
 
     def run(self) -> None:
-        """Goes on until they meet, nothing is left to ask, or time is up."""
+        """Searches until schedule and bound meet, no question is left, or time runs out."""
         low, high = self.to_slots(self.proof.bound), self.to_slots(period(self.proof.schedule))
-        with suppress(Undecided):  # what was found and proved by then stands
+        with suppress(Undecided):  # keeps what was found and proved by then
             for detail in self.details(high):
                 low, high = self.narrow(low, high, detail)
             if low == high:
@@ -164,7 +164,7 @@ class _Search:
         return math.ceil(length / self.grid.slot * (1 - _SAME))
 
     def details(self, num_slots: int) -> Iterator[Detail]:
-        """The models worth asking: none that is the same as the next one, and none that is too large."""
+        """Yields the models worth solving: none that equals the next finer one, and none that is too large."""
         is_single_P = [len(peers) == 1 for peers in self.problem.survivors]
         same = {Detail.POOLED: all(is_single_P), Detail.BY_WORKER: all(is_single_P[:-1]), Detail.BY_PATH: False}
         for detail in Detail:
@@ -172,10 +172,10 @@ class _Search:
                 yield detail
 
     def narrow(self, low: int, high: int, detail: Detail) -> tuple[int, int]:
-        """Makes ``low`` the shortest period that a model allows, where none below it and ``high`` are known to be."""
+        """Raises ``low`` to the shortest period that a model allows; ``high`` is known to be feasible."""
         allowed, stride = high, 1
         while low < allowed:
-            # What is left is mostly next to what is refuted: from there in growing strides, then by halves.
+            # The answer is usually close to the refuted periods: probe from there in growing strides, then bisect.
             probe = min(low + stride - 1, (low + allowed) // 2)
             try:
                 starts = self.fit([probe] * self.problem.num_stages, detail)
@@ -202,21 +202,21 @@ class _Search:
             self.proof = replace(self.proof, schedule=schedule)
 
     def raise_bound(self, low: int) -> None:
-        """All periods of whole slots below ``low`` are refuted, and so all up to ``low - 1`` slots."""
+        """Raises the bound, given that all periods of whole slots below ``low`` are refuted."""
         slots: float = low
         if not self.grid.is_exact:
             slots = low - 1
         elif self.problem.staggered:
-            # The period is the mean of stages that wait for each other in a circle: a whole number over that of stages.
+            # The period is the mean over a cycle of stages that wait for each other: a multiple of 1 / (stages in it).
             slots = low - 1 + 1 / self.problem.num_stages
         self.proof = replace(self.proof, bound=max(self.proof.bound, slots * self.grid.slot))
 
     def exclude_parts_of_slots(self, low: int) -> None:
         """Proves that the shortest period, known to be above ``low - 1`` slots, is ``low``.
 
-        Round a schedule of a period between the two down to slots, counted from where stage p begins: all precedence is
-        kept, the other stages have ``low`` slots, and stage p has one less. So one stage that cannot do with that will
-        do.
+        Take a schedule with a period between the two and round it down to slots, counted from the beginning of stage p:
+        precedence is kept, the other stages have ``low`` slots, and stage p has one less. So it suffices to find one
+        stage for which that is infeasible.
         """
         P = self.problem.num_stages
         for detail in self.details(low):
@@ -230,7 +230,7 @@ class _Search:
 
 
 def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
-    """The schedule with the orders of the exact model's starts, each op as early as the true costs allow."""
+    """Makes a schedule with the op order of the exact model's starts, each op as early as the true costs allow."""
     D, P, peers_P = problem.num_pipelines, problem.num_stages, problem.survivors
     paths, ops = _follow(problem, starts)
     names = _names(problem, [[peers_P[p][path[p]] for p in range(P)] for path in paths])
@@ -246,10 +246,10 @@ def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
 
 
 def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[int, int, int, Kind, int]]]:
-    """The path of every micro-batch, numbered anew, and all ops: (stage, peer, slot, kind, micro-batch)."""
+    """Derives the path of every micro-batch, renumbered, and all ops as (stage, peer, slot, kind, micro-batch)."""
     P = problem.num_stages
     groups_P: list[list[Group]] = [[group for kind, q, group in starts if (kind, q) == (F, p)] for p in range(P)]
-    order: dict[tuple[Kind, Group], list[int]] = {}  # of the micro-batches of a group, by their starts
+    order: dict[tuple[Kind, Group], list[int]] = {}  # micro-batches of a group, by their starts
     paths: list[Group] = []
     ops = []
     for group in groups_P[0]:
@@ -282,7 +282,7 @@ def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[i
 
 
 def _names(problem: Problem, executors: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """(pipeline, index) for every micro-batch: of a pipeline that runs it at many stages and has room for it."""
+    """Names every micro-batch (pipeline, index), preferring a pipeline that runs it at many stages."""
     taken = [0] * problem.num_pipelines
     names = []
     for executor in executors:

@@ -1,4 +1,4 @@
-"""The planners by name: all of them take a problem and give a schedule that ``verify`` accepts."""
+"""Planners by name; each turns a problem into a schedule that ``verify`` accepts."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -15,7 +15,7 @@ Planner = Callable[[Problem], Schedule]
 
 
 def _milp(problem: Problem) -> Schedule:
-    # Only those who ask for the solver wait for it to be loaded.
+    # Imported here, so that the solver is loaded only where it is used.
     from swift.schedules.planners.milp import milp
 
     return milp(problem)
@@ -31,14 +31,14 @@ PLANNERS: Mapping[str, Planner] = {
 }
 
 FAULT_FREE = frozenset({"gpipe", "one_f_one_b", "zero_bubble"})
-"""Those of them that take no problem with a failure."""
+"""Planners that accept only problems without failures."""
 
 
 class OwnPlanner(Protocol):
-    """A planner from elsewhere: a frozen dataclass, so that a configuration can name it.
+    """Interface of a user's planner: a frozen dataclass, so that a configuration can name it.
 
-    Its schedules are verified before they run. ``time_round`` gives the times of ops whose order has been decided, and
-    ``Schedule.from_round`` repeats them.
+    Its schedules are verified before they run. ``time_round`` computes the times of ops in a given order, and
+    ``Schedule.from_round`` repeats the round for all iterations.
     """
 
     @property
@@ -46,22 +46,22 @@ class OwnPlanner(Protocol):
         """Short name for messages."""
 
     def plan(self, problem: Problem) -> Schedule:
-        """A schedule of a problem, whose failures are of its first pipelines; the same for the same problem.
+        """Plans a problem whose failures are in its first pipelines; deterministic.
 
         Raises:
-            SettingError: it cannot plan for this problem.
+            SettingError: the planner cannot plan for this problem.
         """
 
 
 def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
-    """A planner's schedule of a problem.
+    """Plans a problem with a planner given by name or as an object.
 
     Args:
-        planner: a name of ``PLANNERS``, or one from elsewhere.
-        problem: what it is to plan.
+        planner: name in ``PLANNERS``, or a user's planner.
+        problem: problem to plan.
 
     Raises:
-        SettingError: the planner cannot plan for this problem, or its schedule breaks a rule.
+        SettingError: the planner cannot plan for this problem, or its schedule is not valid.
     """
     if isinstance(planner, str):
         return PLANNERS[planner](problem)
@@ -69,5 +69,5 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     try:
         verify(schedule)
     except ScheduleError as error:
-        raise SettingError("Experiment.planner", planner.name, f"must plan by the rules: {error}") from error
+        raise SettingError("Experiment.planner", planner.name, f"must make valid schedules: {error}") from error
     return schedule

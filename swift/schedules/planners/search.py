@@ -1,7 +1,7 @@
-"""The search for a good ``Policy``: a few that the problem suggests, then small random changes to the best.
+"""Search for a good ``Policy``: a few that the problem suggests, then small random changes to the best.
 
-What it has to find is how many micro-batches the most loaded stages should hold between F and B. Early stages want
-many, so that they have work while their first B is on its way; late stages few, so that the last B leaves early.
+The main unknown is how many micro-batches the most loaded stages should hold between F and B. Early stages want many,
+so that they have work while their first B is on its way; late stages want few, so that the last B leaves early.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _MOST_IN_VAIN = 400
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy and what came of it; ``cost`` is the period, then by how much all stages together miss the target."""
+    """A policy and its result; ``cost`` is the period, then the sum by which stages exceed the target."""
 
     cost: tuple[float, float]
     policy: Policy
@@ -32,25 +32,25 @@ class Candidate:
 
 
 def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
-    """The best of as many policies as may be tried.
+    """Finds the best policy within a limited number of trials.
 
     Args:
-        problem: to plan one iteration of.
-        target: a period that none can be below: the search ends when it is reached.
-        max_ops: how many ops may be listed; five policies are tried whatever they take.
+        problem: problem of which one iteration is planned.
+        target: lower bound of the period; the search ends when it is reached.
+        max_ops: limit on the ops scheduled in all trials; at least five policies are tried.
     """
     num_trials = max(LEAST_TRIALS, max_ops // problem.num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
     num_in_vain = 0
-    # What suits the stages without a failure is found on one pipeline, at little cost.
+    # A policy that suits the stages without a failure is found cheaply on one pipeline.
     lone = problem.single_pipeline()
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
     for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)
         spans = [end - first for first, end in zip(listing.first_f, listing.end, strict=True)]
         cost = listing.period(problem), sum(max(0.0, span - goal) for span in spans)
-        leaders.insert(0, Candidate(cost, policy, listing))  # before its equals: drifting among them helps
+        leaders.insert(0, Candidate(cost, policy, listing))  # ahead of its equals: drifting among them helps
         num_in_vain = 0 if cost < min((leader.cost for leader in leaders[1:]), default=(math.inf,)) else num_in_vain + 1
         leaders.sort(key=lambda candidate: candidate.cost)
         if leaders[0].cost[0] <= goal or num_in_vain == _MOST_IN_VAIN:
@@ -60,7 +60,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
 
 
 def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
-    """The first policies, then changes to those that lead by then."""
+    """Yields the first policies, then random changes to the current leaders."""
     num_first = max(LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
     yield from itertools.islice(first_policies(problem, pilot), num_first)
     source = random.Random(0)
@@ -72,11 +72,11 @@ def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], 
 
 
 def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Policy]:
-    """Policies worth trying on any problem: of each kind of choice the most often best ones first.
+    """Yields policies worth trying on any problem, the choices that are best most often first.
 
     Args:
-        problem: to try them on.
-        pilot: a good policy of one pipeline without a failure.
+        problem: problem to try them on.
+        pilot: good policy for one pipeline without a failure.
     """
     executor = share_out(problem)
     depths, patience = list(_in_flight_by_stage(problem)), list(_PATIENCE if _is_uneven(problem) else (0.0,))
@@ -91,7 +91,7 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
 
 
 def share_out(problem: Problem) -> list[int]:
-    """Who runs what: live workers their own micro-batches, and those of failed workers go to the least loaded peer."""
+    """Assigns micro-batches: live workers keep theirs, those of failed workers go to the least loaded peer."""
     D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
     executor = [d for d in range(D) for _ in range(M * P)]
     for p, peers in enumerate(problem.survivors):
@@ -106,12 +106,12 @@ def share_out(problem: Problem) -> list[int]:
 
 
 def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
-    """The rank of every micro-batch: its index, or for those of failed workers a place between their host's own.
+    """Ranks every micro-batch: by its index, or, if its worker failed, at a position among its host's own.
 
     Args:
-        problem: with D * M micro-batches.
-        executor: of every micro-batch and stage.
-        place: from 0, early among the host's own, to 1, late; None: by index like all others.
+        problem: problem with D * M micro-batches.
+        executor: pipeline that runs every micro-batch at every stage.
+        place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
     """
     D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
     rank = [m + d / D for d in range(D) for m in range(M)]
@@ -129,7 +129,7 @@ def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> l
 
 
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
-    """How many micro-batches each stage should hold: all stages as few as they can, as 1F1B has it, and so on."""
+    """Yields target numbers of micro-batches in flight by stage: as few as possible, as in 1F1B, and so on."""
     P = problem.num_stages
     loads = [problem.most_loaded(len(peers)) for peers in problem.survivors]
     most = max(loads)
@@ -181,7 +181,7 @@ def _changed_at(in_flight: Sequence[float], workers: list[int], P: int, source: 
 
 
 def _exchanged(problem: Problem, executor: Sequence[int], stage: int, source: random.Random) -> list[int]:
-    """Two of the micro-batches that are guests at a stage change their hosts."""
+    """Swaps the hosts of two re-routed micro-batches at a stage."""
     M, P, peers = problem.num_microbatches, problem.num_stages, problem.survivors[stage]
     guests = [(d * M + m) * P + stage for d in range(problem.num_pipelines) if d not in peers for m in range(M)]
     changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))

@@ -1,6 +1,7 @@
 """Plans that are ready before a failure.
 
-Problems normalized to failure counts, schedules on disk, and a schedule as a JSON document.
+``normalize`` reduces problems to failure counts, ``store`` keeps plans on disk, and ``json_format`` describes a
+schedule as a JSON document.
 """
 
 from swift.schedules.plans.json_format import COST_NAMES, document

@@ -1,22 +1,22 @@
-"""What there is to say of a schedule, as one JSON document.
+"""A schedule and its measures as one JSON document.
 
 Times are in the unit of the costs, memory is in F-stashes, workers are written ``d:p``. The keys:
 
 - ``topology`` {``num_pipelines``, ``num_stages``}, ``failed``, ``num_microbatches``, ``costs``, ``memory_limit``,
-  ``decoupled``, ``staggered``, ``iterations``: what was planned. The costs are named as ``--costs`` takes them, and
-  their stashes and inbox keep the unit that they have there.
-- ``solver``, ``planning_ms``: who planned it, and how long that took; 0 if the plan came from a store.
+  ``decoupled``, ``staggered``, ``iterations``: the problem. Costs are named as ``--costs`` takes them, and
+  their stashes and inbox are in the unit used there.
+- ``solver``, ``planning_ms``: the planner, and the time that it took; 0 if the plan came from a store.
 - ``period``, ``window_period``, ``lockstep_period``, ``makespan``: the steady-state time of an iteration, its time in a
-  window that drains, its time where all workers go through the ops tick by tick, and the time of the whole window.
+  window that drains, its time where all workers run the ops tick by tick, and the time of the whole window.
 - ``lower_bound`` of the period; ``gap``: period / lower_bound - 1; ``tight_bound``, which is at least as high;
   ``bubble_share`` of the live workers' time.
 - ``tick_table``: sizes of the table that an SPMD program would interpret: ``ticks``, distinct
   ``activation_permutations`` and ``gradient_permutations``, ``most_rounds`` of messages in a tick, and the slots that
   every worker needs.
-- ``peak_memory``: the most that each worker holds; 0 for a failed one.
-- ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: their periods at the same costs and limit, without any failure;
+- ``peak_memory``: peak of each worker; 0 for a failed one.
+- ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: their periods at the same costs and limit, without failures;
   ``throughput_vs_one_f_one_b``, ``throughput_vs_zero_bubble``: these periods / period; above 1 the schedule is faster.
-- ``ops``, if asked for: ``worker``, ``kind``, ``iteration``, ``pipeline``, ``microbatch`` (null for U), ``stage``,
+- ``ops``, on request: ``worker``, ``kind``, ``iteration``, ``pipeline``, ``microbatch`` (null for U), ``stage``,
   ``start``, ``end`` of every op, worker by worker.
 """
 
@@ -43,16 +43,16 @@ COST_NAMES = {
     "W-stash": "w_stash",
     "inbox": "inbox",
 }
-"""What a person calls the fields of ``Costs``."""
+"""Fields of ``Costs`` by the names used on the command line and in documents."""
 
 
 def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) -> dict[str, Any]:
-    """All of the above as plain numbers, texts, lists and dictionaries.
+    """Describes a schedule by plain numbers, strings, lists and dictionaries; the module's docstring lists the keys.
 
     Args:
-        schedule: a valid one.
-        planning_ms: what its planner took.
-        with_ops: whether to list the ops.
+        schedule: valid schedule.
+        planning_ms: planning time, in milliseconds.
+        with_ops: True to list the ops.
     """
     problem = schedule.problem
     bound, own_period, fault_free = lower_bound(problem), period(schedule), fault_free_periods(problem)
@@ -79,7 +79,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
 
 
 def fault_free_periods(problem: Problem) -> dict[str, float]:
-    """What an iteration takes without failures, by ``one_f_one_b`` and by a decoupled, staggered ``zero_bubble``.
+    """Periods without failures, of ``one_f_one_b`` and of a decoupled, staggered ``zero_bubble``.
 
     Raises:
         SettingError: the memory limit is too small for one of them.

@@ -1,8 +1,8 @@
-"""Failure normalization: only how many failures every stage has matters (ReCycle, arXiv 2405.14009).
+"""Failure normalization: only the number of failures of every stage matters (ReCycle, arXiv 2405.14009).
 
-The workers of a stage hold the same parameters, so a schedule stays valid when they change places, stage by stage; and
-pipelines have equally many micro-batches, so it stays valid when these change names, pipeline by pipeline. What is left
-are the counts. Copying a stage's parameters to a worker of another stage moves a failure, and leaves their sum.
+The workers of a stage hold the same parameters, so a schedule stays valid if they swap places, stage by stage; and
+pipelines have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. Only the counts
+remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum.
 
 D: pipelines, P: stages.
 """
@@ -24,14 +24,14 @@ from swift.topology import Topology, Worker
 
 @dataclass(frozen=True)
 class Normalized:
-    """A problem, the canonical one with as many failures in every stage, and who plays whom.
+    """A problem, the canonical problem with the same number of failures in every stage, and the mapping between them.
 
     Attributes:
-        original: the problem as it was asked.
-        problem: the canonical problem; equal for all problems that differ only in who failed and in expert ranks.
-        pipeline_D: for every canonical pipeline, the original one whose micro-batches take its place.
-        worker_PD: for every stage and canonical pipeline, the original pipeline whose worker of that stage takes the
-            place of its worker; the same as ``pipeline_D`` but where a live worker must stand in for a failed one.
+        original: problem as given.
+        problem: canonical problem; equal for all problems that differ only in which workers failed and in expert ranks.
+        pipeline_D: original pipeline whose micro-batches take the place of each canonical pipeline's.
+        worker_PD: original pipeline whose worker takes the place of each canonical worker, by stage; the same as
+            ``pipeline_D`` except where a live worker must stand in for a failed one.
     """
 
     original: Problem
@@ -41,22 +41,22 @@ class Normalized:
 
 
 class Move(NamedTuple):
-    """A live worker gives up its place, and takes that of a failed one by copying the parameters of its new peers."""
+    """A live worker leaves its place and takes that of a failed one, copying the parameters of its new peers."""
 
     worker: Worker
     role: Worker
 
 
 def failure_counts(problem: Problem) -> tuple[int, ...]:
-    """For every stage, how many of its workers are down."""
+    """Counts the failed workers of every stage."""
     return tuple(problem.num_pipelines - len(peers) for peers in problem.survivors)
 
 
 def canonical(problem: Problem, counts: tuple[int, ...]) -> Problem:
-    """The same work with ``counts[p]`` failures at stage p, in the first pipelines.
+    """Makes the canonical problem: the same work with ``counts[p]`` failures at stage p, in the first pipelines.
 
     Raises:
-        SettingError: not one count a stage, or one that leaves a stage without a survivor.
+        SettingError: the counts are not one per stage, or leave a stage without a survivor.
     """
     if len(counts) != problem.num_stages or min(counts) < 0:
         raise SettingError("failure counts", counts, f"must be one for each of the {problem.num_stages} stages")
@@ -65,18 +65,22 @@ def canonical(problem: Problem, counts: tuple[int, ...]) -> Problem:
 
 
 def normalize(problem: Problem) -> Normalized:
-    """The canonical problem, and how to come back from it.
+    """Maps a problem to its canonical form.
 
-    As many workers as possible keep the micro-batches of their own pipeline, which keeps messages within pipelines:
-    those of a pipeline's worker go elsewhere only where it is down, or where failures that the canonical problem has in
-    one pipeline are in several. A problem that is canonical comes back as it is.
+    As many workers as possible keep the micro-batches of their own pipeline, which keeps messages within pipelines. A
+    worker's micro-batches go elsewhere only if it has failed, or if failures that the canonical problem has in one
+    pipeline are in several. A canonical problem is mapped to itself.
     """
+    # Imported with the first plan, when a run starts: scipy.optimize takes 0.4 s, which a recovery should not pay.
+    from scipy.optimize import linear_sum_assignment
+
     target = canonical(problem, failure_counts(problem))
     live_DP, target_live_DP = _live(problem), _live(target)
-    # A pipeline in another's place keeps the workers of those stages at which both are up. Ties: everyone stays.
+    # A pipeline in another's place keeps the workers of the stages at which both are live. Ties favour staying.
     kept_DD = target_live_DP.astype(int) @ live_DP.T.astype(int)
     D = problem.num_pipelines
-    pipeline_D = _assignment(kept_DD * (D + 1) + np.eye(D, dtype=int))
+    _, columns_D = linear_sum_assignment(kept_DD * (D + 1) + np.eye(D, dtype=int), maximize=True)
+    pipeline_D = tuple(columns_D.tolist())
     worker_PD = tuple(
         _stage_workers(pipeline_D, target_live_DP[:, p], live_DP[:, p]) for p in range(problem.num_stages)
     )
@@ -84,11 +88,11 @@ def normalize(problem: Problem) -> Normalized:
 
 
 def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
-    """A schedule of the original problem from one of the canonical problem: the same ops at the same times."""
+    """Maps a schedule of the canonical problem to the original problem: the same ops at the same times."""
     assert schedule.problem == normalized.problem, "a schedule of another problem"
     P = normalized.problem.num_stages
     worker_DP = np.array(normalized.worker_PD).T * P + np.arange(P)
-    # Only whole workers change places, so the rows of each of them stay in order.
+    # Only whole workers swap places, so the rows of each worker stay in order.
     player = np.argsort(worker_DP.ravel())
     rows = np.concatenate([np.arange(schedule.bounds[w], schedule.bounds[w + 1]) for w in player])
     worker = worker_DP.ravel()[schedule.worker[rows]].astype(np.int32)
@@ -109,21 +113,22 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
 
 
 def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
-    """How many failures every stage should have where roles can be moved: those with the smallest bound of the period.
+    """Distributes failures over the stages, where roles can be moved, so that the bound of the period is smallest.
 
-    ReCycle's dynamic program. Of the counts with the smallest largest ``stage_bound`` it takes those with the smallest
-    sum of bounds, since a planner gets nearer to the bound the more time the other stages have to spare; of these,
-    those with more failures in the earlier stages: after its last B a stage waits for all ahead (``tight_bound``).
+    ReCycle's dynamic program. Among the counts that minimize the largest ``stage_bound`` it takes those with the
+    smallest sum of bounds, because a planner gets closer to the bound the more slack the other stages have; among
+    these, those with more failures in the earlier stages, because after its last B a stage waits for all earlier ones
+    (``tight_bound``).
 
     Args:
-        problem: its own failures do not matter.
-        num_failures: F, of all workers together.
+        problem: problem to plan; its own failures do not matter.
+        num_failures: number of failed workers.
 
     Returns:
         Failures of every stage; their sum is ``num_failures``, and each is less than D.
 
     Raises:
-        SettingError: more failures than leave every stage a survivor.
+        SettingError: there are too many failures to leave every stage a survivor.
 
     >>> spread(Problem(Topology(3, 4), num_microbatches=6), 1)
     (1, 0, 0, 0)
@@ -134,9 +139,9 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
         allowed = f"at most {P * (D - 1)} failures leave each of {P} stages one of {D} workers"
         raise SettingError("num_failures", num_failures, allowed)
     bounds_PD = [[stage_bound(problem, p, D - count) for count in range(D)] for p in range(P)]
-    # Decimals of few digits, so that no tie is broken by the last bits of a bound or of their sum.
+    # Rounded decimals, so that the last bits of a bound or of a sum do not break ties.
     cost_PD = [[Decimal(f"{bound:.12g}") for bound in row] for row in bounds_PD]
-    # Bounds grow with the failures, so the cheapest next failures, one after the other, give the smallest largest one.
+    # Bounds grow with the failures, so taking the cheapest failures one by one minimizes the largest bound.
     limit = max([row[0] for row in cost_PD] + sorted(cost for row in cost_PD for cost in row[1:])[:num_failures])
     best: list[_Spread] = [(Decimal(0), ())]
     for row in reversed(cost_PD):
@@ -147,13 +152,13 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
 
 
 def moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
-    """The fewest moves after which every stage has as many failures as ``counts`` says.
+    """Finds the fewest moves after which every stage has ``counts[p]`` failures.
 
-    Workers leave pipelines that have failures already for places in those with the fewest, so that failures gather in
-    few pipelines.
+    Workers leave pipelines that already have failures for places in those with the fewest, so that failures concentrate
+    in few pipelines.
 
     Raises:
-        SettingError: the counts are no failures of this topology, or not as many as the problem has.
+        SettingError: the counts are impossible in this topology, or do not sum to the problem's failures.
     """
     canonical(problem, counts)
     if sum(counts) != len(problem.failed):
@@ -170,15 +175,15 @@ def moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
 
 
 def after_moves(problem: Problem, moved: tuple[Move, ...]) -> Problem:
-    """The problem with roles moved: who moved has left a failed place behind."""
+    """Applies moves to a problem: each moved worker leaves a failed place behind."""
     taken, left = {move.role for move in moved}, {move.worker for move in moved}
     return replace(problem, failed=(problem.failed - taken) | left)
 
 
 def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False) -> int:
-    """How many plans cover every failure set of at most ``max_failures`` workers that leaves each stage a survivor.
+    """Counts the plans that cover every failure set of at most ``max_failures`` workers with a survivor in each stage.
 
-    Where roles are moved, one for each number of failures. Else as many as there are counts (f_0 .. f_{P-1}), each
+    If roles are moved, one for each number of failures. Otherwise one for each vector of counts (f_0 .. f_{P-1}), each
     less than D, with a sum of at most ``max_failures``: a dynamic program over the stages.
 
     >>> num_plans(Topology(3, 4), 2), num_plans(Topology(3, 4), 2, move_roles=True)
@@ -196,12 +201,12 @@ def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False
 
 
 def plans_to_prepare(problem: Problem, max_failures: int, *, move_roles: bool = False) -> Iterator[Problem]:
-    """The canonical problems that cover every failure set of at most ``max_failures`` workers, fewest failures first.
+    """Yields the canonical problems for every failure set of at most ``max_failures`` workers, fewest failures first.
 
     Args:
-        problem: what to plan for, but for its own failures.
-        max_failures: as for ``num_plans``, which says how many problems there are.
-        move_roles: one problem for each number of failures, spread over the stages.
+        problem: problem to plan; its own failures do not matter.
+        max_failures: largest number of failures, as for ``num_plans``, which counts the problems.
+        move_roles: True for one problem per number of failures, spread over the stages.
     """
     check_count("max_failures", max_failures, least=0)
     D, P = problem.num_pipelines, problem.num_stages
@@ -223,11 +228,11 @@ def _count_vectors(num_stages: int, num_pipelines: int, total: int) -> Iterator[
 
 
 _Spread = tuple[Decimal, tuple[int, ...]]
-"""The bounds of some stages, summed, and their failures."""
+"""(sum of the bounds of some stages, their failures)."""
 
 
 def _cheapest(costs: list[Decimal], best: list[_Spread], total: int) -> _Spread:
-    """The smallest sum, then the most failures here, of a stage and those behind it with ``total`` failures."""
+    """Finds the smallest sum for a stage and all later ones with ``total`` failures; ties favour failures here."""
     counts = range(max(0, total - len(best) + 1), min(total, len(costs) - 1) + 1)
     count = min(reversed(counts), key=lambda count: costs[count] + best[total - count][0])
     return costs[count] + best[total - count][0], (count, *best[total - count][1])
@@ -241,38 +246,10 @@ def _live(problem: Problem) -> np.ndarray:
 
 
 def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_D: np.ndarray) -> tuple[int, ...]:
-    """Everyone in its own pipeline's place, but that live places get live workers and failed places failed ones."""
+    """Keeps workers in their pipelines' places, except that live places get live workers, and failed ones failed."""
     workers = list(pipeline_D)
     unmanned = [e for e, d in enumerate(pipeline_D) if target_live_D[e] and not live_D[d]]
     idle = [e for e, d in enumerate(pipeline_D) if live_D[d] and not target_live_D[e]]
     for e, other in zip(unmanned, idle, strict=True):
         workers[e], workers[other] = workers[other], workers[e]
     return tuple(workers)
-
-
-def _assignment(weight_NN: np.ndarray) -> tuple[int, ...]:
-    """For every row a column of its own, with the largest sum of weights: shortest augmenting paths with potentials.
-
-    Row and column 0 are added: matched to row 0 is what is free, and column 0 is where a path starts.
-    """
-    N = len(weight_NN)
-    cost = np.zeros((N + 1, N + 1))
-    cost[1:, 1:] = weight_NN.max() - weight_NN
-    row_price, column_price = np.zeros(N + 1), np.zeros(N + 1)
-    row_of, before = np.zeros(N + 1, int), np.zeros(N + 1, int)
-    for row in range(1, N + 1):
-        row_of[0], column = row, 0
-        distance, done = np.full(N + 1, np.inf), np.zeros(N + 1, bool)
-        while row_of[column]:
-            done[column] = True
-            reached = cost[row_of[column]] - row_price[row_of[column]] - column_price
-            shorter = ~done & (reached < distance)
-            distance[shorter], before[shorter] = reached[shorter], column
-            column = int(np.where(done, np.inf, distance).argmin())
-            step = distance[column]
-            row_price[row_of[done]] += step
-            column_price[done] -= step
-            distance[~done] -= step
-        while column:
-            row_of[column], column = row_of[before[column]], before[column]
-    return tuple(np.argsort(row_of[1:]).tolist())

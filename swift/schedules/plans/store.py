@@ -1,8 +1,8 @@
-"""Plans on disk, so that a failure finds its plan ready: one JSON file for every normalized problem and planner.
+"""Plans on disk, ready for failures: one JSON file for every normalized problem and planner.
 
-A file holds one iteration, named by a hash of what was planned, with a hash of its content:
-``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists, in C order; floats are
-written so that they are read back to the bit.
+A file holds one iteration. Its name is a hash of the problem and planner, and it contains a hash of its content:
+``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists, in C order; floats
+round-trip exactly.
 
 D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W.
 """
@@ -30,23 +30,23 @@ from swift.schedules.verify import verify
 from swift.topology import Topology
 
 VERSION = 1
-"""Of the format and of what planners make of a problem: raised, it has everything planned again."""
+"""Version of the format and of the planners' results; raising it makes every problem be planned again."""
 
 
 class DamagedPlanError(ValueError):
-    """A file in the store does not hold the plan that its name promises; the message says why not."""
+    """A file of the store does not hold the plan that its name promises; the message says why."""
 
 
 @dataclass(frozen=True)
 class PlanStore:
-    """A directory of plans that any number of processes may read and write at the same time.
+    """A directory of plans that any number of processes may read and write concurrently.
 
-    A plan is never trusted: what is damaged, of another version or no valid schedule of its problem is reported in one
-    line to ``warn``, and counts as missing.
+    Plans are never trusted: a file that is damaged, of another version or not a valid schedule of its problem is
+    reported by ``warn`` in one line and treated as missing.
 
     Attributes:
-        directory: created where it is missing.
-        warn: is told which file is damaged, and why.
+        directory: directory of the plans, created if missing.
+        warn: function called with a line that names a damaged file and the reason.
 
     Raises:
         SettingError: the directory cannot be created.
@@ -62,13 +62,13 @@ class PlanStore:
             raise self._unusable(error) from error
 
     def plan(self, problem: Problem, solver: str, planner: Planner) -> Schedule:
-        """The stored plan of a problem, or a new one, which is stored for next time.
+        """Looks up the plan of a problem, or makes and stores a new one.
 
         Args:
-            problem: planned in its normalized form, so that every failure set with as many failures in each stage
-                finds the same plan.
-            solver: the name that ``planner`` gives its schedules.
-            planner: called where the store has no sound plan.
+            problem: problem to plan, in its normalized form, so that all failure sets with the same number of failures
+                in each stage share a plan.
+            solver: name that ``planner`` gives its schedules.
+            planner: planner to call if the store has no valid plan.
 
         Raises:
             SettingError: a new plan cannot be written to the directory.
@@ -83,7 +83,7 @@ class PlanStore:
         return denormalize(made, normalized)
 
     def get(self, problem: Problem, solver: str) -> Schedule | None:
-        """The stored plan of a problem; None where there is none, or (``warn`` is told) only a damaged one."""
+        """Looks up the stored plan of a problem; None if there is none, or only a damaged one, which is reported."""
         normalized = normalize(problem)
         path = self.path(problem, solver)
         try:
@@ -96,11 +96,11 @@ class PlanStore:
         return denormalize(schedule, normalized)
 
     def put(self, schedule: Schedule) -> None:
-        """Stores the plan of a normalized problem, in place of what there is.
+        """Stores the plan of a normalized problem, replacing any other.
 
         Raises:
-            ScheduleError: it is not valid.
-            SettingError: it cannot be written.
+            ScheduleError: the schedule is not valid.
+            SettingError: the file cannot be written.
         """
         assert schedule.problem == normalize(schedule.problem).problem, "plans are stored for normalized problems"
         verify(schedule)
@@ -111,7 +111,7 @@ class PlanStore:
             raise SettingError("plan store", str(path), f"cannot be written: {error.strerror}") from error
 
     def path(self, problem: Problem, solver: str) -> Path:
-        """The file of a problem's plan; the same for all problems that have the same normalized form."""
+        """Path of a problem's plan; the same for all problems with the same normalized form."""
         return self.directory / f"{plan_key(problem, solver)}.json"
 
     def _unusable(self, error: OSError) -> SettingError:
@@ -120,24 +120,24 @@ class PlanStore:
 
 
 def plan_key(problem: Problem, solver: str) -> str:
-    """A hash, in hexadecimal digits, of a problem's normalized form, the planner's name and the version."""
+    """Hashes a problem's normalized form, the planner's name and the version, in hexadecimal."""
     return sha256(_dump(_header(problem, solver))).hexdigest()
 
 
 def plan_document(schedule: Schedule) -> dict[str, Any]:
-    """A plan of a normalized problem as JSON: what the ``plan`` of a file is."""
+    """Describes the plan of a normalized problem as JSON: the ``plan`` of a file."""
     one = round_of(schedule)
     arrays = {name: value.ravel().tolist() for name, value in vars(one).items() if name != "period"}
     return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": one.period}}
 
 
 def read_plan(document: Mapping[str, Any]) -> Schedule:
-    """The plan of a document, whatever problem it is of.
+    """Reads the plan of a document, for whatever problem it names.
 
     Raises:
-        DamagedPlanError: it is none, of another version, or not a valid schedule of its problem.
+        DamagedPlanError: the document is no plan, has another version, or is not a valid schedule of its problem.
     """
-    with _told_as_damage():
+    with _reported_as_damage():
         said = document["problem"]
         topology = Topology(said["num_pipelines"], said["num_stages"])
         costs = Costs(**said["costs"])
@@ -147,28 +147,28 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
 
 
 def encode(schedule: Schedule) -> bytes:
-    """A file's content."""
+    """Encodes a plan as the content of a file."""
     body = _dump(plan_document(schedule))
     return b'{"sha256": "%b", "plan": %b}\n' % (sha256(body).hexdigest().encode(), body)
 
 
 def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
-    """The plan of a normalized problem in a file's content.
+    """Decodes the plan of a normalized problem from the content of a file.
 
     Raises:
-        DamagedPlanError: it is not a file's content, or not a valid schedule of that problem by that planner.
+        DamagedPlanError: the content is damaged, or not a valid schedule of that problem by that planner.
     """
     match = re.fullmatch(rb'\{"sha256": "([0-9a-f]{64})", "plan": (.*)\}\n', content, re.DOTALL)
     if match is None:
         raise DamagedPlanError("it is not a whole plan file")
     if sha256(match[2]).hexdigest().encode() != match[1]:
         raise DamagedPlanError("its content does not have its hash")
-    with _told_as_damage():
+    with _reported_as_damage():
         return _read_plan(json.loads(match[2]), problem, solver)
 
 
 @contextmanager
-def _told_as_damage() -> Iterator[None]:
+def _reported_as_damage() -> Iterator[None]:
     try:
         yield
     except DamagedPlanError:
@@ -204,7 +204,7 @@ def _read_round(fields: dict[str, Any], shape: tuple[int, int, int]) -> Round:
 
 
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
-    """What is planned and how, in a form that is the same for all problems with the same normalized form."""
+    """Describes a problem and its planner, identically for all problems with the same normalized form."""
     limit = problem.memory_limit
     return {
         "version": VERSION,

@@ -115,7 +115,7 @@ def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kep
 
 def test_a_placement_with_a_class_without_a_slot_is_not_saved():
     state = SimpleNamespace(step=np.array([4]), master={}, placement=np.ones((1, 1, 2, 1), np.int32))
-    with pytest.raises(RunError, match="class 0 of 0 to 1 has no slot in layer 0 after iteration 4: mend the policy"):
+    with pytest.raises(RunError, match="expert 0 of 0 to 1 has no slot in layer 0 after iteration 4: mend the policy"):
         _check_state(state, 4, num_classes=2)
 
 

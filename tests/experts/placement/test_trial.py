@@ -78,7 +78,7 @@ def keeping_call(_, load, now, state):
     return now + KEPT[0].sum() * 0, state
 
 
-NOT_YET = r"__call__( \(test_placement_trial\.py:\d+\))? needs a number where JAX has none yet"
+NOT_YET = r"__call__( \(test_trial\.py:\d+\))? needs a number where JAX has none yet"
 
 
 @pytest.mark.parametrize("call", [numpy_call, branching_call, indexing_call, keeping_call])
@@ -119,7 +119,7 @@ WRONG_RESULTS = {
     "error": (
         lambda *_: [][0],
         None,
-        r"__call__ \(test_placement_trial\.py:\d+\) raises IndexError: list index out of",
+        r"__call__ \(test_trial\.py:\d+\) raises IndexError: list index out of",
     ),
 }
 
@@ -130,11 +130,11 @@ def test_wrong_results_are_described(call, init, why):
 
 
 UNSOUND = {
-    "a slot with -1": (lambda *now: (now[2].at[1, 0, 0].set(-1), now[3]), r"1 slots of layer 1 hold none of the cla"),
-    "counted from 1": (lambda *now: (now[2] + 1, now[3]), r"class 0 of 0 to 4 has no slot in layer 0"),
+    "a slot with -1": (lambda *now: (now[2].at[1, 0, 0].set(-1), now[3]), r"1 slots of layer 1 hold none of the exp"),
+    "counted from 1": (lambda *now: (now[2] + 1, now[3]), r"expert 0 of 0 to 4 has no slot in layer 0"),
     "a starved class": (
         lambda *now: (jnp.where(now[1].sum() == 0, now[2], jnp.minimum(now[2], 3)), now[3]),
-        r"__call__ returns for as many tokens for every class \[\[0, 0, .*: class 4 of 0 to 4 has no slot in layer 0",
+        r"__call__ returns for as many tokens for every expert \[\[0, 0, .*: expert 4 of 0 to 4 has no slot in layer 0",
     ),
 }
 
@@ -146,7 +146,7 @@ def test_placements_that_serve_no_tokens_are_refused(call, why):
 
 def test_a_first_placement_is_held_to_the_same():
     first = lambda _, *shape: (uniform_placement(*shape) - 1, ())  # noqa: E731
-    assert re.search(r"init returns .*: class 4 of 0 to 4 has no slot", refusal(lambda *now: (now[2], now[3]), first))
+    assert re.search(r"init returns .*: expert 4 of 0 to 4 has no slot", refusal(lambda *now: (now[2], now[3]), first))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_first_placement_is_held_to_the_same():
 )
 def test_a_policy_that_chooses_otherwise_each_time_is_refused(number):
     call = lambda _, load, now, state: (now, state + number())  # noqa: ARG005, E731
-    assert refusal(call).startswith("chooses otherwise for no tokens when it is traced again")
+    assert refusal(call).startswith("chooses differently for no tokens when it is traced again")
 
 
 def test_a_policy_that_cannot_be_hashed_is_refused():
@@ -170,6 +170,6 @@ def test_soundness_by_replicas_and_by_placement():
     assert unsound_placement(sound, 5) is None
     assert unsound_placement(sound[:0], 5) is None
     assert unsound(np.zeros((0, 5), int), 12) is None
-    assert unsound(np.array([[1, 1], [2, 0]]), 2) == "class 1 of 0 to 1 has no slot in layer 1"
+    assert unsound(np.array([[1, 1], [2, 0]]), 2) == "expert 1 of 0 to 1 has no slot in layer 1"
     astray = np.where(sound == 2, 9, sound)
-    assert unsound_placement(astray, 5) == "class 2 of 0 to 4 has no slot in layer 0"
+    assert unsound_placement(astray, 5) == "expert 2 of 0 to 4 has no slot in layer 0"
