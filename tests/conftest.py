@@ -23,22 +23,13 @@ from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).parents[1]
 CHECKED = ("experts", "mesh")
-"""Packages whose annotated types and shapes are checked at every call, under pytest only."""
-UNCHECKED = {"swift.experts.config", "swift.experts.optimizer_config"}
-"""Modules that validate their arguments themselves: tests pass them values of wrong types."""
+"""Packages whose annotated shapes and dtypes are checked at every call, under pytest only."""
 
-
-def checked_modules() -> list[str]:
-    """Lists the modules to check by dotted name."""
-    paths = [path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("*.py"))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem != "__init__"]
-    return [name for name in names if name not in UNCHECKED]
-
-
-# The hook acts on modules as they are imported, so all of them are imported here, before any test does.
-with install_import_hook(checked_modules(), "beartype.beartype"):
-    for _name in checked_modules():
-        import_module(_name)
+# The hook acts on modules as they are imported, so all of them are imported here, before any test imports them.
+import_module("tests.array_check")
+with install_import_hook([f"swift.{package}" for package in CHECKED], "tests.array_check.check_arrays"):
+    for path in (path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))):
+        import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     from swift.jaxprs import scan_counts
     from swift.mesh import emulate_devices
 

@@ -45,7 +45,7 @@ def balance_loss(
     probs_TE: Float[Array, "T E"],
     valid_T: Bool[Array, " T"],
     popularity_E: Int[Array, " E"],
-    num_tokens: Int[Array, ""],
+    num_tokens: jax.Array,
     top_k: int,
 ) -> Float[Array, ""]:
     """Computes this rank's part of the auxiliary loss, E * sum_e (share of choices of e) * (mean probability of e).

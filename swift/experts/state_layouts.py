@@ -8,7 +8,7 @@ Legend: L layers, N ranks, S slots of a rank, E experts, W parameters of an expe
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from swift.experts.exchange import collect, from_slices, materialize, padded_siz
 from swift.mesh import EXPERT_AXIS
 
 
-@runtime_checkable
 class Layout(Protocol):
     """Layout of one group's state over the expert ranks; ``placement_LNS`` is always that of the whole group."""
 

@@ -1,1 +1,1 @@
-"""Tools that look at runs and plans and train nothing: simulation, reports, compilation for pods, drawings."""
+"""Tools that inspect runs and plans without training: simulation, reports, compilation for pods, drawings."""

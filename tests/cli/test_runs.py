@@ -133,7 +133,7 @@ def test_the_page_of_a_run_that_was_stopped_says_what_it_knows(tell, half):
     assert (told.code, told.new) == (0, ["page.html"]), told.err
     text = (half.parent / "page.html").read_text()
     for line in (
-        "Nobody failed.",
+        "No failures.",
         "Every checkpoint has all experts.",
         "No schedule is recorded; a single worker has none.",
     ):

@@ -131,7 +131,7 @@ REFUSED = {
     f"{SOUND} --trace tiny.gin": "--trace = 'tiny.gin': line 2, 'Experiment.model = @ModelConfig()': must be "
     "MILLISECONDS,add|remove,NODE",
     f"{RANDOM} --strategy swfit": "--strategy = 'swfit': did you mean swift?",
-    f"{RANDOM} --strategy oobleck": "--strategy = 'oobleck': follows published figures of a model, and none is given",
+    f"{RANDOM} --strategy oobleck": "--strategy = 'oobleck': uses published figures of a model, and none is given",
     f"{RANDOM} --model gpt-5": f"--model = 'gpt-5': there are figures of {', '.join(MODELS)}",
     f"{RANDOM} --pipelines 0": "--pipelines = 0: must be a whole number of at least 1",
     f"{RANDOM} --expert-ranks 0": "--expert-ranks = 0: must be a whole number of at least 1",

@@ -4,7 +4,7 @@ Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ PolicyState: TypeAlias = Any
 """A pytree of arrays; the empty tuple for a stateless policy."""
 
 
-@runtime_checkable
 class PlacementPolicy(Protocol):
     """Chooses the next iteration's placement from this iteration's popularity.
 

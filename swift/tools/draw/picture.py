@@ -1,4 +1,4 @@
-"""A Gantt chart for a paper, by Matplotlib: it is told apart in greyscale, too.
+"""Gantt chart for a paper, by Matplotlib, legible in greyscale.
 
 n: ops of a row.
 """
@@ -20,25 +20,25 @@ from swift.tools.draw.rows import KIND_NAMES, Row, describe, left_out, rows_of, 
 
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"
 COLORS = {Kind.F: "#b5d6e8", Kind.B: "#e08214", Kind.W: "#542788", Kind.U: INK}
-"""From light to dark, so that no colour is needed."""
+"""From light to dark, so that kinds differ in greyscale, too."""
 ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#fefefe"}
-"""On an op, whatever the ground is: no colours of anything else, so that these may be exchanged on a page."""
+"""Text colours on ops, on any background; used for nothing else, so that a page may substitute them."""
 ITERATION_COLORS = (INK, "#b0b0b0")
 FONT_SIZE = 9.0
 DPI = 160
 MIN_WIDTH, MAX_WIDTH, MARGIN = 8.4, 24.0, 0.9
 OP_WIDTH = 0.13
-"""Inches that the shortest op should have, if the picture does not become too wide."""
+"""Width of the shortest op in inches, unless the picture becomes too wide."""
 MAX_LABELS = 3000
 TOP, HEIGHT, STRIP = 0.36, 0.66, 0.1
-"""Of a row that is 1 high: where ops begin above its middle, their height, and that of the line below them."""
+"""Relative to a row's height: top of the ops above its middle, their height, and that of the line below them."""
 
 
 def draw_picture(schedule: Schedule) -> Figure:
-    """One row a worker: ops by kind, those of another pipeline's micro-batch hatched, failed workers crossed out.
+    """Draws one row per worker: ops by kind, re-routed micro-batches hatched, failed workers crossed out.
 
-    The line under a worker's ops changes its shade with every iteration; U takes its time, or is a black line. Of more
-    than 64 workers some are shown, and it is said how many are not.
+    The line under a worker's ops changes its shade with every iteration; a U without duration is a black line. Of more
+    than 64 workers some are shown, with a note on how many are left out.
     """
     problem = schedule.problem
     workers = shown_workers(problem)
@@ -66,9 +66,9 @@ def draw_picture(schedule: Schedule) -> Figure:
 
 
 def picture_file(schedule: Schedule, suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """The picture as a file's content, the same for the same schedule."""
+    """Renders the picture as the content of a file, identical for identical schedules."""
     file = io.BytesIO()
-    # Else the names of an SVG's parts are random, and it bears the time of day.
+    # Otherwise the ids in an SVG are random, and it contains the current time.
     metadata = {"Date": None} if suffix == "svg" else {"Software": None}
     with rc_context({"svg.hashsalt": "swift"}):
         draw_picture(schedule).savefig(file, format=suffix, dpi=DPI, metadata=metadata)
@@ -95,7 +95,7 @@ def _draw_ops(axes: Axes, rows: Sequence[Row], kind: Kind, rerouted: bool, edge_
 
 
 def _boxes(start_n: np.ndarray, end_n: np.ndarray, top: float, bottom: float) -> np.ndarray:
-    """float64[n, 4, 2]: the corners."""
+    """Corners of the ops' boxes, float64[n, 4, 2]."""
     x = np.stack([start_n, end_n, end_n, start_n], axis=1)
     y = np.broadcast_to([top, top, bottom, bottom], x.shape)
     return np.stack([x, y], axis=2)
@@ -138,7 +138,7 @@ def _label_ops(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_period(axes: Axes, schedule: Schedule) -> None:
-    """An arrow from the end of the first iteration to that of the second, over the chart."""
+    """Draws an arrow above the chart, from the end of the first iteration to that of the second."""
     ends = iteration_ends(schedule)
     if len(ends) < 2:
         return
@@ -161,7 +161,7 @@ def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
     axes.tick_params(axis="y", length=0, labelsize=FONT_SIZE - 1 if len(rows) <= 40 else FONT_SIZE - 3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(INK)
-    # A pipeline's workers stand together.
+    # Lines separate pipelines.
     for y in range(1, len(rows)):
         if rows[y].worker[0] != rows[y - 1].worker[0]:
             axes.axhline(y - 0.5, color="#cccccc", linewidth=0.6, zorder=0)

@@ -1,4 +1,4 @@
-"""What is drawn: one row a worker, and of a large cluster only some workers.
+"""Rows of a drawing: one per worker, and only some workers of a large cluster.
 
 n: ops of a row.
 """
@@ -24,14 +24,14 @@ KIND_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A worker and what it does, in its order.
+    """A worker and its ops, in order.
 
     Attributes:
-        worker: whose row it is.
+        worker: worker of the row.
         is_live: False for a failed worker, which has no ops.
         kind_n, iteration_n, microbatch_n: int32[n], as in ``Op``.
-        rerouted_n: bool[n], whether the micro-batch is another pipeline's.
-        start_n, end_n: float64[n].
+        rerouted_n: bool[n], True if the micro-batch is another pipeline's.
+        start_n, end_n: float64[n], times in the unit of the costs.
     """
 
     worker: Worker
@@ -45,17 +45,17 @@ class Row:
 
     @property
     def name(self) -> str:
-        """``d:p``."""
+        """Name of the worker, ``d:p``."""
         return worker_name(self.worker)
 
 
 def worker_name(worker: Worker) -> str:
-    """``d:p``, as the command line has it."""
+    """Formats a worker as ``d:p``, as on the command line."""
     return f"{worker[0]}:{worker[1]}"
 
 
 def describe(problem: Problem) -> str:
-    """The topology, the work and the failures, in a line."""
+    """Describes the topology, the work and the failures in one line."""
     parts = (
         f"{counted(problem.num_pipelines, 'pipeline')} x {counted(problem.num_stages, 'stage')}",
         f"{counted(problem.num_microbatches, 'micro-batch')} per pipeline",
@@ -65,7 +65,7 @@ def describe(problem: Problem) -> str:
 
 
 def failures(problem: Problem) -> str:
-    """Who failed: by name, or, if they are many, how many."""
+    """Lists the failed workers by name, or their number if there are many."""
     if not problem.failed:
         return "no failure"
     if len(problem.failed) > MAX_NAMED:
@@ -74,18 +74,18 @@ def failures(problem: Problem) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """Such as ``3 pipelines``."""
+    """Formats a number with a noun, such as ``3 pipelines``."""
     plural = "es" if name.endswith("ch") else "s"
     return f"{number:,} {name}{plural if number != 1 else ''}"
 
 
 def rows_of(schedule: Schedule, workers: Sequence[Worker]) -> list[Row]:
-    """The rows of some workers."""
+    """Makes the rows of the given workers."""
     return [_row(schedule, worker) for worker in workers]
 
 
 def shown_workers(problem: Problem, most: int = MAX_ROWS) -> list[Worker]:
-    """Up to so many workers, in mesh order: failed ones first, then their peers, then pipeline by pipeline."""
+    """Selects at most ``most`` workers: failed ones first, then their peers, then others; returned in mesh order."""
     failed_stages = {p for _, p in problem.failed}
     by_interest = sorted(
         problem.topology.workers, key=lambda worker: (worker not in problem.failed, worker[1] not in failed_stages)
@@ -94,7 +94,7 @@ def shown_workers(problem: Problem, most: int = MAX_ROWS) -> list[Worker]:
 
 
 def left_out(problem: Problem, workers: Sequence[Worker]) -> str:
-    """A sentence about the workers that are not shown; empty if all are."""
+    """Describes the workers that are not shown in a sentence; empty if all are shown."""
     num_workers = problem.num_pipelines * problem.num_stages
     if len(workers) == num_workers:
         return ""

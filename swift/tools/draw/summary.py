@@ -1,4 +1,4 @@
-"""What `swift plan` says of a schedule in words, made of its document."""
+"""Text summary of a schedule for ``swift plan``, made from its JSON document."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ MAX_COLUMNS, MAX_LINES, STAGES_PER_LINE = 12, 16, 12
 
 
 def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
-    """The lines over the chart.
+    """Yields the lines above the chart.
 
     Args:
-        problem: what was planned.
-        document: of the schedule.
+        problem: problem that was planned.
+        document: JSON document of the schedule.
     """
     planned = f"in {document['planning_ms']:,.0f} ms" if document["planning_ms"] else "before, found in the store"
     yield describe(problem)
@@ -54,20 +54,20 @@ def _costs_of_failures(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _memory(problem: Problem, peaks: Mapping[str, float]) -> Iterator[str]:
     D, P, limit = problem.num_pipelines, problem.num_stages, problem.memory_limit
-    told = "no limit" if limit is None else f"limit {limit / problem.costs.f_stash:.4g}"
+    limit_text = "no limit" if limit is None else f"limit {limit / problem.costs.f_stash:.4g}"
     if D <= MAX_LINES and P <= MAX_COLUMNS:
-        yield f"peak memory in F-stashes ({told})"
+        yield f"peak memory in F-stashes ({limit_text})"
         yield "             stage" + "".join(f"{p:>6}" for p in range(P))
         for d in range(D):
             cells = (f"{peaks[f'{d}:{p}']:.4g}" if (d, p) not in problem.failed else "-" for p in range(P))
             yield f"  pipeline {d:<7}" + "".join(f"{cell:>6}" for cell in cells)
         return
-    yield f"peak memory in F-stashes ({told}): the most of each stage's workers"
+    yield f"peak memory in F-stashes ({limit_text}): the most of each stage's workers"
     most = [max(peaks[f"{d}:{p}"] for d in range(D)) for p in range(P)]
     for p in range(0, P, STAGES_PER_LINE):
         yield f"  stage {p:<4}" + "".join(f"{peak:>6.4g}" for peak in most[p : p + STAGES_PER_LINE])
 
 
 def _percent(share: float) -> str:
-    # Without a sign for what rounds to nothing.
+    # Adding 0.0 removes the sign of a negative zero.
     return f"{round(100 * share, 1) + 0.0:.1f} %"

@@ -1,4 +1,4 @@
-"""A Gantt chart in characters, which reads well with and without colours.
+"""Gantt chart in characters, legible with and without colours.
 
 N: columns of the whole time axis, n: ops of a row.
 """
@@ -15,7 +15,7 @@ from swift.schedules import Kind, Problem, Schedule, makespan
 from swift.tools.draw.rows import KIND_NAMES, Row, left_out, rows_of, shown_workers
 
 MAX_LINES = 72
-"""So many rows of workers are drawn in all panels together."""
+"""Limit on the rows of workers in all panels together."""
 MIN_COLUMNS = 16
 IDLE, MARK, FILL, DOWN = "·", "│", "─", "x"
 ASCII = str.maketrans({IDLE: ".", MARK: "|", FILL: "-"})
@@ -25,7 +25,7 @@ COLORS = {
     Kind.W: ("#542788", "#8073ac"),
     Kind.U: ("#555555", "#888888"),
 }
-"""Of even and of odd iterations."""
+"""Colours of even and odd iterations."""
 ON_COLOR = {Kind.F: "#000000", Kind.B: "#000000", Kind.W: "#ffffff", Kind.U: "#ffffff"}
 REROUTED_COLORS = {Kind.F: "#a6cee3", Kind.B: "#fdb863", Kind.W: "#c8bbe8"}
 _ODD, _REROUTED, _NUM_STYLES = 4, 8, 16
@@ -34,27 +34,27 @@ _IDLE_STYLE, _MARK_STYLE, _DOWN_STYLE = range(_NUM_STYLES, _NUM_STYLES + 3)
 
 @dataclass(frozen=True)
 class _Axis:
-    """The time axis: ``scale`` columns are one unit of time; it is cut into panels of ``width`` columns."""
+    """Time axis of ``scale`` columns per unit of time, divided into panels of ``width`` columns."""
 
     scale: float
     width: int
     num_panels: int
 
     def column(self, time: np.ndarray) -> np.ndarray:
-        """The column that is nearest to a time; the small part keeps halves on the same side."""
+        """Rounds times to columns; the small offset rounds halves consistently."""
         return np.floor(time * self.scale + 0.5 + 1e-6).astype(int)
 
 
 def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> Text:
-    """One row a worker and one character, or more, an op; for a longer time than fits the chart goes on below.
+    """Draws one row per worker and one or more characters per op; a long chart continues in panels below.
 
-    An op is its letter and, where all ops of its kind have room, its micro-batch. A letter is a small one where the
+    An op is its letter and, where all ops of its kind have room, its micro-batch. The letter is lower-case if the
     micro-batch is another pipeline's. If the whole chart would be too long, several ops share a column.
 
     Args:
-        schedule: any; of more than 64 workers some are shown, and it is said how many are not.
-        width: of the terminal, in columns.
-        ascii_only: for a terminal that has no other characters.
+        schedule: schedule to draw; of more than 64 workers some are shown, with a note on how many are left out.
+        width: width of the terminal, in columns.
+        ascii_only: True for a terminal without other characters.
     """
     workers = shown_workers(schedule.problem)
     rows = rows_of(schedule, workers)
@@ -80,7 +80,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
 
 
 def _fit(schedule: Schedule, num_rows: int, width: int) -> _Axis:
-    """The widest columns with which the chart is not too long."""
+    """Chooses the widest columns with which the chart is not too long."""
     costs = schedule.problem.costs
     time, shortest = makespan(schedule), min(costs.t_f, costs.t_b, costs.t_w)
     most = max(1, MAX_LINES // num_rows)
@@ -97,7 +97,7 @@ def _label_width(problem: Problem) -> int:
 
 
 def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """The characters and the styles of a worker's whole time axis."""
+    """Paints the characters and the styles of a worker's whole time axis."""
     N = axis.width * axis.num_panels
     letters_N, styles_N = np.full(N, IDLE), np.full(N, _IDLE_STYLE)
     if not row.is_live:
@@ -114,7 +114,7 @@ def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndar
         mark_u = np.ceil(row.end_n[is_u] * axis.scale - 1e-6).astype(int)[start_u == end_u] - 1
     else:
         _paint_ops(row, style_n, axis, problem, letters_N, styles_N)
-    # What comes before an update is idle time or a W, so a mark there hides nothing but the end of that W.
+    # An update is preceded by idle time or a W, so a mark there hides at most the end of that W.
     letters_N[mark_u], styles_N[mark_u] = MARK, _MARK_STYLE
     return letters_N, styles_N
 
@@ -134,9 +134,9 @@ def _paint_ops(
 
 
 def _share_columns(row: Row, style_n: np.ndarray, axis: _Axis, num_columns: int) -> np.ndarray:
-    """A style for every column, so that each gets as many columns nearby as the worker spends time with it.
+    """Chooses a style for every column, so that each style gets columns nearby in proportion to its time.
 
-    What takes longest in a column is no picture of many short ops: it depends on how they fall on the columns.
+    Showing what takes longest in each column would misrepresent many short ops: it depends on their alignment.
     """
     edges = np.arange(num_columns + 1) / axis.scale
     share_SN = np.zeros((_NUM_STYLES + 1, num_columns))
@@ -179,7 +179,7 @@ def _styled(letters: np.ndarray, styles: np.ndarray) -> Text:
 
 
 def _ruler(axis: _Axis, panel: int) -> str:
-    """Times over the columns in which they begin."""
+    """Formats times above the columns at which they start."""
     first, end = panel * axis.width / axis.scale, (panel + 1) * axis.width / axis.scale
     step = _nice(8 / axis.scale)
     line = ""
@@ -192,7 +192,7 @@ def _ruler(axis: _Axis, panel: int) -> str:
 
 
 def _nice(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is not below."""
+    """Rounds up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
@@ -203,7 +203,7 @@ def _are_neighbours(above: Row, below: Row, problem: Problem) -> bool:
 
 
 def _columns(axis: _Axis, problem: Problem) -> float:
-    """Of the shortest op."""
+    """Columns of the shortest op."""
     costs = problem.costs
     return axis.scale * min(costs.t_f, costs.t_b, costs.t_w) * (1 + 1e-9)
 
@@ -222,7 +222,7 @@ def _legend(used_styles: set[int]) -> Iterator[Text]:
 
 def _notes(problem: Problem, axis: _Axis) -> Iterator[str]:
     columns = f" A unit of time is {axis.scale:.3g} column{'' if axis.scale == 1 else 's'}"
-    below = f"; the chart goes on below, in {axis.num_panels} panels" if axis.num_panels > 1 else ""
+    below = f"; the chart continues below, in {axis.num_panels} panels" if axis.num_panels > 1 else ""
     yield f"{columns}{below}."
     if _columns(axis, problem) < 1:
         yield " Ops are narrower than a column: each kind gets columns in proportion to its time there."

@@ -1,6 +1,7 @@
-"""A trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one track a worker, an arrow for every message.
+"""Trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one track per worker, an arrow for every message.
 
-The Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"); its times are microseconds.
+It consists of the Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"), with times in
+microseconds.
 """
 
 import json
@@ -13,11 +14,11 @@ from swift.schedules import Kind, Schedule, TimedOp, makespan
 from swift.tools.draw.rows import KIND_NAMES, worker_name
 
 UNIT_US = 1000.0
-"""A unit of time of the costs is shown as a millisecond."""
+"""Microseconds per unit of the costs' time, which is thus shown as a millisecond."""
 
 
 def trace_json(schedule: Schedule) -> Iterator[str]:
-    """The trace, as pieces of one JSON document: ``{"traceEvents": [...], ...}``."""
+    """Yields the trace as pieces of one JSON document: ``{"traceEvents": [...], ...}``."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for index, event in enumerate(trace_events(schedule)):
         yield (",\n" if index else "") + json.dumps(event)
@@ -25,7 +26,7 @@ def trace_json(schedule: Schedule) -> Iterator[str]:
 
 
 def trace_events(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Names of the tracks, then ops, then messages; ``pid`` is the pipeline and ``tid`` the stage of a worker."""
+    """Yields track names, then ops, then messages; ``pid`` is the pipeline and ``tid`` the stage of a worker."""
     yield from _tracks(schedule)
     for timed in schedule.ops():
         yield _op_event(timed)
@@ -43,7 +44,7 @@ def _tracks(schedule: Schedule) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "pid": d, "tid": p, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": d, "tid": p, "name": "thread_sort_index", "args": {"sort_index": p}}
         if failed:
-            # A track without any event is not shown.
+            # Perfetto hides tracks without events.
             whole = {"ts": 0.0, "dur": makespan(schedule) * UNIT_US}
             yield {"ph": "X", "pid": d, "tid": p, "name": "failed", "cat": "failed", **whole, "args": {}}
 
@@ -66,7 +67,7 @@ def _op_event(timed: TimedOp) -> dict[str, Any]:
 
 
 def _messages(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """From F to the next stage's F, and from B, or the W that it is held to, to the B of the stage before."""
+    """Yields arrows from F to the next stage's F, and from B (or its W, if coupled) to the previous stage's B."""
     problem, row_3KDMP = schedule.problem, schedule.row_3KDMP
     d_3KDMP, start_3KDMP = schedule.worker[row_3KDMP] // problem.num_stages, schedule.start[row_3KDMP]
     back, number = Kind.B if problem.decoupled else Kind.W, 0

@@ -1,4 +1,8 @@
-"""Compiling a run's step for a pod that is not there: does it fit, what does it exchange, how long would it take."""
+"""Compilation of a run's step for a pod that is not present: memory, exchanged bytes and predicted time.
+
+``compiling`` compiles one configuration and collects its facts; ``pods`` and ``devices`` describe the hardware;
+``exchanged_bytes``, ``op_work``, ``interconnect`` and ``roofline`` turn programs into bytes and times.
+"""
 
 from swift.tools.pod_compile.compiling import FITS, REFUSED, TOO_LARGE, check_pod, compile_one, configurations
 from swift.tools.pod_compile.devices import settle_process

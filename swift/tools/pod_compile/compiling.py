@@ -1,4 +1,4 @@
-"""One configuration compiled for a pod that is not there, and all that its program tells."""
+"""Compilation of one configuration for a pod that is not present, and the facts of its program."""
 
 import re
 import time
@@ -28,11 +28,11 @@ _EXHAUSTED = (
     re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
 )
 FITS, TOO_LARGE, REFUSED = "fits", "too large", "refused"
-"""What can become of a configuration: ``fits`` is also said where the memory is not known."""
+"""Results of compiling a configuration; ``fits`` also if the memory of the chip is unknown."""
 
 
 def check_pod(experiment: Experiment, pod: Pod) -> None:
-    """Raises SettingError unless an experiment's topology takes all devices of a pod."""
+    """Raises SettingError unless an experiment's topology uses all devices of a pod."""
     if experiment.ranks == "virtual":
         allowed = "runs on one device only; set 'devices' to compile for a pod"
         raise SettingError("Experiment.ranks", "virtual", allowed)
@@ -44,15 +44,16 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
 
 
 def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, near: bool) -> list[Down]:
-    """Who is down in each configuration to compile.
+    """Lists the failures of each configuration to compile.
 
     Args:
-        experiment: whose failures they are.
-        failed: the workers that are down; None: what the experiment's own failures lead to, and nobody.
-        near: also what is one failure or return away from these; with one pipeline that is one expert rank, whichever.
+        experiment: experiment to compile.
+        failed: failed workers; None for the configurations of the experiment's own failure list, and the fault-free
+            one.
+        near: True to include configurations one failure or return away; with a single pipeline, one expert rank away.
 
     Raises:
-        SettingError: a worker is not there, or a stage is left without one.
+        SettingError: a worker does not exist, or a stage is left without one.
     """
     failures, window = experiment.failure_list, experiment.window
     if failed is not None:
@@ -83,7 +84,7 @@ def _near(experiment: Experiment, down: Down) -> Iterator[Down]:
 
 
 def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
-    """Plans, lowers and compiles what most iterations of a configuration run; for the result see ``docs/compile.md``.
+    """Plans, lowers and compiles the main step of a configuration; ``docs/compile.md`` describes the result.
 
     Raises:
         SettingError: the pod's compiler is not installed, or there is no plan.
@@ -99,7 +100,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
     begun = time.perf_counter()
     lowered = steps.lowered(steps.main)
     lowered_s = time.perf_counter() - begun
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "failed": [f"{d}:{p}" for d, p in sorted(down.workers)],
         "lost_ranks": sorted(lost),
         "devices": steps.spec.live.mesh.size,
@@ -108,14 +109,14 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
         "lower_s": round(lowered_s, 2),
     }
     result = _compiled(lowered, pod)
-    told["compile_s"] = round(time.perf_counter() - begun - lowered_s, 2)
+    report["compile_s"] = round(time.perf_counter() - begun - lowered_s, 2)
     if not isinstance(result, Compiled):
-        return told | result
-    return told | _memory(result, pod) | _facts(result, steps, experiment, pod)
+        return report | result
+    return report | _memory(result, pod) | _facts(result, steps, experiment, pod)
 
 
 def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
-    """The program, or why there is none."""
+    """Compiles the program, or reports why that failed."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -133,7 +134,7 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
-    """What a device needs; buffers of results that are those of arguments count once."""
+    """Memory that a device needs; result buffers that alias arguments count once."""
     stats: Any = compiled.memory_analysis()
     parts = {
         "arguments_bytes": stats.argument_size_in_bytes,
@@ -147,7 +148,7 @@ def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
 
 
 def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:
-    """Collectives, work and the time that they would take."""
+    """Collectives, work and predicted time of a compiled step."""
     spec, plan = steps.spec, steps.plan
     live = spec.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
@@ -174,7 +175,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
 
 
 def _coords(device: Any, pod: Pod) -> tuple[int, ...]:
-    """Where a device is: on a TPU (x, y, ...), else (host, number)."""
+    """Coordinates of a device: (x, y, ...) on a TPU, otherwise (host, number)."""
     if pod.chip.platform == "tpu":
         return tuple(device.coords[: len(pod.shape)])
     per_host = pod.shape[-1]

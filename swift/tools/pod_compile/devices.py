@@ -1,4 +1,4 @@
-"""Devices that are only described, for which JAX compiles as if they were there."""
+"""Descriptions of devices that are not present, for which JAX can compile."""
 
 import os
 import warnings
@@ -13,28 +13,28 @@ from swift.mesh import emulate_devices
 from swift.tools.pod_compile.pods import EXTRAS, Chip, Pod
 
 _ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",  # ask no metadata server of Google's cloud, which would be waited for
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is locked that a process with real chips could need
+    "TPU_SKIP_MDS_QUERY": "1",  # avoids waiting for a metadata server of Google Cloud
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # takes no lock that a process with real chips could need
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 _HOPPER, _BLACKWELL = (9, 0, 132, 1.98, 50), (10, 0, 148, 1.965, 126)
-"""Compute capability, multiprocessors, GHz, MB of second-level cache."""
+"""Compute capability (major, minor), multiprocessors, GHz, MB of level-2 cache."""
 _GPUS = {"h100": _HOPPER, "h200": _HOPPER, "b200": _BLACKWELL}
 
 
 def settle_process(pod: Pod) -> None:
-    """Makes this process's JAX able to compile for a pod; to be called before any other use of JAX.
+    """Prepares this process's JAX to compile for a pod; to be called before any other use of JAX.
 
-    The process has CPU devices only, on which constants are made: as many as the pod has if those are what it is of.
+    The process has CPU devices only, which hold constants: one, or as many as the pod has if it is a pod of CPUs.
     """
     os.environ.update(_ENVIRONMENT)
     emulate_devices(pod.num_devices if pod.chip.platform == "cpu" else 1)
 
 
 def described_devices(pod: Pod) -> Sequence[jax.Device]:
-    """The devices of a pod, host by host.
+    """Describes the devices of a pod, host by host.
 
     Raises:
         SettingError: the platform's compiler is not installed, or does not know such a pod.
@@ -60,7 +60,7 @@ def described_devices(pod: Pod) -> Sequence[jax.Device]:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether what an attempt to describe devices came to means that the platform's package is not there."""
+    """Recognizes errors that mean that the platform's package is not installed."""
     return "support not installed" in str(error) or isinstance(error, ImportError | KeyError | NotImplementedError)
 
 
@@ -76,7 +76,7 @@ def _gpu(pod: Pod) -> topologies.TopologyDescription:
 
 
 def _gpu_text(pod: Pod) -> str:
-    """What XLA wants to know of a GPU (``GpuTargetConfigProto`` as text), from the maker's public figures."""
+    """Formats XLA's description of a GPU (``GpuTargetConfigProto`` as text) from the vendor's public figures."""
     chip: Chip = pod.chip
     major, minor, cores, clock_ghz, cache_mb = _GPUS[pod.generation]
     assert chip.memory_bandwidth is not None

@@ -1,8 +1,8 @@
-"""Bytes that a step exchanges: what its compiled program says, beside the closed form.
+"""Bytes exchanged by a step: those of its compiled program, next to the closed form.
 
-The exchange is what moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes for each
-layer (SYMI, section 3). Tokens go to the experts and back, forward and backward: 4 * ranks * rows * D * bytes for each
-layer and micro-batch.
+The exchange moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes per layer (SYMI,
+section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
+micro-batch.
 
 R: rows of the axis ``worker``.
 """
@@ -23,11 +23,11 @@ _TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes
 
 
 def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
-    """Bytes of a collective in a call, over all devices; groups of one device exchange nothing.
+    """Bytes of a collective in one call of the program, over all devices; groups of one device exchange nothing.
 
     Args:
         one: the collective.
-        runs_R: how often every row runs it.
+        runs_R: number of runs in every row.
         num_ranks: devices of a row.
     """
     everybody = [tuple(range(len(runs_R) * num_ranks))]
@@ -37,7 +37,7 @@ def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
 
 
 def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
-    """For every kind of collective, how many run in an iteration, and their bytes over all devices."""
+    """Counts the collectives of an iteration by kind, with their bytes over all devices."""
     count, total = Counter[str](), Counter[str]()
     for one in found:
         runs_R = runs.of(one)
@@ -48,7 +48,7 @@ def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str
 
 
 def exchange(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
-    """For every group of parameters, bytes of its exchange in an iteration: compiled, and by the closed form."""
+    """Bytes of the exchange in an iteration, by parameter group: compiled, and by the closed form."""
     spec = runs.spec
     compiled: Counter[str] = Counter()
     for one in found:
@@ -67,7 +67,7 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     assert isinstance(layout, Decoupled)
     num_ranks = spec.live.num_ranks
     if num_ranks == 1:
-        return 0  # nothing leaves the device
+        return 0  # all data stays on the device
     is_first, is_last = runs.end_rows
     num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, spec.live.num_live)
     num_slots = spec.row_shapes.slots[name].shape[2]
@@ -77,24 +77,24 @@ def _exchange_formula(runs: Runs, name: str) -> float:
 
 
 def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
-    """Bytes of tokens on their way to experts and back in an iteration: compiled, and by the closed form.
+    """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
 
-    There is no closed form for what is computed again (``Experiment.remat``).
+    Recomputation (``Experiment.remat``) has no closed form.
 
     Args:
-        found: the collectives.
-        runs: how often they run.
-        num_sequences: of a micro-batch on one rank.
+        found: collectives of the program.
+        runs: run counts of the program's parts.
+        num_sequences: sequences of a micro-batch on one rank.
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     compiled = sum(
         moved_bytes(one, runs.of(one), ranks) for one in found if runs.part(one) in _TOKENS and one.kind == "all-to-all"
     )
-    told = {"compiled_bytes": compiled / runs.num_iterations}
+    total = {"compiled_bytes": compiled / runs.num_iterations}
     if spec.remat:
-        return told
+        return total
     local_tokens = num_sequences * spec.gpt.config.sequence_length
     width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
     size = spec.experts.rows_sent(local_tokens, ranks) * width
     num_layers = spec.num_moe_layers * spec.num_stages
-    return told | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}
+    return total | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}

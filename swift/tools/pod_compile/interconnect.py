@@ -1,11 +1,11 @@
-"""How long collectives take on a pod's links: a model of ours, of bytes over the busiest link.
+"""Model of the time that collectives take on a pod's links: the bytes over the busiest link.
 
-A TPU's chips are a mesh, of which long dims are closed to rings; a message goes one dim after the other, the shorter
-way round. A GPU has one way out to and one in from the switch of its host, and one each to and from other hosts. All
-groups of a collective run at the same time. Kinds:
+The chips of a TPU form a mesh whose long dims wrap around; a message travels one dim after the other, in the shorter
+direction. A GPU has one link in each direction to the switch of its host, and one in each direction to other hosts. All
+groups of a collective run concurrently. Kinds:
 
 - ``all-to-all``: every device sends an equal share to every other.
-- ``all-gather``, ``reduce-scatter``: along a ring of the group, half of the bytes each way round.
+- ``all-gather``, ``reduce-scatter``: along a ring of the group, half of the bytes in each direction.
 - ``all-reduce``: the two, one after the other.
 - ``collective-permute``: its pairs.
 """
@@ -19,7 +19,7 @@ from swift.mesh import Collective
 from swift.tools.pod_compile.pods import Pod
 
 _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
-"""What a step of a ring, or a message, takes however small it is."""
+"""Latency of a step of a ring, or of a message, in seconds."""
 
 
 class _Message(NamedTuple):
@@ -30,18 +30,18 @@ class _Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The links among devices of a pod.
+    """Links between the devices of a pod.
 
     Attributes:
-        pod: the whole of it.
-        coords: for every device of the program's mesh its place: on a TPU (x, y, z), else (host, number).
+        pod: the whole pod.
+        coords: coordinates of every device of the program's mesh: (x, y, z) on a TPU, otherwise (host, number).
     """
 
     pod: Pod
     coords: Sequence[tuple[int, ...]]
 
     def seconds(self, one: Collective) -> float:
-        """Of one run of a collective, in all its groups at once."""
+        """Time of one run of a collective, in all its groups at once."""
         messages, num_steps = list(self._messages(one)), self._num_steps(one)
         if not messages:
             return 0.0
@@ -61,7 +61,7 @@ class Interconnect:
                 share = one.num_bytes / size
                 yield from (_Message(a, b, share) for a in group for b in group if a != b)
                 continue
-            # What goes over every edge of the ring, both ways together.
+            # Bytes over every edge of the ring, in both directions together.
             around = one.num_bytes * (size - 1) / size * (2 if one.kind == "all-reduce" else 1)
             ring = self._ring(group)
             for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
@@ -74,7 +74,7 @@ class Interconnect:
         return (2 if one.kind == "all-reduce" else 1) * size // 2
 
     def _ring(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """The devices of a group, each near the next: back and forth through the mesh."""
+        """Orders the devices of a group so that each is near the next: back and forth through the mesh."""
 
         def key(device: int) -> tuple[int, ...]:
             order: list[int] = []
@@ -92,7 +92,7 @@ class Interconnect:
         return max(load.values()) / (self.pod.chip.link_bandwidth or float("inf"))
 
     def _route(self, here: tuple[int, ...], there: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """The links on the way, each as (chip, dim, direction)."""
+        """Yields the links of a route, each as (chip, dim, direction)."""
         place = list(here)
         for dim, size in enumerate(self.pod.shape):
             closes = size >= self.pod.chip.closes_from and size % self.pod.chip.closes_from == 0

@@ -1,4 +1,4 @@
-"""A compile report: as one JSON document, and in words."""
+"""Compile report as one JSON document and as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ _PARTS = {
     "exchange": "weights and gradients on the wire",
     "other": "other collectives",
 }
-"""What a predicted iteration is made of, in words."""
+"""Descriptions of the parts of a predicted iteration."""
 
 
 def document(experiment: Experiment, pod: Pod, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All that is known, from what ``compile_one`` told of every configuration."""
+    """Makes the document from the reports of ``compile_one`` for every configuration."""
     chip, topology = pod.chip, experiment.topology
     return {
         "topology": {
@@ -48,20 +48,20 @@ def document(experiment: Experiment, pod: Pod, reports: Sequence[Mapping[str, An
 
 
 def name_of(report: Mapping[str, Any]) -> str:
-    """A configuration in a few words."""
+    """Names a configuration in a few words."""
     if report["lost_ranks"]:
         return f"{len(report['lost_ranks'])} rank(s) lost"
     return f"{' '.join(report['failed'])} down" if report["failed"] else "all live"
 
 
 def text_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The document as a person reads it."""
+    """Formats the document as lines of text."""
     pod, experiment = facts["topology"], facts["experiment"]
     memory = f" of {pod['memory_bytes'] / _GIB:.2f} GiB" if pod["memory_bytes"] else ""
     yield (
         f"{pod['name']}: {pod['devices']} devices{memory}; {experiment['num_pipelines']} pipelines x "
         f"{experiment['num_stages']} stages x {experiment['num_expert_ranks']} expert ranks, "
-        f"{experiment['tokens_per_step']:,} tokens an iteration; jax {facts['jax']}"
+        f"{experiment['tokens_per_step']:,} tokens per iteration; jax {facts['jax']}"
     )
     yield ""
     yield from _table([_HEADINGS, *(_row(report) for report in facts["configurations"])])

@@ -1,6 +1,6 @@
-"""What the ops of a step compute and move in memory, on one rank: known before anything is compiled.
+"""Floating-point operations and memory traffic of the ops of a step, on one rank, before anything is compiled.
 
-Matmuls alone are counted, with what they read and write, and what is added up or kept beside them: all else is thought
+Only matmuls are counted, with their inputs and outputs, plus accumulated and stashed values; everything else is assumed
 to be fused with them.
 """
 
@@ -21,36 +21,36 @@ from swift.pipeline.split_backward import dot_bytes, dot_flops
 from swift.tools.pod_compile.pods import Chip
 
 HEAD, EMBEDDING = "head", "embedding"
-"""What the last stage's F does besides: the loss, its gradient, and the head's; and the first stage's B: the gradient
-of the embedding."""
+"""Additional work: of the last stage's F for the loss, its gradient and the head's; of the first stage's B for the
+gradient of the embedding."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one rank: floating-point operations, and bytes that its memory reads and writes."""
+    """Work of one rank: floating-point operations, and bytes that its memory reads and writes."""
 
     num_flops: int
     num_bytes: int
 
     def seconds(self, chip: Chip, dtype: str) -> float:
-        """By the roofline: the longer of computing and of moving."""
+        """Time by the roofline: the longer of compute time and memory time."""
         assert chip.peak_flops is not None
         assert chip.memory_bandwidth is not None
         return max(self.num_flops / chip.peak_flops[dtype], self.num_bytes / chip.memory_bandwidth)
 
     @classmethod
     def of(cls, function: Callable[..., Any], arguments: tuple, num_ranks: int, more_bytes: int = 0) -> "Work":
-        """The work of a function of arrays of these shapes."""
+        """Measures the work of a function of arrays of the given shapes."""
         jaxpr = jax.make_jaxpr(function, axis_env=[(EXPERT_AXIS, num_ranks)])(*arguments)
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
 
 
 def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
-    """The work of each part of a step, each time that it runs, by the names of ``swift.pipeline.scopes``.
+    """Work of each part of a step per run, by the names of ``swift.pipeline.scopes``.
 
     Args:
-        spec: on any mesh.
-        num_sequences: of a micro-batch on one rank.
+        spec: specification of the step, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
     """
     ops = _single_worker(spec, num_sequences) if spec.is_single_worker else _ops(spec, num_sequences)
     return {**ops, scopes.UPDATE: _update(spec)}
@@ -100,7 +100,7 @@ def _single_worker(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
 
 
 def _update(spec: StepSpec) -> Work:
-    """Sums over replicas; master weights and moments read and written, slots written and their gradients read."""
+    """Work of an update: sums over replicas, and traffic of master weights, moments, slots and gradients."""
     ranks, state = spec.live.num_ranks, spec.row_shapes
     num_flops = 0
     for name, leaf in state.slots.items():
@@ -126,7 +126,7 @@ def _microbatch(spec: StepSpec, num_sequences: int) -> Any:
 
 
 def _added(spec: StepSpec, weights: Any) -> int:
-    """Bytes of sums of gradients that are read and written once."""
+    """Bytes of gradient sums, read and written once."""
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
     return 2 * size * jnp.dtype(spec.accumulate_dtype).itemsize
 

@@ -1,7 +1,7 @@
-"""Pods by name: what their chips can do by their makers' figures, and how they are joined.
+"""Pods by name: their chips, by the vendors' figures, and their interconnects.
 
 Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 SXM, H200 SXM and
-B200. The memory of a TPU chip is what its compiler says a program may have.
+B200. The memory of a TPU chip is the amount that its compiler allows a program.
 """
 
 import math
@@ -16,17 +16,17 @@ _GB, _GIB = 10**9, 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """What one device can do.
+    """Capabilities of one device.
 
     Attributes:
-        platform: as ``jax.Device.platform`` says it.
-        memory_bytes: what programs may have of it; None: not known.
-        peak_flops: operations a second, by the compute type of a run; empty: not known.
-        memory_bandwidth: bytes a second.
-        link_bandwidth: bytes a second one way: of each of a TPU's links, or of a GPU to the switch of its host.
-        network_bandwidth: bytes a second one way of a GPU to other hosts.
-        num_dims: of the torus or mesh that TPU chips make.
-        closes_from: a dim of so many chips, and of a multiple of them, is a ring; others are lines.
+        platform: platform name, as in ``jax.Device.platform``.
+        memory_bytes: memory available to programs; None if unknown.
+        peak_flops: peak operations per second, by compute dtype; None if unknown.
+        memory_bandwidth: memory bandwidth, bytes/s.
+        link_bandwidth: bandwidth in one direction, bytes/s: of each TPU link, or of a GPU to the switch of its host.
+        network_bandwidth: bandwidth of a GPU to other hosts in one direction, bytes/s.
+        num_dims: dims of the torus or mesh that TPU chips form.
+        closes_from: a dim whose size is a multiple of this number of chips is a ring; others are lines.
     """
 
     platform: str
@@ -40,7 +40,7 @@ class Chip:
 
 
 def _tpu(memory_gib: float, peak: float, memory: float, link: float, num_dims: int, closes_from: int) -> Chip:
-    # float32 matmuls run in bfloat16 unless another precision is asked for.
+    # float32 matmuls run in bfloat16 unless another precision is requested.
     flops = {"bfloat16": peak, "float32": peak}
     return Chip("tpu", int(memory_gib * _GIB), flops, memory * _GB, link * _GB, None, num_dims, closes_from)
 
@@ -59,23 +59,23 @@ CHIPS: Mapping[str, Chip] = {
     "b200": _gpu(180, 2250e12, 1125e12, 37e12, 8000, 900),
     "cpu": Chip("cpu"),
 }
-"""By generation."""
+"""Chips by generation."""
 EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
-"""How a pod of a generation is named; of a GPU it is hosts x devices."""
+"""Example names of pods by generation; those of GPUs are hosts x devices."""
 EXTRAS = {"tpu": "tpu", "gpu": "cuda13"}
-"""The extra of this package that has a platform's compiler."""
+"""Extras of this package that install a platform's compiler."""
 _MOST_DEVICES = 8192
 _TPU_HOST = (2, 2, 1)
-"""Chips of a host along each dim; a pod is made of whole hosts."""
+"""Chips of a host along each dim; a pod consists of whole hosts."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """Devices of one generation, joined: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
+    """Connected devices of one generation: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
 
     Attributes:
-        name: such as ``v5e:4x4``.
-        generation: one of ``CHIPS``.
+        name: name, such as ``v5e:4x4``.
+        generation: key of ``CHIPS``.
         shape: TPU chips along each dim; (hosts, GPUs of a host); (devices,).
     """
 
@@ -85,10 +85,10 @@ class Pod:
 
     @classmethod
     def parse(cls, name: str) -> "Pod":
-        """The pod of a name.
+        """Parses the name of a pod.
 
         Raises:
-            SettingError: there is no such generation, or none of that shape.
+            SettingError: the generation or the shape does not exist.
         """
         generation, _, sizes = name.partition(":")
         if generation not in CHIPS:
@@ -107,12 +107,12 @@ class Pod:
 
     @property
     def chip(self) -> Chip:
-        """Its devices."""
+        """Chip of the pod."""
         return CHIPS[self.generation]
 
     @property
     def num_devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return math.prod(self.shape)
 
 

@@ -1,6 +1,6 @@
-"""How often the parts of a compiled step run: what its tick table says, since its schedule is data.
+"""Run counts of the parts of a compiled step, from its tick table, since its schedule is data.
 
-A collective bears the names of the parts that it is in (``swift.pipeline.scopes``); XLA keeps them.
+A collective carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
 
 R: rows of the axis ``worker``.
 """
@@ -18,17 +18,17 @@ _OPS = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_W
 _MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)
 _NAMES = (*_OPS, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
 OTHER = "other"
-"""The part of what bears no name: metrics, and what XLA made of its own."""
+"""Part of collectives without a name: metrics, and collectives that XLA introduced."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How often the parts of a program run on every row of its mesh.
+    """Run counts of the parts of a program on every row of its mesh.
 
     Attributes:
-        spec: the static part.
-        table: that it interprets; None for a lone worker.
-        num_iterations: of a call, K.
+        spec: specification of the step.
+        table: tick table that the program interprets; None for a single worker.
+        num_iterations: iterations of a call, K.
     """
 
     spec: StepSpec
@@ -36,9 +36,9 @@ class Runs:
     num_iterations: int
 
     def part(self, one: Collective) -> str:
-        """The part of a step that a collective is in: one of ``swift.pipeline.scopes``, or ``OTHER``.
+        """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``OTHER``.
 
-        Of an update's, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it is one of them.
+        Within an update, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it applies.
         """
         path = one.path
         for name in (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE):
@@ -47,24 +47,24 @@ class Runs:
         return self._name(one)
 
     def of(self, one: Collective) -> np.ndarray:
-        """How often a collective runs in a call, int64 ``[R]``."""
+        """Runs of a collective in a call, int64 ``[R]``."""
         name = self._name(one)
         return self.trips(one) * self._runs(name, one.path)
 
     def trips(self, one: Collective) -> int:
-        """How often a collective runs each time that its part does."""
+        """Runs of a collective per run of its part."""
         name = self._name(one)
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
         return math.prod(self._trips(loop.num_trips) for loop in inner)
 
     def ops(self, name: str) -> np.ndarray:
-        """How often every row runs F, B or W in a call, int64 ``[R]``."""
+        """Runs of F, B or W in a call, int64 ``[R]``."""
         assert self.table is not None
         return (self.table.opcode_TR == _OPS[name] + 1).sum(axis=0)
 
     @property
     def end_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Whether a row serves the first, and the last stage, bool ``[R]`` each."""
+        """Rows that serve the first stage, and those that serve the last, bool ``[R]`` each."""
         stage_R = self.spec.live.stage_R
         return stage_R == 0, stage_R == self.spec.num_stages - 1
 
@@ -72,7 +72,7 @@ class Runs:
         return next((name for name in _NAMES if name in one.path), OTHER)
 
     def _trips(self, num_trips: int | None) -> int:
-        """Of a loop; the only ones whose length the compiler does not know are those over ticks."""
+        """Trip count of a loop; the only ones that the compiler does not know are those of loops over ticks."""
         if num_trips is not None:
             return num_trips
         return 1 if self.table is None else int(self.table.phase_bounds[-1])
@@ -93,7 +93,7 @@ class Runs:
         return everywhere
 
     def _of_ends(self, path: tuple[str, ...]) -> np.ndarray:
-        """Where what updates a group of parameters runs: that of an end in the rows that use it, if in a branch."""
+        """Rows in which the update of a parameter group runs: only those that use it, for one in a branch."""
         is_first, is_last = self.end_rows
         if "branch_1_fun" in path and "embedding" in path:
             return is_first.astype(np.int64)
@@ -103,6 +103,6 @@ class Runs:
 
 
 def _number(path: tuple[str, ...], first: int, prefix: str) -> int:
-    """The number in the first name with a prefix, from a place of the path on: 2 of ``branch_2_fun``."""
+    """Parses the number in the first name with a prefix, from a position in the path on: 2 in ``branch_2_fun``."""
     name = next(name for name in path[first:] if name.startswith(prefix))
     return int(name.removeprefix(prefix).split("_")[0])

@@ -1,7 +1,7 @@
-"""How long an iteration would take: the roofline of its ops, tick by tick, and its collectives on the pod's links.
+"""Predicted time of an iteration: the roofline of its ops, tick by tick, and its collectives on the pod's links.
 
-Nothing is thought to overlap. A tick of a pipeline takes as long as the longest op in it, since all workers wait for
-each other's messages.
+No overlap is assumed. A tick of a pipeline takes as long as its longest op, because all workers wait for each other's
+messages.
 
 T: ticks, R: rows of the axis ``worker``.
 """
@@ -38,14 +38,14 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
 def predict(
     runs: Runs, work: Mapping[str, Work], found: Sequence[Collective], links: Interconnect, dtype: str
 ) -> dict[str, float] | None:
-    """Milliseconds of an iteration, by what takes them; None where nothing is known of the chip.
+    """Predicts the milliseconds of an iteration by part; None if the chip's figures are unknown.
 
     Args:
-        runs: how often everything runs.
-        work: of the ops.
-        found: the collectives.
-        links: that they use.
-        dtype: that is computed in.
+        runs: run counts of the program's parts.
+        work: work of the ops.
+        found: collectives of the program.
+        links: links that the collectives use.
+        dtype: compute dtype.
     """
     chip, K = links.pod.chip, runs.num_iterations
     if not chip.peak_flops or dtype not in chip.peak_flops:
@@ -74,12 +74,12 @@ def predict(
         "exchange": float(update_R.max()),
         "other": other,
     }
-    told = {f"{name}_ms": 1e3 * seconds / K for name, seconds in parts.items()}
-    return {"step_ms": sum(told.values()), **told}
+    parts_ms = {f"{name}_ms": 1e3 * seconds / K for name, seconds in parts.items()}
+    return {"step_ms": sum(parts_ms.values()), **parts_ms}
 
 
 def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -> float:
-    """Seconds of all ops of a call, each worker's one after the other, all waiting for the longest of every tick."""
+    """Seconds of all ops of a call, where all workers wait for the longest op of every tick."""
     if runs.table is None:
         return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
     is_first_R, is_last_R = runs.end_rows

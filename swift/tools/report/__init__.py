@@ -1,6 +1,6 @@
-"""What a run did, for people: a table, pictures, and one self-contained HTML page.
+"""Reports on runs for people: a table, pictures, and one self-contained HTML page.
 
-Training imports this package, which therefore imports nothing of training but its types.
+``page`` writes the HTML page, ``figures`` decides what it shows, ``sections`` draws it, ``compare`` makes the table.
 """
 
 from swift.tools.report.compare import comparison_rows, comparison_table, run_labels

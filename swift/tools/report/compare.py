@@ -1,4 +1,4 @@
-"""Several runs side by side, in numbers: what the paper's tables compare."""
+"""Comparison of several runs in numbers, as in the paper's tables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,15 +19,15 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "median_step_ms": ("median step (ms)", "{:,.1f}".format),
     "validation_loss": ("validation loss", "{:.3f}".format),
 }
-"""The columns of a comparison: the heading of each, and how a value is shown."""
+"""Columns of a comparison: (heading, function that formats a value) by key."""
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row per run.
+    """Makes one row per run.
 
     Returns:
-        for each run its ``name``, unique among the runs, its ``placement`` policy, and what
-        :func:`swift.runlog.measure` says of it.
+        for each run its ``name``, unique among the runs, its ``placement`` policy, and the measures of
+        :func:`swift.runlog.measure`.
 
     Raises:
         SettingError: the metrics of a run are damaged.
@@ -41,7 +41,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """The rows of :func:`comparison_rows` for a terminal; '-' where there is no value."""
+    """Makes a table of :func:`comparison_rows` for a terminal; '-' stands for a missing value."""
     table = Table(box=box.SIMPLE_HEAD)
     for key, (heading, _) in COLUMNS.items():
         justify: JustifyMethod = "left" if key in ("name", "placement") else "right"
@@ -52,11 +52,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row of :func:`comparison_rows` as texts, in the order of ``COLUMNS``."""
+    """Formats a row of :func:`comparison_rows`, in the order of ``COLUMNS``."""
     return ["-" if row[key] is None else show(row[key]) for key, (_, show) in COLUMNS.items()]
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """The runs' names; where several have one name, with their directories."""
+    """Labels the runs by name, with their directories if several share a name."""
     names = [run.name for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({run.path})" for run, name in zip(runs, names, strict=True)]

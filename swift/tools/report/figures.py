@@ -1,4 +1,4 @@
-"""What a report shows of all runs together, and of each run by itself, in which order."""
+"""Content of a report: sections on all runs together and on each run, in order."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from swift.tools.report.sections import (
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:
-    """What is known of all runs beside each other.
+    """Makes the sections that show all runs together.
 
     Raises:
         SettingError: the record of a run is damaged.
@@ -41,11 +41,11 @@ def sections_of_all(runs: Sequence[Run]) -> list[Section]:
 
 
 def sections_of(run: Run, index: int) -> list[Section]:
-    """What is known of one run: its experts, failures, configurations and checkpoints.
+    """Makes the sections on one run: its experts, failures, configurations and checkpoints.
 
     Args:
-        run: which.
-        index: of the run among all of the report.
+        run: run to show.
+        index: index of the run in the report.
 
     Raises:
         SettingError: the record of the run is damaged.
@@ -64,8 +64,8 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
     """Writes the pictures of the runs' report as PNG files.
 
     Args:
-        runs: the runs to draw.
-        directory: made where it is missing.
+        runs: runs to draw.
+        directory: directory for the files, created if missing.
 
     Returns:
         the files, in the report's order.
@@ -84,7 +84,7 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
 
 
 def run_color(index: int) -> str:
-    """The colour of a run in all pictures."""
+    """Colour of a run in all pictures."""
     return RUN_COLORS[index % len(RUN_COLORS)]
 
 
@@ -99,7 +99,7 @@ def _draw_together(runs: Sequence[Run]) -> Iterator[Picture]:
     if dropped := _curves(runs, "drop_share"):
         survival = [replace(curve, values_T=100 * (1 - curve.values_T)) for curve in dropped]
         figure = draw_curves("tokens that survive (%)", survival, top=100.0, marks=marks)
-        yield Picture("survival", "Tokens that their expert had room for, of all that were routed.", figure)
+        yield Picture("survival", "Share of the routed tokens for which their expert had room.", figure)
     if imbalance := _curves(runs, "load_imbalance"):
         figure = draw_curves("load imbalance (largest / mean)", imbalance)
         caption = "Load of the fullest replica over the mean load, averaged over layers; 1 is even."
@@ -111,7 +111,7 @@ def _failure_steps(run: Run) -> list[int]:
 
 
 def _curves(runs: Sequence[Run], name: str) -> list[Curve]:
-    """One metric of all runs that have it at all."""
+    """Curves of one metric, for the runs that have it."""
     curves = (
         Curve(label, run_color(index), scalars(run, "step"), scalars(run, name))
         for index, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True))
@@ -124,7 +124,7 @@ def _spending_section(runs: Sequence[Run]) -> Section:
     spent = [spending_of(run, history_of(run)) for run in runs]
     known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
     if not known:
-        return Section(title, note="The record does not say where the time went.")
+        return Section(title, note="The record does not show where the time went.")
     figure, (axes,) = new_figure(height=1.6 + 0.35 * len(known))
     draw_bars(axes, known)
     causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
@@ -133,7 +133,7 @@ def _spending_section(runs: Sequence[Run]) -> Section:
         total = sum(one.values())
         texts = [f"{seconds_text(one[c])} ({100 * one[c] / total:.1f} %)" if one[c] else "-" for c in causes]
         rows.append([label, seconds_text(total), *texts])
-    caption = "Every moment of a run, counted once; the useful part is its goodput."
+    caption = "The whole time of a run, each moment counted once; the useful part is its goodput."
     return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
 
 
@@ -147,20 +147,20 @@ def _experts_section(run: Run, prefix: str) -> Section:
     pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", figure)]
     for layer in range(num_layers):
         figure = draw_layer(layer, steps_T, series.popularity_BLE[:, layer], series.replicas_BLE[:, layer])
-        caption = f"MoE layer {layer}: what each expert class gets of the tokens, and of the replicas."
+        caption = f"MoE layer {layer}: each expert's share of the tokens and of the replicas."
         pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure))
     headings = [
         "layer",
         "tokens dropped (%)",
-        "most popular class",
+        "most popular expert",
         "its tokens (%)",
         "its replicas (%)",
         "misplaced (%)",
     ]
     rows = [_layer_row(layer, series) for layer in range(num_layers)]
-    note = "Misplaced: the part of the replicas that would have to be another class's to follow the tokens, on average."
+    note = "Misplaced: the share of replicas that would have to be another expert's to follow the tokens, on average."
     if series.unknown:
-        note += f" Left out, for their counts are missing or damaged: iterations {ranges_text(series.unknown)}."
+        note += f" Left out, because their counts are missing or damaged: iterations {ranges_text(series.unknown)}."
     return Section(title, pictures, [Table(headings, rows, 1)], note)
 
 

@@ -1,4 +1,4 @@
-"""A figure as SVG within a page: it takes the page's colours, and its text can be selected and read aloud."""
+"""Figures as inline SVG, which follows the page's colours and whose text can be selected and read aloud."""
 
 import html
 import io
@@ -15,28 +15,28 @@ _ID = re.compile(r'(\bid="|\bclip-path="url\(#|fill: url\(#|\bhref="#)')
 
 
 def inline_svg(figure: Figure, name: str, caption: str) -> str:
-    """The figure as an ``svg`` element.
+    """Renders a figure as an ``svg`` element.
 
     Args:
-        figure: drawn in the palette's colours.
-        name: unique in the page; letters, digits and ``-_.``.
-        caption: what there is to see, for those who do not see it.
+        figure: figure drawn in the palette's colours.
+        name: name that is unique in the page; letters, digits and ``-_.``.
+        caption: text alternative.
     """
     file = io.StringIO()
-    # Text stays text. Else the names of an SVG's parts are random, and it bears the time of day.
+    # Keeps text as text. Without a salt and a date, ids would be random and the file would contain the time.
     with rc_context({"svg.hashsalt": "swift", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     view = re.search(r'viewBox="([^"]+)"', text)
-    assert view is not None, "no picture of Matplotlib's"
+    assert view is not None, "not an SVG of Matplotlib"
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
     body = re.sub(r"<(metadata|style)\b.*?</\1>|<!--.*?-->", "", body, flags=re.DOTALL).replace("xlink:href", "href")
     body = _COLOR.sub(lambda color: f"var({variable(color[0])})", body)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # the page's own
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # the page sets the font
     body = re.sub(r' transform="rotate\(-?0 [^"]*"', "", body)
     body = _ID.sub(lambda match: match[0] + f"{name}.", body)
     body = re.sub(r' (?:d|x|y|transform|points)="[^"]*"', lambda match: _NUMBER.sub(r"\1", match[0]), body)
     body = re.sub(r"\n\s*", "\n", body).strip()
     box = f'viewBox="{view[1]}" style="--natural: {float(view[1].split()[2]) * 4 / 3:.0f}px"'
-    said = f"<title>{html.escape(caption)}</title>"
-    return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{said}{body}</svg>'
+    title = f"<title>{html.escape(caption)}</title>"
+    return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{title}{body}</svg>'

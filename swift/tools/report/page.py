@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one run or several: nothing in it is fetched from anywhere."""
+"""Self-contained HTML page about one or more runs, which loads nothing from elsewhere."""
 
 import html
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from swift.tools.report.inline import inline_svg
 from swift.tools.report.sections import GROUND, INK, Picture, Section, Table, style, variable
 
 NUM_OPEN = 5
-"""Pictures of a section that are there at once; the others are there for who opens them."""
+"""Number of a section's pictures that are shown directly; the others are folded."""
 MAX_EVENTS = 1000
 
 STYLE = f"""
@@ -76,8 +76,8 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
     """Writes the page: a table of all runs, the curves of all runs, and then each run by itself.
 
     Args:
-        runs: at least one; one colour each, in this order, in every picture.
-        path: the file to write; its directory has to be there.
+        runs: runs to show, at least one; each has the same colour in every picture.
+        path: path of the file; its directory must exist.
 
     Raises:
         SettingError: the record of a run is damaged.
@@ -104,7 +104,7 @@ def _comparison(runs: Sequence[Run]) -> str:
 
 
 def _facts(run: Run) -> str:
-    """What the run was, in a line: pipelines, stages, layout, device, steps, JAX version, directory."""
+    """Formats the run's facts in a line: pipelines, stages, layout, device, steps, JAX version, directory."""
     summary: dict[str, Any] = run.summary or {}
     names = ("pipelines", "stages", "layout", "device")
     facts = [f"{name}: {summary[name]}" for name in names if summary.get(name) is not None]
@@ -136,7 +136,7 @@ def _pictures(pictures: Sequence[Picture]) -> str:
 def _picture(picture: Picture) -> str:
     kind = ' class="alone"' if picture.is_wide else ""
     svg = inline_svg(picture.figure, picture.name, picture.caption)
-    # Who has no pointer scrolls what has the focus.
+    # Focusable, so that it can be scrolled by keyboard.
     frame = f'<div class="frame"{" tabindex=0" * picture.is_wide}>{svg}</div>'
     return f"<figure{kind}>{frame}<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
 
@@ -151,15 +151,15 @@ def _events(run: Run) -> str:
 
 
 def _more(event: dict[str, Any]) -> str:
-    """What else an event says, but for what is a picture of its own."""
+    """Formats the other fields of an event, except those that have their own picture."""
 
-    def said() -> Iterator[str]:
+    def fields() -> Iterator[str]:
         for key, value in event.items():
             if key not in ("time", "event", "step"):
                 text = "drawn above" if key == "plan" else str(value)
                 yield f"{key}: {text if len(text) <= 200 else text[:199] + chr(0x2026)}"
 
-    return ", ".join(said())
+    return ", ".join(fields())
 
 
 def _config(run: Run) -> str:
@@ -172,7 +172,7 @@ def _swatch(index: int) -> str:
 
 
 def _table(table: Table, marks: Sequence[str] = ()) -> str:
-    """An HTML table in a box that scrolls; ``marks`` go before the rows."""
+    """Formats an HTML table in a scrollable box, with ``marks`` before the rows."""
 
     def cell(tag: str, column: int, text: str, mark: str = "") -> str:
         kind = ' class="text"' if column < table.num_text else ""

@@ -1,4 +1,8 @@
-"""Failures at cluster scale, simulated: strategies that run through a failure trace. Plain Python and numpy."""
+"""Simulation of failures at cluster scale: strategies run through a failure trace. Plain Python and NumPy.
+
+``engine`` runs one of the ``strategies`` through one of the ``traces``; ``job`` holds sizes and speeds; ``outcome`` is
+the result, and ``json_format`` its document.
+"""
 
 from swift.tools.simulate.engine import simulate
 from swift.tools.simulate.job import Job

@@ -1,4 +1,4 @@
-"""The simulation: from one change of nodes to the next, without going through the iterations in between."""
+"""Event-driven simulation: advances from one change of nodes to the next, without stepping through iterations."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from swift.tools.simulate.traces import Trace
 
 
 def simulate(strategy: Strategy, trace: Trace) -> Outcome:
-    """Runs a strategy through a trace.
+    """Simulates a strategy on a trace.
 
     Args:
-        strategy: what is to be done about failures.
-        trace: of nodes that come and go.
+        strategy: strategy for handling failures.
+        trace: trace of nodes that leave and join.
 
     Returns:
-        What came of it; the same for the same strategy and trace.
+        The outcome, which is deterministic.
     """
     state, turn = strategy.start(trace.initial)
     run = _Run(turn)
     for time_s, removed, added in trace.changes:
-        if time_s == trace.horizon_s:  # what happens when all is over costs nothing
+        if time_s == trace.horizon_s:  # changes at the very end cost nothing
             break
         run.advance(time_s)
         state, next_turn = strategy.change(state, run.moment(removed, added))
@@ -47,13 +47,13 @@ def simulate(strategy: Strategy, trace: Trace) -> Outcome:
 
 @dataclass
 class _Finish:
-    """The iteration under way is finished before a pause.
+    """Phase in which the current iteration is finished before a pause.
 
     Attributes:
-        start_s: when it began.
-        spent_s: on it so far.
-        left_s: that it still takes.
-        share: of its work that is done.
+        start_s: start of the iteration.
+        spent_s: time spent on it so far.
+        left_s: time that it still takes.
+        share: share of its work that is done.
     """
 
     start_s: float
@@ -69,13 +69,13 @@ class _Standstill:
 
 
 class _Saved:
-    """Between two phases: what was done so far can be restored from now on."""
+    """Marker between phases: the progress so far can be restored from now on."""
 
     left_s = 0.0
 
 
 class _Run:
-    """Where training is: in the first of ``phases``, or where there are none, at ``pace``."""
+    """State of training: in the first of ``phases`` or, if there are none, running at ``pace``."""
 
     def __init__(self, turn: Turn):
         self.time_s = 0.0
@@ -86,17 +86,17 @@ class _Run:
         self._phases = deque[_Finish | _Standstill | _Saved]()
         self._pace: Pace | None = None
         self._waits_for = "waiting"
-        self._since_s = 0.0  # when the pace was taken up
+        self._since_s = 0.0  # start of the current pace
         self.take(turn)
 
     def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> Moment:
-        """What a strategy is told."""
+        """Makes the description of a change for the strategy."""
         run = self._position().iterations
         is_running = self._pace is not None and not self._phases
         return Moment(removed, added, self.iterations_run + run, self._done + run, is_running)
 
     def advance(self, until_s: float) -> None:
-        """Goes on to a time at which nothing has happened yet."""
+        """Advances to a time before which no further change happens."""
         while self._phases:
             phase = self._phases[0]
             step_s = min(phase.left_s, until_s - self.time_s)
@@ -122,7 +122,7 @@ class _Run:
         self.time_s = until_s
 
     def take(self, turn: Turn) -> None:
-        """Follows a strategy's turn."""
+        """Applies a strategy's turn."""
         at = self._leave_pace()
         if turn.loses == "nothing":
             self._finish_first(at, turn.stretch)
@@ -136,7 +136,7 @@ class _Run:
         self._pace, self._waits_for, self._since_s = turn.pace, turn.waits_for, self.time_s
 
     def close(self) -> None:
-        """The trace is over: what is under way counts by how far it is."""
+        """Ends the run: an unfinished iteration counts by its progress."""
         at = self._leave_pace()
         if self._pace is not None and at.partial_s:
             T = self._pace.iteration_s
@@ -152,7 +152,7 @@ class _Run:
         return position(self._pace, self.time_s - self._since_s)
 
     def _leave_pace(self) -> Position:
-        """Counts what was done at the pace."""
+        """Counts the progress made at the current pace."""
         at = self._position()
         if at.saved:
             self._saved = self._done + at.saved
@@ -181,13 +181,13 @@ class _Run:
             self._phases.append(_Standstill("saving", at.save_left_s))
 
     def _lose_iteration(self, at: Position) -> None:
-        """That which is under way; pauses end with it."""
+        """Loses the current iteration, and cancels pauses."""
         begun_s = sum(phase.spent_s for phase in self._phases if isinstance(phase, _Finish))
         self.spent_s["lost"] += at.partial_s + begun_s
         self._phases.clear()
 
     def _go_back(self, to: int) -> None:
-        """To so many iterations."""
+        """Rolls back to ``to`` completed iterations."""
         surplus, self._done = float(self._done - to), to
         self._saved, self._stored = to, min(self._stored, to)
         for stretch in reversed(self.stretches):

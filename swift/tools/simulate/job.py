@@ -1,4 +1,4 @@
-"""What is trained on what: the sizes and speeds that turn schedules and states into seconds."""
+"""The training job: sizes and speeds that turn schedules and states into seconds."""
 
 import math
 from dataclasses import dataclass
@@ -7,16 +7,17 @@ from swift.errors import SettingError, check_count, check_number
 from swift.schedules import Problem
 
 DETECTION_S = 3.0
-"""A machine that is gone is noticed by its missing heartbeat: the supervisor's default."""
+"""Time until a missing heartbeat reveals a lost machine: the supervisor's default."""
 MEASURED_RECOVERY_S = 1.05
-"""From a known death to the end of the next iteration, but for what grows with the processes: leave, program, state and
-first step, which every process does for itself. The median of 40 kills of one of 6 processes (docs/processes.md)."""
+"""Time from a known death to the end of the next iteration, without the parts that grow with the number of processes:
+leave, program, state and first step, which every process does for itself. The median of 40 kills of one of 6 processes
+(docs/processes.md)."""
 MEASURED_PER_WORKER_S = 0.15 / 6
-"""Agreement and link of the same kills, by process: the supervisor talks to one after the other."""
+"""Agreement and link of the same kills, per process: the supervisor talks to one after the other."""
 MEASURED_JOIN_S = 3.0
-"""From a process that is ready until it is back in, of the same kills; copying its state is reckoned apart."""
+"""Time from a process being ready until it has rejoined, of the same kills; copying its state is counted separately."""
 MEASURED_RESTART_S = 17.0
-"""All processes start again and go on: ``swift launch --recovery restart`` on the same machine."""
+"""Time to restart all processes and resume: ``swift launch --recovery restart`` on the same machine."""
 PLT_BUDGET = 0.0375
 """Proportion of lost tokens up to which accuracy holds (MoC-System, arXiv 2408.04307)."""
 
@@ -26,18 +27,18 @@ class Job:
     """A training job on a cluster; the defaults are GPT-350M-16E.
 
     Attributes:
-        problem: the topology and the work without a failure; its costs are scaled so that an iteration of the whole
-            cluster takes ``iteration_s``.
-        iteration_s: of all nodes, whatever the strategy.
-        state_bytes: weights and optimizer state of the model, once; 14 bytes each of 1.86e9 parameters.
-        expert_share: of ``state_bytes``, what belongs to experts.
-        num_experts: of a layer.
-        host_bandwidth: from one device to its host's memory, bytes/s.
-        network_bandwidth: from one worker to another, bytes/s.
-        storage_bandwidth: of all devices together to storage, bytes/s.
-        restart_s: from a known failure until all processes have started again, before any state is loaded.
-        checkpoint_every: iterations between checkpoints; None: what suits each strategy, see its class.
-        experts_per_checkpoint: experts of a layer in a partial checkpoint, K, to begin with.
+        problem: topology and work without failures; its costs are scaled so that an iteration of the whole cluster
+            takes ``iteration_s``.
+        iteration_s: time of an iteration on all nodes, for every strategy.
+        state_bytes: size of the model's weights and optimizer state; 14 bytes for each of 1.86e9 parameters.
+        expert_share: share of ``state_bytes`` that belongs to experts.
+        num_experts: experts of a layer.
+        host_bandwidth: bandwidth from one device to its host's memory, bytes/s.
+        network_bandwidth: bandwidth from one worker to another, bytes/s.
+        storage_bandwidth: bandwidth of all devices together to storage, bytes/s.
+        restart_s: time from a known failure until all processes have restarted, before any state is loaded.
+        checkpoint_every: iterations between checkpoints; None for each strategy's own choice, see its class.
+        experts_per_checkpoint: initial number of experts per layer in a partial checkpoint, K.
 
     Raises:
         SettingError: a value is out of its range, or the problem has failures.
@@ -74,35 +75,35 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the whole cluster, each of which is a node of the trace."""
+        """Number of workers of the whole cluster, each of which is a node of the trace."""
         return self.problem.num_pipelines * self.problem.num_stages
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole cluster."""
+        """Number of devices of the whole cluster."""
         return self.num_workers * self.problem.topology.num_expert_ranks
 
     @property
     def per_worker_s(self) -> float:
-        """What agreeing on a change takes: it grows with the workers."""
+        """Time to agree on a change, which grows with the number of workers."""
         return MEASURED_PER_WORKER_S * self.num_workers
 
     @property
     def snapshot_s(self) -> float:
-        """Every device copies its share of the whole state to its host."""
+        """Time for every device to copy its share of the state to its host."""
         return self.state_bytes / self.num_devices / self.host_bandwidth
 
     @property
     def stored_s(self) -> float:
-        """The whole state goes to storage, or comes from there."""
+        """Time to write the whole state to storage, or to read it back."""
         return self.state_bytes / self.storage_bandwidth
 
     @property
     def stage_copy_s(self) -> float:
-        """A worker gets the state of its stage from a peer."""
+        """Time to copy the state of a stage from a peer."""
         return self.state_bytes / self.problem.num_stages / self.network_bandwidth
 
 
 def iterations_of(seconds: float, iteration_s: float) -> int:
-    """How many iterations last so long; at least one."""
+    """Number of iterations that take at least ``seconds``; at least one."""
     return max(1, math.ceil(seconds / iteration_s - 1e-9))

@@ -1,15 +1,15 @@
-"""What there is to say of a simulation, as one JSON document. The keys:
+"""Results of a simulation as one JSON document. The keys:
 
-- ``trace`` {``hours``, ``failures``, ``most_nodes``, ``mean_time_between_failures_s``; null without a failure}.
+- ``trace`` {``hours``, ``failures``, ``most_nodes``, ``mean_time_between_failures_s``; null without failures}.
 - ``job``: the fields of ``Job``, its problem as {``num_pipelines``, ``num_stages``, ``num_expert_ranks``,
   ``num_microbatches``, ``costs``, ``memory_limit``}.
-- ``hours``: the ends of the bins of every ``goodput``.
-- ``strategies``, one for each that can run: ``name``; ``source``, whose figures it follows; ``ettr``, the effective
-  training time ratio; ``iterations`` that are kept; ``samples_per_s``, null where samples are not known;
-  ``iteration_s`` while all nodes are there; ``spent_s``, seconds by cause (``outcome.CAUSES``), which sum to the length
-  of the trace; ``goodput``, kept iterations in every bin over those without failures; ``out_of_memory``, whether it was
-  so at any time. A strategy that is so from the beginning has null in place of all else, and ``why``.
-- ``left_out``: ``name`` and ``why`` of those that cannot run.
+- ``hours``: edges of the bins of every ``goodput``.
+- ``strategies``, one for each that can run: ``name``; ``source`` of its figures; ``ettr``, the effective training time
+  ratio; ``iterations`` that are kept; ``samples_per_s``, null if samples are unknown; ``iteration_s`` with all nodes;
+  ``spent_s``, seconds by cause (``outcome.CAUSES``), which sum to the length of the trace; ``goodput``, kept iterations
+  in every bin relative to those without failures; ``out_of_memory``, true if it ran out of memory at any time. A
+  strategy that is out of memory from the start has null in all other keys, and ``why``.
+- ``left_out``: ``name`` and ``why`` of strategies that cannot run.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ NUM_BINS = 120
 
 
 def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> dict[str, Any]:
-    """All of the above as plain numbers, texts, lists and dictionaries."""
+    """Describes the results by plain numbers, strings, lists and dictionaries."""
     found = list(results)
     mtbf_s = trace.mean_time_between_failures_s
     return {

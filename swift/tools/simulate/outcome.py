@@ -1,4 +1,4 @@
-"""What came of a simulated run: where its time went, what it kept, and how both went on over time."""
+"""Outcome of a simulated run: where its time went, and the iterations that it kept, over time."""
 
 from dataclasses import dataclass
 
@@ -14,26 +14,26 @@ CAUSES = (
     "waiting",
     "out_of_memory",
 )
-"""What time is spent on, each moment counted once.
+"""Causes on which time is spent; each moment has one.
 
-useful: iterations that are kept, each at what it takes while all nodes are there. slowdown: what they took longer.
-saving: training waits for a checkpoint. detection: nodes have failed, and nobody knows.
-reconfiguration: from then until training goes on, and what it takes to let nodes join.
-lost: iterations, or a part of one, that a failure undid. waiting: there are too few nodes.
-out_of_memory: there are enough to run, but not to hold the model.
+useful: iterations that are kept, at their duration with all nodes. slowdown: the rest of their duration.
+saving: training waits for a checkpoint. detection: nodes have failed, and the failure is not known yet.
+reconfiguration: from then until training resumes, and the time to let nodes join.
+lost: iterations, or a part of one, undone by a failure. waiting: there are too few nodes.
+out_of_memory: there are enough nodes to run, but not to hold the model.
 """
 
 
 @dataclass
 class PaceInterval:
-    """Iterations of one pace, one after the other.
+    """Consecutive iterations at one pace.
 
     Attributes:
-        start_s: when the first began.
-        end_s: when the last ended.
-        iterations: how many; not whole at the end of a trace.
-        iteration_s: of each, without saves.
-        lost: how many of them a failure undid, the last ones.
+        start_s: start of the first iteration.
+        end_s: end of the last iteration.
+        iterations: number of iterations; fractional at the end of a trace.
+        iteration_s: duration of each, without saves.
+        lost: number of the last iterations that a failure undid.
     """
 
     start_s: float
@@ -44,22 +44,22 @@ class PaceInterval:
 
     @property
     def kept(self) -> float:
-        """How many were not undone."""
+        """Number of iterations that were not undone."""
         return self.iterations - self.lost
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A strategy's run through a trace.
+    """Outcome of a strategy on a trace.
 
     Attributes:
-        name: of the strategy.
-        source: whose figures the strategy follows.
-        iteration_s: of the strategy while all nodes are there.
-        samples: of an iteration, where they are known.
-        horizon_s: the length of the trace.
-        stretches: the iterations, by time.
-        spent_s: the time for each of ``CAUSES``; their sum is the horizon.
+        name: name of the strategy.
+        source: source of the strategy's figures.
+        iteration_s: duration of an iteration with all nodes.
+        samples: samples of an iteration; None if unknown.
+        horizon_s: length of the trace.
+        stretches: iterations in order of time.
+        spent_s: seconds spent on each of ``CAUSES``; they sum to the horizon.
     """
 
     name: str
@@ -72,27 +72,27 @@ class Outcome:
 
     @property
     def iterations(self) -> float:
-        """How many iterations are kept."""
+        """Number of iterations that are kept."""
         return sum(stretch.kept for stretch in self.stretches)
 
     @property
     def ettr(self) -> float:
-        """The effective training time ratio: useful time over all time. It is the mean goodput, too."""
+        """Effective training time ratio: useful time over all time, which is also the mean goodput."""
         return self.spent_s["useful"] / self.horizon_s
 
     @property
     def samples_per_s(self) -> float | None:
-        """Mean throughput of samples whose iterations are kept."""
+        """Mean throughput, in samples of kept iterations."""
         return None if self.samples is None else self.samples * self.iterations / self.horizon_s
 
     def goodput(self, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
-        """Kept iterations over time, as a share of what there would be without failures.
+        """Computes goodput over time: kept iterations relative to those without failures.
 
         Args:
-            num_bins: how many equal parts of the trace to average over; B.
+            num_bins: number of equal parts of the trace to average over, B.
 
         Returns:
-            The ends of the bins float64[B + 1] in seconds, and the goodput in each, float64[B].
+            The edges of the bins in seconds, float64[B + 1], and the goodput in each, float64[B].
         """
         times, counts = [0.0], [0.0]
         for stretch in self.stretches:

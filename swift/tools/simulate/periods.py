@@ -1,4 +1,4 @@
-"""How long an iteration takes with so many live workers in each stage, by the real planner.
+"""Duration of an iteration by the number of live workers in each stage, from the real planner.
 
 P: stages.
 """
@@ -9,18 +9,18 @@ from swift.schedules import Problem, adaptive, one_f_one_b, period, spread, tigh
 from swift.schedules.plans import canonical
 
 MAX_PLANNED_OPS = 50_000
-"""Of an iteration. A larger problem takes the planner seconds for each of its failure sets."""
+"""Limit on the ops of an iteration: for a larger problem the planner takes seconds per failure set."""
 
 
 @dataclass(frozen=True)
 class Periods:
-    """Periods of one problem under any failures, each found once.
+    """Periods of one problem under any failures, each computed once.
 
-    A problem of at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. Of a larger one it is the tight bound that
-    counts, which no schedule can be below and which plans of such sizes miss by a few thousandths.
+    A problem of at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. For a larger one the tight bound is used,
+    which plans of such sizes exceed by a few thousandths.
 
     Attributes:
-        problem: without a failure.
+        problem: problem without failures.
     """
 
     problem: Problem
@@ -30,21 +30,21 @@ class Periods:
 
     @property
     def are_planned(self) -> bool:
-        """Whether these are periods of plans; or else bounds."""
+        """True if the periods are those of plans, False if they are bounds."""
         return self.problem.num_ops <= MAX_PLANNED_OPS
 
     @property
     def num_known(self) -> int:
-        """How many failure sets, normalized, have been asked for."""
+        """Number of normalized failure sets computed so far."""
         return len(self._known)
 
     def ratio(self, failures_P: tuple[int, ...]) -> float:
-        """The period with so many failures in every stage, over the one without; at least 1.
+        """Divides the period under failures by the fault-free one; at least 1.
 
-        Were it less, the plan for fewer workers would be the better one for all of them, too.
+        If it were less, the plan for fewer workers would be better for all workers, too.
 
         Args:
-            failures_P: each less than D.
+            failures_P: failures of every stage, each less than D.
 
         Raises:
             SettingError: a stage has no survivor.
@@ -52,16 +52,16 @@ class Periods:
         return max(1.0, self._period(failures_P) / self._period((0,) * self.problem.num_stages))
 
     def spread(self, num_failures: int) -> tuple[int, ...]:
-        """How many failures every stage should have where roles can be moved; see ``schedules.spread``."""
+        """Distributes failures over the stages if roles can be moved; see ``schedules.spread``."""
         if num_failures not in self._known_spread:
             self._known_spread[num_failures] = spread(self.problem, num_failures)
         return self._known_spread[num_failures]
 
     def elastic_ratio(self, num_pipelines: int) -> float:
-        """The 1F1B period where fewer pipelines, all whole, share the micro-batches, over that of all pipelines.
+        """Divides the 1F1B period of fewer pipelines that share all micro-batches by that of all pipelines.
 
         Args:
-            num_pipelines: that are left, at least one.
+            num_pipelines: number of remaining pipelines, at least one.
         """
         share = -(-self.problem.num_microbatches * self.problem.num_pipelines // num_pipelines)
         return self._single_period(share) / self._single_period(self.problem.num_microbatches)

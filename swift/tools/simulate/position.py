@@ -1,4 +1,4 @@
-"""How far training has come some time after it took up a pace, without going through its iterations."""
+"""Progress of training after some time at a pace, computed without stepping through iterations."""
 
 import math
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from typing import NamedTuple
 from swift.tools.simulate.strategies import Pace, Saves
 
 _ROUNDING = 1e-9
-"""Of an iteration: what is this near to its end has ended."""
+"""Share of an iteration within which its end counts as reached."""
 
 
 class Position(NamedTuple):
-    """Where training is.
+    """Progress of training.
 
     Attributes:
-        iterations: finished at this pace.
-        partial_s: spent on the one under way.
-        saving_s: spent on saves, that under way included.
-        save_left_s: of the save under way.
-        saved: iterations that the newest save holds that can be restored; 0 if there is none yet.
-        stored: the same of saves to storage.
+        iterations: iterations finished at this pace.
+        partial_s: time spent on the current iteration.
+        saving_s: time spent on saves, including the current one.
+        save_left_s: time left for the current save.
+        saved: iterations in the newest save that can be restored; 0 if there is none yet.
+        stored: the same for saves to storage.
     """
 
     iterations: int
@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 def position(pace: Pace, elapsed_s: float) -> Position:
-    """Where training is after ``elapsed_s`` seconds at a pace."""
+    """Computes the progress after ``elapsed_s`` seconds at a pace."""
     T, saves = pace.iteration_s, pace.saves
     if saves is None:
         iterations, partial_s = _split(elapsed_s, T)
@@ -61,7 +61,7 @@ def position(pace: Pace, elapsed_s: float) -> Position:
 
 
 def _stretches(saves: Saves, elapsed_s: float, iteration_s: float) -> Iterator[tuple[int, int]]:
-    """(iterations before a save, how many such saves follow each other)."""
+    """Yields (iterations before a save, number of consecutive such saves)."""
     yield from ((count, 1) for count in saves.first)
     yield saves.every, int(elapsed_s / iteration_s) + 2
 
@@ -72,7 +72,7 @@ def _split(seconds: float, iteration_s: float) -> tuple[int, float]:
 
 
 def _stored(saves: Saves, done: int, saved: int) -> int:
-    """A save to storage is begun every so often, and is whole when the next one is begun."""
+    """Iterations in the newest complete save to storage; a save is complete when the next one starts."""
     if saves.storage_every is None:
         return saved
     return max(0, done // saves.storage_every - 1) * saves.storage_every

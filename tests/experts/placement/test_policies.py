@@ -176,7 +176,9 @@ def test_a_policy_is_a_value(policy):
 
 @every_policy
 def test_fewer_slots_than_classes_is_a_setting_error(policy):
-    with pytest.raises(SettingError, match=r"ExpertConfig\.slots_per_rank = 2: at least 3, for 9 classes .* 4 expert"):
+    with pytest.raises(
+        SettingError, match=r"ExpertConfig\.slots_per_rank = 2: at least 3, for each of 9 experts .* 4 expert"
+    ):
         policy.init(1, 9, 4, 2)
 
 

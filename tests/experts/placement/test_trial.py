@@ -102,7 +102,7 @@ WRONG_RESULTS = {
     "shape": (
         lambda *now: (now[2][0], now[3]),
         None,
-        r"__call__ returns int32\[3, 4\] as the placement: must be int32\[2, 3, 4\], the class in every slot by layer",
+        r"__call__ returns int32\[3, 4\] as the placement: must be int32\[2, 3, 4\], the expert in every slot by layer",
     ),
     "type": (lambda *now: (now[2] * 1.0, now[3]), None, r"float32\[2, 3, 4\] as the placement: must be int32\[2, 3"),
     "list": (lambda *now: ([now[2]], now[3]), None, r"\(int32\[2, 3, 4\]\) as the placement"),

@@ -80,9 +80,9 @@ REFUSED = {
     "MILLISECONDS,add|remove,NODE",
     "0,add,node1\n5,remove": "line 2, '5,remove': must be MILLISECONDS,add|remove,NODE",
     "0,add,node1\nsoon,remove,node1": "line 2, 'soon,remove,node1': must be MILLISECONDS,add|remove,NODE",
-    "0,add,node1\n5,remove,node2": "line 2, 'remove,node2': node2 is not there at that time",
-    "0,add,node1\n5,add,node1": "line 2, 'add,node1': node1 is there already at that time",
-    "0,add,node1\n0,add,node2": "has no length: all its rows are of one time",
+    "0,add,node1\n5,remove,node2": "line 2, 'remove,node2': node2 is not present at that time",
+    "0,add,node1\n5,add,node1": "line 2, 'add,node1': node1 is already present at that time",
+    "0,add,node1\n0,add,node2": "has no length: all its rows have the same time",
     "2021-12-11, 10:00:00, 3\n2021-12-11, 25:00:00, 3": "line 2, '2021-12-11, 25:00:00, 3': must be YYYY-MM-DD, "
     "HH:MM:SS, COUNT",
     "2021-12-11, 10:00:00, 3\n2021-12-11, 10:00:10, -3": "line 2, '2021-12-11, 10:00:10, -3': the count must be 0 to "
@@ -103,5 +103,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(SettingError, match="cannot be read: No such file"):
         read_trace(tmp_path / "none.csv", print)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingError, match="cannot be read: it is no text"):
+    with pytest.raises(SettingError, match="cannot be read: it is not text"):
         read_trace(tmp_path / "binary.csv", print)

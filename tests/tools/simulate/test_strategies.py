@@ -222,7 +222,7 @@ def test_who_cannot_run_says_why():
     assert found["bamboo"].out_of_memory
     assert not isinstance(found["oobleck"], CannotRun)
     assert [one.why for one in strategies(JOB, small, names=["varuna"])] == [
-        "follows published figures of a model, and none is given"
+        "uses published figures of a model, and none is given"
     ]
     with pytest.raises(SettingError, match=r"strategy = 'x': must be one of ideal, swift, "):
         strategies(JOB, small, names=["x"])

@@ -1,4 +1,4 @@
-"""The sections of a report and their pictures: curves, timelines, plans, coverage of checkpoints, simulations."""
+"""Sections of a report and their pictures: curves, timelines, plans, checkpoint coverage, simulations."""
 
 from swift.tools.report.sections.axes import draw_bars, new_figure
 from swift.tools.report.sections.coverage import coverage_section

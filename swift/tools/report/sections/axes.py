@@ -1,4 +1,4 @@
-"""What all pictures share: a figure with axes in one style, legends, and bars of where time went."""
+"""Shared parts of pictures: figures and axes in one style, legends, and bars of where time went."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,14 +21,14 @@ LETTERS_PER_INCH = 12
 def new_figure(
     height: float, num_rows: int = 1, *, shares_x: bool = True, width: float = 4.8, heights: Sequence[float] = ()
 ) -> tuple[Figure, list[Axes]]:
-    """A figure in the style of all, and its axes from top to bottom, which share the x axis or not.
+    """Makes a figure in the common style, with axes from top to bottom.
 
     Args:
-        height: of the figure, in inches; a phone shows five of them side by side in letters that can be read.
-        num_rows: how many axes.
-        shares_x: whether all have one x axis.
-        width: of the figure, in inches.
-        heights: of the axes, by which the height is divided; all are alike where there are none.
+        height: height of the figure in inches.
+        num_rows: number of axes.
+        shares_x: True if all axes share one x axis.
+        width: width of the figure in inches; a phone shows about five inches side by side legibly.
+        heights: relative heights of the axes; equal if empty.
     """
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=GROUND)
     rows = figure.subplots(num_rows, 1, sharex=shares_x, squeeze=False, height_ratios=heights or None)[:, 0]
@@ -46,16 +46,16 @@ def new_figure(
 
 
 def put_title(axes: Axes, text: str) -> None:
-    """Puts a title over axes."""
+    """Puts a title above axes."""
     axes.set_title(text, fontsize=FONT_SIZE, color=INK, loc="left")
 
 
 def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
-    """Puts the legend above the axes, where it hides nothing; a name is shown as it is, never as mathematics."""
+    """Puts the legend above the axes, where it hides nothing; names are shown literally, never as mathematics."""
     handles = [Line2D([], [], color=color, linewidth=2.5) for _, color in entries]
     labels = [drawable(label) for label, _ in entries]
     num_columns = max(1, min(4, int(LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
-    # The labels are set afterwards, for a legend leaves out those with a leading underscore.
+    # The labels are set afterwards, because a legend omits those with a leading underscore.
     legend = figure.legend(
         handles, ["."] * len(labels), loc="outside upper left", ncols=num_columns, frameon=False, handlelength=1.2
     )
@@ -64,18 +64,18 @@ def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
 
 
 def drawable(label: str) -> str:
-    """A label in characters that the font has, not longer than a legend can hold."""
+    """Restricts a label to the font's characters and to the length that fits a legend."""
     glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
     label = "".join(character if ord(character) in glyphs else "?" for character in " ".join(label.split()))
     return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]]) -> None:
-    """Draws where time went: a bar for each row, of which each cause has its share.
+    """Draws where time went: a bar for each row, divided by cause.
 
     Args:
-        axes: to draw on.
-        rows: (name, seconds by cause, or why there are none).
+        axes: axes to draw on.
+        rows: (name, seconds by cause or the reason why there are none).
     """
     for y, (_, spent_s) in enumerate(rows):
         if isinstance(spent_s, str):

@@ -1,6 +1,6 @@
-"""How old the newest copy of every expert was, checkpoint by checkpoint.
+"""Checkpoint coverage: the age of every expert's newest copy at each checkpoint.
 
-C: checkpoints and restores, L: MoE layers, E: expert classes.
+C: checkpoints and restores, L: MoE layers, E: experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ MAX_COLUMNS = 300
 
 @dataclass(frozen=True)
 class Coverage:
-    """Where the newest copies lie.
+    """Newest copies of experts after each checkpoint and restore.
 
     Attributes:
-        event_C: which of the run's events each is.
-        steps_C: the iterations of the checkpoints, and those that were restored, in the order of time.
-        newest_CLE: int[C, L, E], the iteration of each expert's newest copy; 0 where there is none.
+        event_C: index of each checkpoint or restore among the run's events.
+        steps_C: iterations of the checkpoints and restores, in order of time.
+        newest_CLE: int[C, L, E], iteration of each expert's newest copy; 0 if there is none.
     """
 
     event_C: list[int]
@@ -37,17 +37,17 @@ class Coverage:
 
     @property
     def age_CLE(self) -> np.ndarray:
-        """How many iterations older the newest copy of an expert is than the checkpoint."""
+        """Age of each expert's newest copy, in iterations before the checkpoint."""
         return self.steps_C[:, None, None] - self.newest_CLE
 
 
 def coverage_section(run: Run, history: History, prefix: str) -> Section:
-    """The checkpoints of a run, and what a restore of each would have found.
+    """Makes the section on a run's checkpoints, and on what a restore of each would have found.
 
     Args:
-        run: which.
-        history: its clock.
-        prefix: of the picture's name.
+        run: run to show.
+        history: timeline of the run.
+        prefix: prefix of the picture's name.
 
     Raises:
         SettingError: the record is damaged.
@@ -80,7 +80,7 @@ def coverage_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def coverage_of(run: Run) -> Coverage | None:
-    """The coverage after every checkpoint and restore; None where no experts are recorded.
+    """Computes the coverage after every checkpoint and restore; None if no experts are recorded.
 
     Raises:
         SettingError: the record is damaged.
@@ -123,7 +123,7 @@ def draw_coverage(coverage: Coverage) -> Figure:
     ticks = [int(tick) for tick in at if 0 <= tick < num_columns]
     axes.set_xticks(ticks, [f"{coverage.steps_C[shown[tick]]:,}" for tick in ticks])
     axes.set_xlabel("checkpoint of iteration")
-    axes.set_ylabel("MoE layer, its classes downwards")
+    axes.set_ylabel("MoE layer, its experts downwards")
     bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=30)
     bar.set_label("age (iterations)", fontsize=FONT_SIZE, color=INK)
     bar.ax.tick_params(colors=INK, labelsize=FONT_SIZE - 1)
@@ -131,7 +131,7 @@ def draw_coverage(coverage: Coverage) -> Figure:
 
 
 def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
-    """What a checkpoint has, all or the classes of each layer, as a restore tells it: units by their iteration."""
+    """Converts the experts of a checkpoint, all or some of each layer, to the form of a restore: units by iteration."""
     units = experts
     if experts != "all":
         units = [(layer, class_) for layer, classes in enumerate(experts) for class_ in classes]
@@ -139,18 +139,18 @@ def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
 
 
 def _take(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Notes that all experts, or pairs of layer and class, are of an iteration."""
+    """Records the iteration of all experts, or of (layer, expert) pairs."""
     if units == "all":
         newest_LE[:] = step
         return
     for layer, class_ in units:
-        if min(layer, class_) < 0:  # which would be counted from the end
-            raise IndexError(f"layer {layer} has no class {class_}")
+        if min(layer, class_) < 0:  # a negative index would count from the end
+            raise IndexError(f"layer {layer} has no expert {class_}")
         newest_LE[layer, class_] = step
 
 
 def _oldest(coverage: Coverage | None, event: int) -> str:
-    """The iteration of the oldest copy that a restore of a checkpoint would take."""
+    """Formats the iteration of the oldest copy that a restore of a checkpoint would use."""
     if coverage is None or event not in coverage.event_C:
         return "-"
     return f"{coverage.newest_CLE[coverage.event_C.index(event)].min():,}"

@@ -1,6 +1,6 @@
-"""The pictures themselves: Matplotlib's objects, never pyplot, so that nothing global is touched.
+"""Curves and heat maps, drawn on Matplotlib's objects without pyplot, so that no global state is touched.
 
-Shape suffixes: T steps, B bins of steps, L MoE layers, E expert classes.
+Shape suffixes: T steps, B bins of steps, L MoE layers, E experts.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ MAX_LAYER_LABELS = 8
 
 @dataclass(frozen=True)
 class Curve:
-    """One run's line in a picture of several runs: values_T, NaN where unknown, over steps_T."""
+    """A run's line in a picture of several runs: values_T, NaN where unknown, over steps_T."""
 
     label: str
     color: str
@@ -42,12 +42,12 @@ def draw_curves(
     """Draws lines over the steps, raw values faint and smoothed ones strong.
 
     Args:
-        ylabel: what is shown, and its unit.
-        curves: the lines; the order of the legend.
+        ylabel: quantity and unit.
+        curves: lines, in the order of the legend.
         rings: values that only some steps have, drawn as rings.
         levels: target values, marked by dotted lines.
-        top: the largest value that there can be, if there is one.
-        marks: steps at which something failed, marked by triangles at the upper edge.
+        top: largest possible value, if there is one.
+        marks: steps of failures, marked by triangles at the upper edge.
     """
     figure, (axes,) = new_figure(height=3.4)
     for curve in curves:
@@ -122,9 +122,9 @@ def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarra
 
 
 def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray) -> Figure:
-    """Draws how the replicas of one MoE layer go with the popularity of its expert classes.
+    """Draws how the replicas of one MoE layer follow the popularity of its experts.
 
-    Above, the classes whose share of tokens varies most, as lines: tokens thin, replicas thick. Below, all classes:
+    Above, the experts whose share of tokens varies most, as lines: tokens thin, replicas thick. Below, all experts:
     a heat map of shares of tokens, and one of shares of replicas in the same colours.
     """
     tokens_BE, replicas_BE = (100 * shares(counts_BE) for counts_BE in (popularity_BE, replicas_BE))
@@ -132,15 +132,15 @@ def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, repli
     put_title(lines, f"layer {layer}, what varies most: tokens thin, replicas thick")
     _draw_classes(lines, np.linspace(steps_T[0], steps_T[-1], len(tokens_BE)), tokens_BE, replicas_BE)
     classes = _varying_classes(tokens_BE)
-    put_legend(figure, [(f"class {expert}", color) for expert, color in zip(classes, CLASS_COLORS, strict=False)])
+    put_legend(figure, [(f"expert {expert}", color) for expert, color in zip(classes, CLASS_COLORS, strict=False)])
     largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
-    # Most classes have a small share: the square root leaves them room in the colours.
+    # Most experts have a small share; the square root spreads small shares over the colours.
     norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
     extent = (steps_T[0] - 0.5, steps_T[-1] + 0.5, tokens_BE.shape[1] - 0.5, -0.5)
     for axes, shares_BE, title in zip(maps, (tokens_BE, replicas_BE), ("tokens", "replicas"), strict=True):
         image = axes.imshow(shares_BE.T, aspect="auto", norm=norm, interpolation="nearest", extent=extent)
-        put_title(axes, f"layer {layer}, all classes: share of {title}")
-        axes.set_ylabel("expert class")
+        put_title(axes, f"layer {layer}, all experts: share of {title}")
+        axes.set_ylabel("expert")
         axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.grid(visible=False)
     maps[-1].set_xlabel("step")
@@ -160,6 +160,6 @@ def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replic
 
 
 def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
-    """The classes with the widest range of shares, as many as have a colour, in their own order."""
+    """Selects the experts with the widest range of shares, as many as there are colours, in order."""
     range_E = np.nanmax(tokens_BE, axis=0, initial=0.0) - np.nanmin(tokens_BE, axis=0, initial=100.0)
     return sorted(np.argsort(-range_E, kind="stable")[: len(CLASS_COLORS)].tolist())

@@ -1,14 +1,14 @@
-"""The colours of all pictures, and what becomes of them on a dark ground.
+"""Colours of all pictures, on light and on dark backgrounds.
 
-Pictures are drawn once, in the colours for a light ground; where a page takes them in, colours become CSS variables, so
-that the reader's own setting decides. Hues are Okabe and Ito's or Tol's, which colour-blind readers can tell apart.
+Pictures are drawn once, in the colours for a light background; within a page, colours become CSS variables, so that the
+reader's setting decides. Hues are Okabe and Ito's or Tol's, which colour-blind readers can distinguish.
 """
 
 from collections.abc import Mapping
 
 INK, GROUND, GRID = "#333333", "#fdfdfb", "#e4e4e0"
 RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#000000")
-"""Okabe and Ito's; the yellow darkened for a light ground."""
+"""Okabe and Ito's, with the yellow darkened for a light background."""
 CLASS_COLORS = ("#332288", "#117733", "#aa4499", "#cc8800")
 CAUSE_COLORS = {
     "startup": "#0072b2",
@@ -47,23 +47,23 @@ ON_DARK: Mapping[str, str] = {
     "#aa4499": "#dd7fcd",
     "#cc8800": "#e0a53a",
     "#343434": "#c8c8c4",
-    # Of schedules, see ``swift.tools.draw.picture``.
+    # Colours of schedules, see ``swift.tools.draw.picture``.
     "#222222": "#dededa",
     "#ffffff": "#1f2226",
     "#eeeeee": "#33373c",
     "#cccccc": "#4a4e54",
     "#542788": "#8a5cc9",
 }
-"""A colour as it is drawn, and in its place on a dark ground; others are the same on both."""
+"""Colours for a dark background by drawn colour; others are the same on both."""
 
 
 def variable(color: str) -> str:
-    """What CSS calls a colour of ``ON_DARK``."""
+    """Name of the CSS variable for a colour of ``ON_DARK``."""
     return f"--c{color[1:]}"
 
 
 def style() -> str:
-    """The CSS that says what the variables are, on a light and on a dark ground."""
+    """CSS that defines the variables on light and dark backgrounds."""
     light = " ".join(f"{variable(color)}: {color};" for color in ON_DARK)
     dark = " ".join(f"{variable(color)}: {dark};" for color, dark in ON_DARK.items())
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -1,4 +1,4 @@
-"""What a report consists of: sections with pictures and tables."""
+"""Parts of a report: sections with pictures and tables."""
 
 import io
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ class Picture:
     """A drawn figure.
 
     Attributes:
-        name: unique among the pictures of a report; a file name without its ending.
-        caption: what there is to see.
-        figure: in the colours of ``swift.tools.report.sections.palette``.
-        is_wide: it needs its own width, however narrow the page.
+        name: file name without suffix, unique among the pictures of a report.
+        caption: description of the picture.
+        figure: figure in the colours of ``swift.tools.report.sections.palette``.
+        is_wide: True if it keeps its width even on a narrow page.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Picture:
 
     @property
     def png(self) -> bytes:
-        """As a file's content."""
+        """Content of a PNG file."""
         file = io.BytesIO()
         self.figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
         return file.getvalue()
@@ -38,9 +38,9 @@ class Table:
     """Key numbers.
 
     Attributes:
-        headings: of the columns.
-        rows: a text for each column.
-        num_text: how many columns are text, the first ones; the others are numbers.
+        headings: headings of the columns.
+        rows: text for each column.
+        num_text: number of leading columns that are text; the others are numbers.
     """
 
     headings: Sequence[str]
@@ -50,13 +50,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under a heading of its own.
+    """A part of a report with its own heading.
 
     Attributes:
-        title: the heading.
-        pictures: what there is to see.
-        tables: the same in numbers.
-        note: a line; where there is nothing else, why there is nothing.
+        title: heading.
+        pictures: pictures of the section.
+        tables: tables with the same content in numbers.
+        note: remark in a line; for an empty section, the reason.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Section:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people.
+    """Formats a duration in seconds for people.
 
     >>> [seconds_text(seconds) for seconds in (0.00321, 1.234, 74.2, 4000.0)]
     ['3 ms', '1.23 s', '74.2 s', '66 min 40 s']

@@ -1,4 +1,4 @@
-"""The configurations that a run went through, and the schedule that each of them ran."""
+"""Configurations of a run, and the schedule of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +17,12 @@ MAX_ROWS = 100
 
 
 def plans_section(run: Run, history: History, prefix: str) -> Section:
-    """A row for every configuration that ran, and a Gantt chart for every different one.
+    """Makes the section on configurations: a row for each stretch, and a Gantt chart for each distinct one.
 
     Args:
-        run: which.
-        history: its clock.
-        prefix: of the pictures' names.
+        run: run to show.
+        history: timeline of the run.
+        prefix: prefix of the pictures' names.
 
     Raises:
         SettingError: the record is damaged.
@@ -49,13 +49,13 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker]]:
-    """The schedule of an event ``plan``, with the names of those who ran it.
+    """Reads the schedule of an event ``plan``, with the workers that ran it.
 
     Returns:
-        The schedule, and who played which role where roles had moved, worker by role.
+        The schedule, and the worker in each role that was moved.
 
     Raises:
-        DamagedPlanError, SettingError: it holds none.
+        DamagedPlanError, SettingError: the event has no valid schedule.
     """
     planned = read_plan(event["plan"])
     problem = replace(planned.problem, failed=frozenset(map(_worker, names_in(event, "failed"))))

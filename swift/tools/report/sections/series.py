@@ -1,6 +1,6 @@
-"""A run's metrics as arrays over its steps, smoothed and thinned for drawing.
+"""Metrics of a run as arrays over its steps, smoothed and thinned for drawing.
 
-Shape suffixes: T steps, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E expert classes.
+Shape suffixes: T steps, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E experts.
 """
 
 import itertools
@@ -13,15 +13,15 @@ from swift.runlog import Run, ranges_of, ratio
 
 @dataclass(frozen=True)
 class ClassSeries:
-    """What the counts by expert class of a run come to, in arrays that grow with its steps or with its classes.
+    """Summaries of a run's counts by expert, in arrays that grow with its steps or with its experts.
 
     Attributes:
-        routed_TL, dropped_TL: tokens of a layer in a step; 0 in both where the counts of a step are not known.
-        misplaced_TL: the part of the replicas that would have to be another class's to follow the tokens; NaN where
+        routed_TL, dropped_TL: tokens of a layer in a step; 0 in both where a step's counts are unknown.
+        misplaced_TL: share of the replicas that would have to be another expert's to follow the tokens; NaN where
             nothing was routed.
         popularity_BLE, replicas_BLE: sums over the steps of a bin, see ``bins_of``.
         popularity_LE, replicas_LE: sums over all steps.
-        unknown: stretches of steps that have a record, but no counts that are sound.
+        unknown: ranges of steps that are recorded without valid counts.
     """
 
     routed_TL: np.ndarray
@@ -35,7 +35,7 @@ class ClassSeries:
 
 
 def class_series(run: Run) -> ClassSeries | None:
-    """Reads the counts by expert class, some megabytes at a time; None for a run without MoE layers."""
+    """Reads the counts by expert, some megabytes at a time; None for a run without MoE layers."""
     counts, steps_T = run.metrics.counts, run.metrics.steps_T
     if counts is None or not len(steps_T) or not counts.num_rows:
         return None
@@ -64,15 +64,15 @@ def class_series(run: Run) -> ClassSeries | None:
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
-    """Counts as shares of their sum over the last dim; NaN where that is zero."""
+    """Divides counts by their sum over the last dim; NaN where that is zero."""
     return ratio(counts, counts.sum(axis=-1, keepdims=True))
 
 
 def smooth(values_T: np.ndarray) -> np.ndarray:
-    """The mean around each step, over a twentieth of the steps: without lag, NaN left out, for the eye only."""
+    """Centred moving average over a twentieth of the steps, ignoring NaN; for display only."""
     num_steps = len(values_T)
     steps = np.arange(num_steps)
-    # Towards the ends the window narrows on both sides, or a steep start would be drawn too low.
+    # Near the ends the window narrows on both sides; otherwise a steep start would be drawn too low.
     half_T = np.minimum(num_steps // 40, np.minimum(steps, num_steps - 1 - steps))
     known_T = np.isfinite(values_T)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known_T, values_T, 0.0))])
@@ -82,10 +82,10 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
 
 
 def thin(values_T: np.ndarray, num_points: int = 1000) -> np.ndarray:
-    """Which of many points to draw, so that the line looks the same: the least and the largest of each bin.
+    """Selects points so that a line looks the same: the minimum and maximum of each bin.
 
     Returns:
-        int[at most num_points], rising; all T where they are few.
+        int[at most num_points], ascending; all T if they are few.
     """
     if len(values_T) <= num_points:
         return np.arange(len(values_T))
@@ -100,10 +100,10 @@ def thin(values_T: np.ndarray, num_points: int = 1000) -> np.ndarray:
 
 
 def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
-    """The bin of each of some consecutive steps, bins as equal as can be: what a heat map has columns for.
+    """Assigns consecutive steps to bins of nearly equal size, the columns of a heat map.
 
     Returns:
-        int[T], rising from 0; all different where the steps are few.
+        int[T], ascending from 0; all different if the steps are few.
     """
     if num_steps <= num_bins:
         return np.arange(num_steps)

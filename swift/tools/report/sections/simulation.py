@@ -1,4 +1,4 @@
-"""A picture of a simulation, drawn from its JSON document alone: goodput over time, and where all the time went."""
+"""Picture of a simulation, drawn from its JSON document alone: goodput over time, and where the time went."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from swift.tools.report.sections.palette import RUN_COLORS
 
 _IDEAL = "#999999"
 _COLORS = (*RUN_COLORS, "#7f3b08")
-"""Of the strategies but for the ideal."""
+"""Colours of the strategies other than the ideal."""
 
 
 def draw_simulation(facts: Mapping[str, Any]) -> Figure:
-    """Draws goodput over time, a line for each strategy, over bars of where the time of each went.
+    """Draws goodput over time, a line for each strategy, above bars of where the time of each went.
 
     Args:
-        facts: the document of ``swift simulate --format json``.
+        facts: JSON document of ``swift simulate --format json``.
     """
     rows = facts["strategies"]
     figure, (lines, bars) = new_figure(height=4.6 + 0.3 * len(rows), num_rows=2, shares_x=False, width=6.0)
@@ -33,9 +33,9 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
 
 
 def simulation_file(facts: Mapping[str, Any], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """The picture as a file's content, the same for the same document."""
+    """Renders the picture as the content of a file, identical for identical documents."""
     file = io.BytesIO()
-    # Else the names of an SVG's parts are random, and it bears the time of day.
+    # Otherwise the ids in an SVG are random, and it contains the current time.
     metadata = {"Date": None} if suffix == "svg" else {"Software": None}
     with rc_context({"svg.hashsalt": "swift"}):
         draw_simulation(facts).savefig(file, format=suffix, dpi=DPI, metadata=metadata)

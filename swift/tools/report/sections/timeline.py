@@ -1,4 +1,4 @@
-"""Who was at work when, how far the run was by then, and what happened to it."""
+"""Timeline of a run: presence of workers, progress, failures and recoveries."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ MARKERS = {"failure": "v", "recovery": "P", "return": "^", "restore": "D", "resu
 
 
 def timeline_section(run: Run, history: History, prefix: str) -> Section:
-    """The failures, recoveries and returns of a run.
+    """Makes the section on a run's failures, recoveries and returns.
 
     Args:
-        run: which.
-        history: its clock.
-        prefix: of the picture's name.
+        run: run to show.
+        history: timeline of the run.
+        prefix: prefix of the picture's name.
 
     Raises:
         SettingError: the record is damaged.
@@ -31,14 +31,12 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
     title = "Failures and recoveries"
     moments, presences = moments_of(run, history), presences_of(run, history)
     if not moments:
-        return Section(title, note="Nobody failed.")
+        return Section(title, note="No failures.")
     shown = _shown(presences)
     figure = draw_timeline(run, history, shown, moments)
-    caption = "Iterations that were done over the time of running, and who was at work."
+    caption = "Completed iterations over the time of running, and the workers that were live."
     if len(shown) < len(presences):
-        caption += (
-            f" {len(presences) - len(shown):,} of {len(presences):,} are left out, those that were longest at work."
-        )
+        caption += f" {len(presences) - len(shown):,} of {len(presences):,} are left out, those that were live longest."
     rows = [
         [
             seconds_text(moment.seconds),
@@ -56,13 +54,13 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def draw_timeline(run: Run, history: History, presences: Sequence[Presence], moments: Sequence[Incident]) -> Figure:
-    """Draws the iterations done over the time of running, and below it a bar for each of those who are at work.
+    """Draws completed iterations over the time of running, and below them a bar for each worker while it is live.
 
     Args:
-        run: for its steps.
-        history: its clock.
-        presences: whose bars to draw.
-        moments: to be marked.
+        run: run whose steps are drawn.
+        history: timeline of the run.
+        presences: workers to draw, with the times at which they are live.
+        moments: failures and recoveries to mark.
     """
     unit, name = (
         (1.0, "seconds") if history.end_s < 600 else (60.0, "minutes") if history.end_s < 10_800 else (3600.0, "hours")
@@ -76,7 +74,7 @@ def draw_timeline(run: Run, history: History, presences: Sequence[Presence], mom
         below.broken_barh(spans, (y - 0.31, 0.62), facecolors=RUN_COLORS[0], linewidth=0)
     below.set_yticks(range(len(presences)), [presence.name for presence in presences])
     below.set_ylim(max(1, len(presences)) - 0.4, -0.6)
-    below.set_ylabel("at work")
+    below.set_ylabel("live")
     below.set_xlabel(f"{name} of running")
     below.grid(visible=False, axis="y")
     end = max(history.end_s / unit, 1e-3)
@@ -106,7 +104,7 @@ def _draw_progress(axes: Axes, run: Run, history: History, moments: Sequence[Inc
 
 
 def _shown(presences: Sequence[Presence]) -> list[Presence]:
-    """Those who were away longest, in mesh order."""
+    """Selects the workers that were absent longest, in mesh order."""
     by_time = sorted(presences, key=lambda presence: sum(end - start for start, end in presence.spans))
     chosen = {presence.name for presence in by_time[:MAX_ROWS]}
     return [presence for presence in presences if presence.name in chosen]

@@ -1,6 +1,6 @@
-"""Strategies that a simulation compares.
+"""Strategies that a simulation compares: re-routing (Swift, ReCycle), restarts, Oobleck, Varuna, Bamboo, an ideal.
 
-Re-routing (Swift, ReCycle), restarts from checkpoints, Oobleck, Varuna, Bamboo.
+``strategy`` defines the interface, ``registry`` lists all of them by name, and ``published`` holds published figures.
 """
 
 from swift.tools.simulate.strategies.published import MODELS, Published, published

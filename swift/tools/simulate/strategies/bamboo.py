@@ -1,4 +1,4 @@
-"""Bamboo (NSDI'23) by the throughputs and rules of Oobleck's artifact; the rules are those of Bamboo's simulator."""
+"""Bamboo (NSDI'23), with the throughputs and rules of Oobleck's artifact, which are those of Bamboo's simulator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from swift.tools.simulate.strategies.published import MOST_NODES, Published, thr
 from swift.tools.simulate.strategies.strategy import Moment, Pace, Pause, Turn
 
 STAGES = 12
-"""Of a pipeline."""
+"""Stages of a pipeline."""
 SLOWDOWN = 1.5
-"""An iteration takes so much longer from a removal until stages are assigned anew."""
+"""Factor on an iteration's duration from a removal until stages are reassigned."""
 GLOBAL_RENDEZVOUS_S = 30.0
-"""After a fatal removal."""
+"""Duration of the rendezvous after a fatal removal."""
 MOST_AT_RISK = 0.05
-"""Of nodes whose loss would be fatal, twice those with two stages; with more, stages are assigned anew."""
+"""Share of nodes whose loss would be fatal (twice those with two stages), above which stages are reassigned."""
 
 _Place = tuple[int, int]
 
 
 class _Assignment(NamedTuple):
-    """Who runs what.
+    """Assignment of stages to nodes.
 
     Attributes:
-        nodes: all that are there, in the order in which they came.
-        place_of: the (pipeline, stage) of those that run.
-        doubled: those that run their successor's stage as well.
-        num_spare: as Bamboo counts them: it does not notice that a spare node goes.
-        is_slow: somebody has gone since stages were assigned.
-        num_assigned: how many nodes there were at that time, which the throughput goes by.
+        nodes: present nodes, in the order in which they joined.
+        place_of: (pipeline, stage) of the running nodes.
+        doubled: nodes that run their successor's stage as well.
+        num_spare: number of spare nodes as Bamboo counts them: it does not notice that a spare node leaves.
+        is_slow: True if a node has left since stages were assigned.
+        num_assigned: number of nodes at that time, which determines the throughput.
     """
 
     nodes: tuple[str, ...]
@@ -41,14 +41,14 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Bamboo:
-    """Every node holds its successor's stage, too, and runs both when that one goes; nothing is lost.
+    """Every node also holds its successor's stage and runs both if the successor leaves; nothing is lost.
 
-    A removal is fatal, and costs a global rendezvous and the iteration under way, where the node has two stages or its
-    shadow is gone. At the end of the iteration stages are assigned anew if there are as many spare nodes as doubled
-    ones, if too many are at risk, or if another pipeline fits. That takes a local rendezvous.
+    A removal is fatal, and costs a global rendezvous and the current iteration, if the node runs two stages or its
+    shadow is gone. At the end of the iteration stages are reassigned if there are as many spare nodes as doubled ones,
+    if too many nodes are at risk, or if another pipeline fits. That takes a local rendezvous.
 
     Attributes:
-        model: whose published figures count; it must not run out of memory.
+        model: model with published figures; Bamboo must not run out of memory on it.
     """
 
     model: Published
@@ -59,26 +59,26 @@ class Bamboo:
 
     @property
     def source(self) -> str:
-        """Whose figures it follows."""
+        """Source of its figures."""
         return f"Oobleck's artifact: Bamboo's table for {self.model.name}, {MOST_NODES} nodes"
 
     @property
     def iteration_s(self) -> float:
-        """Of 30 nodes."""
+        """Duration of an iteration on 30 nodes."""
         return self.model.samples / self._table[0]
 
     @property
     def samples(self) -> float:
-        """Published."""
+        """Samples of an iteration, as published."""
         return self.model.samples
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Turn]:
-        """With all nodes."""
+        """Starts with all nodes."""
         state = _assign(nodes)
         return state, Turn(self._pace(state))
 
     def change(self, state: _Assignment, moment: Moment) -> tuple[_Assignment, Turn | None]:
-        """A removal is absorbed or fatal; then stages may be assigned anew."""
+        """Absorbs removals or treats them as fatal, then may reassign stages."""
         after, is_fatal = state, False
         for node in moment.removed:
             after, fatal = _remove(after, node)
@@ -90,7 +90,7 @@ class Bamboo:
             pace = self._pace(assigned)
             pause = Pause("reconfiguration", GLOBAL_RENDEZVOUS_S) if is_fatal else local
             return assigned, Turn(pace, "iteration", (pause,) if pace else ())
-        # The iteration under way takes longer once, however many go.
+        # The current iteration slows down once, however many nodes leave.
         stretch = SLOWDOWN if moment.removed and not state.is_slow else 1.0
         if _is_reassigned(after):
             assigned = _assign(after.nodes)
@@ -111,14 +111,14 @@ class Bamboo:
 
 
 def _assign(nodes: tuple[str, ...]) -> _Assignment:
-    """Whole pipelines, in the order of the nodes; the others are spare."""
+    """Assigns nodes, in order, to whole pipelines; the others are spare."""
     num_running = len(nodes) // STAGES * STAGES
     place_of = {node: divmod(index, STAGES) for index, node in enumerate(nodes[:num_running])}
     return _Assignment(nodes, place_of, frozenset(), len(nodes) - num_running, False, len(nodes))
 
 
 def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
-    """The state without a node, and whether that is fatal."""
+    """Removes a node and tells if that is fatal."""
     left = state._replace(nodes=tuple(other for other in state.nodes if other != node), is_slow=True)
     if node not in state.place_of:
         return left, False

@@ -1,4 +1,4 @@
-"""The fault-scaled ideal: what nodes that fail take with them, and nothing else."""
+"""The fault-scaled ideal: throughput proportional to the live workers, at no other cost."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from swift.tools.simulate.strategies.strategy import Moment, Pace, Turn
 
 @dataclass(frozen=True)
 class Ideal:
-    """Throughput without failures times the share of workers that are live (ReCycle, arXiv 2405.14009).
+    """Fault-free throughput times the share of live workers (ReCycle, arXiv 2405.14009).
 
-    Nothing is lost and nobody waits. It is no bound of what can be done: where the pipeline has bubbles, the work of a
-    failed worker may fit into them.
+    Nothing is lost and no one waits. It is not an upper bound: where the pipeline has bubbles, the work of a failed
+    worker may fit into them.
     """
 
     job: Job
@@ -21,15 +21,15 @@ class Ideal:
 
     @property
     def iteration_s(self) -> float:
-        """That of the job."""
+        """Duration of an iteration of the job."""
         return self.job.iteration_s
 
     def start(self, nodes: tuple[str, ...]) -> tuple[int, Turn]:
-        """The state is the number of nodes."""
+        """Starts with all nodes; the state is their number."""
         return len(nodes), Turn(self._pace(len(nodes)))
 
     def change(self, state: int, moment: Moment) -> tuple[int, Turn]:
-        """From now on, in the midst of an iteration, all goes faster or slower."""
+        """Changes the pace immediately, in the middle of an iteration."""
         num_nodes = state + len(moment.added) - len(moment.removed)
         before, pace = self._pace(state), self._pace(num_nodes)
         if before is None or pace is None:

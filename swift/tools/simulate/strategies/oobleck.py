@@ -1,4 +1,4 @@
-"""Oobleck (SOSP'23) and Varuna (EuroSys'22) by the throughputs and costs that Oobleck's artifact publishes."""
+"""Oobleck (SOSP'23) and Varuna (EuroSys'22), with the throughputs and costs published in Oobleck's artifact."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,14 +11,14 @@ VARUNA_EVERY = 10
 
 
 class _Nodes(NamedTuple):
-    """Nodes that train, and those that came since the last reconfiguration."""
+    """Number of training nodes, and of those that joined since the last reconfiguration."""
 
     live: int
     waiting: int = 0
 
 
 def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves | None = None) -> Turn:
-    """How training goes with so many nodes."""
+    """Makes the turn for a number of training nodes."""
     rate = throughput(table, live)
     if not rate:
         return Turn(None, waits_for="waiting" if rate is None else "out_of_memory")
@@ -26,7 +26,7 @@ def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves |
 
 
 def _after(state: _Nodes, moment: Moment) -> _Nodes:
-    """Who comes waits for the next reconfiguration, as in the artifact; that is at once where training stands still."""
+    """Applies a change: new nodes wait for the next reconfiguration, as in the artifact, unless training is stopped."""
     live, waiting = state.live - len(moment.removed), state.waiting + len(moment.added)
     if moment.removed or not moment.is_running:
         return _Nodes(live + waiting)
@@ -35,10 +35,10 @@ def _after(state: _Nodes, moment: Moment) -> _Nodes:
 
 @dataclass(frozen=True)
 class Oobleck:
-    """Pipelines are put together anew from templates after every removal; the iteration under way is lost.
+    """Pipelines are rebuilt from templates after every removal; the current iteration is lost.
 
     Attributes:
-        model: whose published figures count.
+        model: model with published figures.
     """
 
     model: Published
@@ -46,25 +46,25 @@ class Oobleck:
 
     @property
     def source(self) -> str:
-        """Whose figures it follows."""
+        """Source of its figures."""
         return f"Oobleck's artifact: its table for {self.model.name}, {MOST_NODES} nodes"
 
     @property
     def iteration_s(self) -> float:
-        """Of 30 nodes."""
+        """Duration of an iteration on 30 nodes."""
         return self.model.samples / self.model.oobleck[0]
 
     @property
     def samples(self) -> float:
-        """Published."""
+        """Samples of an iteration, as published."""
         return self.model.samples
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Turn]:
-        """With all nodes."""
+        """Starts with all nodes."""
         return _Nodes(len(nodes)), _paced(self.model, self.model.oobleck, len(nodes))
 
     def change(self, state: _Nodes, moment: Moment) -> tuple[_Nodes, Turn | None]:
-        """A reconfiguration at each removal."""
+        """Reconfigures at each removal."""
         nodes = _after(state, moment)
         if nodes.waiting:
             return nodes, None
@@ -75,14 +75,14 @@ class Oobleck:
 
 @dataclass(frozen=True)
 class Varuna:
-    """Training goes back to the newest checkpoint after every removal, and is cut anew for the nodes that are left.
+    """Training returns to the newest checkpoint after every removal, repartitioned for the remaining nodes.
 
-    As in the artifact every tenth iteration that is run is followed by a checkpoint, and so is the first one after a
-    restart; a restart takes as long as is published, less the time of a checkpoint. In the artifact, iterations go on
-    while a restart is under way, and count; here they do not.
+    As in the artifact, every tenth iteration is followed by a checkpoint, and so is the first one after a restart; a
+    restart takes the published time less that of a checkpoint. In the artifact, iterations continue during a restart
+    and count; here they do not.
 
     Attributes:
-        model: whose published figures count.
+        model: model with published figures.
     """
 
     model: Published
@@ -90,26 +90,26 @@ class Varuna:
 
     @property
     def source(self) -> str:
-        """Whose figures it follows."""
+        """Source of its figures."""
         return f"Oobleck's artifact: Varuna's table for {self.model.name}, {MOST_NODES} nodes"
 
     @property
     def iteration_s(self) -> float:
-        """Of 30 nodes."""
+        """Duration of an iteration on 30 nodes."""
         return self.model.samples / self.model.varuna[0]
 
     @property
     def samples(self) -> float:
-        """Published."""
+        """Samples of an iteration, as published."""
         return self.model.samples
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Turn]:
-        """With all nodes."""
+        """Starts with all nodes."""
         saves = Saves(VARUNA_EVERY, self.model.varuna_save_s)
         return _Nodes(len(nodes)), _paced(self.model, self.model.varuna, len(nodes), saves)
 
     def change(self, state: _Nodes, moment: Moment) -> tuple[_Nodes, Turn | None]:
-        """A restart at each removal."""
+        """Restarts at each removal."""
         nodes, model = _after(state, moment), self.model
         if nodes.waiting:
             return nodes, None

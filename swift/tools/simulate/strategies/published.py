@@ -1,7 +1,7 @@
-"""Figures that Oobleck's authors published for Oobleck, Bamboo and Varuna: their artifact's simulators (SOSP'23).
+"""Figures for Oobleck, Bamboo and Varuna from the simulators in Oobleck's artifact (SOSP'23).
 
-github.com/SymbioticLab/Oobleck, tools/simulator: throughput in samples/s of 30 nodes, 29 and so on down to 15, and what
-a failure costs. Only these figures are taken from there.
+github.com/SymbioticLab/Oobleck, tools/simulator: throughput in samples/s of 30 nodes down to 15, and the costs of a
+failure. Only these figures are taken from there.
 """
 
 from collections.abc import Mapping
@@ -11,23 +11,23 @@ from swift.errors import SettingError
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
-"""Nodes 30, 29 to 24, 23 to 18 and 17 to 15, between which Bamboo's throughput changes with the number of pipelines."""
+"""Sizes of the groups of 30, 29 to 24, 23 to 18 and 17 to 15 nodes, within which Bamboo's throughput is constant."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What is published of one model.
+    """Published figures of one model.
 
     Attributes:
-        name: of the model.
-        samples: of an iteration.
-        oobleck: samples/s for 30, 29, ..., 15 nodes; 0 where the model does not fit.
-        oobleck_reconfiguration_s: after every removal.
-        varuna: samples/s as for Oobleck.
-        varuna_save_s: of a checkpoint, for which training waits.
-        varuna_restart_s: from a removal until training goes on, plus a checkpoint.
-        bamboo: samples/s as for Oobleck; None where it runs out of memory.
-        bamboo_rendezvous_s: local, to assign stages anew.
+        name: name of the model.
+        samples: samples of an iteration.
+        oobleck: throughput in samples/s for 30, 29, ..., 15 nodes; 0 where the model does not fit.
+        oobleck_reconfiguration_s: duration of the reconfiguration after every removal.
+        varuna: throughput as for Oobleck.
+        varuna_save_s: duration of a checkpoint, for which training waits.
+        varuna_restart_s: time from a removal until training resumes, plus a checkpoint.
+        bamboo: throughput as for Oobleck; None where it runs out of memory.
+        bamboo_rendezvous_s: duration of the local rendezvous that reassigns stages.
     """
 
     name: str
@@ -46,16 +46,16 @@ class Published:
 
 
 def throughput(table: tuple[float, ...], num_nodes: int) -> float | None:
-    """Samples/s of so many nodes; more than 30 are of no use, and of fewer than 15 nothing is known: None."""
+    """Looks up the throughput in samples/s: that of 30 nodes for more, and None for fewer than 15."""
     index = MOST_NODES - min(num_nodes, MOST_NODES)
     return table[index] if index < len(table) else None
 
 
 def published(name: str) -> Published:
-    """The figures of a model.
+    """Looks up the figures of a model.
 
     Raises:
-        SettingError: nothing is published of it.
+        SettingError: there are no published figures.
     """
     if name not in MODELS:
         raise SettingError("model", name, f"there are figures of {', '.join(MODELS)}")

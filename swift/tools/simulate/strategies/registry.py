@@ -1,4 +1,4 @@
-"""The strategies by name, and which of them can run."""
+"""Strategies by name, and the conditions under which they can run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -25,9 +25,9 @@ class CannotRun(NamedTuple):
     """A strategy that is left out.
 
     Attributes:
-        name: of the strategy.
-        why: in a phrase.
-        out_of_memory: whether that is why.
+        name: name of the strategy.
+        why: reason, as a phrase.
+        out_of_memory: True if the reason is lack of memory.
     """
 
     name: str
@@ -60,16 +60,16 @@ STRATEGIES = (*_OF_JOB, *_OF_MODEL)
 def strategies(
     job: Job, trace: Trace, model: Published | None = None, names: Sequence[str] = STRATEGIES
 ) -> list[Strategy | CannotRun]:
-    """The strategies of these names, in the order of the names, each once.
+    """Makes the strategies with the given names, in order, each once.
 
     Args:
-        job: what is trained on what.
-        trace: what they are to run through.
-        model: whose published figures Oobleck, Varuna and Bamboo follow.
-        names: some of ``STRATEGIES``.
+        job: training job.
+        trace: trace to simulate.
+        model: model whose published figures Oobleck, Varuna and Bamboo use; None if none is given.
+        names: names from ``STRATEGIES``.
 
     Raises:
-        SettingError: there is no such strategy.
+        SettingError: a strategy does not exist.
     """
     periods = Periods(job.problem)
     found: list[Strategy | CannotRun] = []
@@ -79,7 +79,7 @@ def strategies(
         elif name not in _OF_MODEL:
             raise SettingError("strategy", name, f"must be one of {', '.join(STRATEGIES)}")
         elif model is None:
-            found.append(CannotRun(name, "follows published figures of a model, and none is given"))
+            found.append(CannotRun(name, "uses published figures of a model, and none is given"))
         elif trace.most_nodes > MOST_NODES:
             known = f"figures are of {FEWEST_NODES} to {MOST_NODES} nodes, and the trace has up to {trace.most_nodes}"
             found.append(CannotRun(name, known))

@@ -1,4 +1,4 @@
-"""Elastic restarts from checkpoints: full ones, partial ones (MoC-System), or in memory (Gemini)."""
+"""Elastic restarts from checkpoints: full, partial (MoC-System), or in memory (Gemini)."""
 
 import math
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from swift.tools.simulate.periods import Periods
 from swift.tools.simulate.strategies.strategy import Moment, Pace, Pause, Saves, Turn
 
 _LONGEST_S = 1e9
-"""What counts as the mean time between failures where there are none."""
+"""Mean time between failures assumed if there are none."""
 
 
 class PartialExperts(NamedTuple):
-    """Where Dynamic-K is.
+    """State of Dynamic-K.
 
     Attributes:
         k: experts of a layer in a checkpoint.
-        lost_iterations: whose token updates the experts have lost so far, on average over experts.
+        lost_iterations: iterations whose token updates have been lost so far, on average over experts.
     """
 
     k: int
@@ -25,34 +25,34 @@ class PartialExperts(NamedTuple):
 
 
 class Checkpoints(Protocol):
-    """What is saved, when, and what getting it back takes."""
+    """Interface of checkpointing methods."""
 
     @property
     def name(self) -> str:
-        """Of the strategy."""
+        """Name of the strategy."""
 
     @property
     def source(self) -> str:
-        """Whose figures it follows."""
+        """Source of its figures."""
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
-        """When a state is saved, where an iteration takes ``iteration_s``."""
+        """Determines when the state is saved, given the duration of an iteration."""
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:
-        """Getting the state back after the loss of so many workers."""
+        """Time to load the state after losing ``num_lost`` workers, in seconds."""
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
-        """What is saved after a loss, where ``iterations`` have been kept so far."""
+        """Updates the state of Dynamic-K after a loss; ``iterations`` is the number kept so far."""
 
 
 @dataclass(frozen=True)
 class FullCheckpoints:
-    """All of the state goes to storage while training waits.
+    """Full checkpoints to storage, for which training waits.
 
-    The interval, where none is set, is Young's: sqrt(2 x time of a save x mean time between failures) (CACM 1974).
+    The default interval is Young's: sqrt(2 x time of a save x mean time between failures) (CACM 1974).
 
     Attributes:
-        mtbf_s: mean time between failures.
+        mtbf_s: mean time between failures, in seconds.
     """
 
     mtbf_s: float
@@ -60,16 +60,16 @@ class FullCheckpoints:
     source = "blocking full checkpoints, Young's interval"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
-        """Training waits for all of it."""
+        """Saves the whole state while training waits."""
         young_s = math.sqrt(2 * job.stored_s * min(self.mtbf_s, _LONGEST_S))
         return Saves(job.checkpoint_every or iterations_of(young_s, iteration_s), job.stored_s)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Everybody reads from storage."""
+        """Time for all workers to read from storage."""
         return job.stored_s
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
-        """As before."""
+        """Returns the state unchanged."""
         return partial
 
 
@@ -77,18 +77,18 @@ class FullCheckpoints:
 class PartialCheckpoints:
     """MoC-System (arXiv 2408.04307): K experts of a layer at a time, in two levels, with Dynamic-K.
 
-    A snapshot to the host is hidden behind an iteration as far as it fits there; persisting it is hidden behind the
-    iterations up to the next one. Where these are too short, training waits, for three buffers hold no more. The
-    interval, where none is set, is what persisting takes. Only what failed workers held is read from storage. A fault
-    loses on average (E/K - 1)/2 intervals of every expert's updates; where all that were lost so far are more than the
-    budget's share of all iterations so far, K doubles.
+    A snapshot to the host overlaps with an iteration as far as it fits; persisting it overlaps with the iterations up
+    to the next snapshot. If these are too short, training waits, because there are only three buffers. The default
+    interval is the time to persist. Only the state of failed workers is read from storage. A fault loses on average
+    (E/K - 1)/2 intervals of every expert's updates; when the losses so far exceed the budget's share of all iterations
+    so far, K doubles.
     """
 
     name = "moc"
     source = "MoC-System's formulas, two levels, Dynamic-K"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
-        """O_save is what does not fit behind an iteration, or behind an interval."""
+        """Saves K experts per layer; training waits (O_save) for what exceeds an iteration or an interval."""
         share = 1 - job.expert_share * (1 - partial.k / job.num_experts)
         persist_s = share * job.stored_s
         persisted = iterations_of(persist_s, iteration_s)
@@ -97,11 +97,11 @@ class PartialCheckpoints:
         return Saves(every, stall_s, lag=min(every, persisted))
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Failed workers' shares come from storage, those of others from their hosts at the same time."""
+        """Time to load failed workers' shares from storage and, concurrently, the others' from their hosts."""
         return max(job.stored_s * num_lost / job.num_workers, job.snapshot_s)
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
-        """Dynamic-K."""
+        """Doubles K when the budget of lost tokens is exceeded (Dynamic-K)."""
         every, k = self.saves(job, partial, job.iteration_s).every, partial.k
         lost = partial.lost_iterations + every * (job.num_experts / k - 1) / 2
         exceeds = lost > PLT_BUDGET * max(1, iterations)
@@ -110,35 +110,35 @@ class PartialCheckpoints:
 
 @dataclass(frozen=True)
 class InMemoryCheckpoints:
-    """Every iteration's state in the memory of the own host and of a buddy's (Gemini, SOSP'23); storage behind that.
+    """Every iteration's state in the memory of the own host and of a peer's (Gemini, SOSP'23), and on storage.
 
-    Storage is what is left where both of a pair of buddies are lost at once, or anybody before a restart is over.
+    Storage is used if both workers of a pair are lost at once, or if any is lost before a restart is complete.
     """
 
     name = "memory"
-    source = "a snapshot each iteration with a buddy's copy, storage behind"
+    source = "a snapshot each iteration with a copy at a peer, storage in the background"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
-        """Training waits for what does not fit behind an iteration."""
+        """Saves every iteration; training waits for what exceeds an iteration."""
         stall_s = max(0.0, job.snapshot_s - iteration_s)
         stored = iterations_of(job.stored_s, iteration_s)
         return Saves(1, stall_s, lag=1, storage_every=job.checkpoint_every or stored)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """From hosts, all at once, or everybody from storage."""
+        """Time for all workers to load from hosts, or from storage."""
         return job.stored_s if from_storage else job.snapshot_s + job.stage_copy_s
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
-        """As before."""
+        """Returns the state unchanged."""
         return partial
 
 
 class _Cluster(NamedTuple):
-    """Who is there.
+    """Present nodes and the state of checkpoints.
 
     Attributes:
-        nodes: in their order; the first ones make whole pipelines.
-        partial: of Dynamic-K.
+        nodes: nodes in order; the first ones form whole pipelines.
+        partial: state of Dynamic-K.
     """
 
     nodes: tuple[str, ...]
@@ -147,15 +147,15 @@ class _Cluster(NamedTuple):
 
 @dataclass(frozen=True)
 class Restarting:
-    """Whoever is left starts again, from a checkpoint, in as many whole pipelines as there are nodes for.
+    """Remaining nodes restart from a checkpoint, in as many whole pipelines as possible.
 
-    They run 1F1B and share all micro-batches. Where those who come make another pipeline possible, the state is saved,
-    and all start again. Nodes beyond whole pipelines are spare: they take the places of failed ones.
+    They run 1F1B and share all micro-batches. If added nodes allow another pipeline, the state is saved, and all
+    restart. Nodes beyond whole pipelines are spare and replace failed ones.
 
     Attributes:
-        job: what is trained on what.
-        periods: of its problem.
-        checkpoints: which.
+        job: training job.
+        periods: periods of its problem.
+        checkpoints: checkpointing method.
     """
 
     job: Job
@@ -165,26 +165,26 @@ class Restarting:
 
     @property
     def name(self) -> str:
-        """That of its checkpoints."""
+        """Name of the checkpointing method."""
         return self.checkpoints.name
 
     @property
     def source(self) -> str:
-        """That of its checkpoints."""
+        """Source of its figures."""
         return f"elastic restarts; {self.checkpoints.source}"
 
     @property
     def iteration_s(self) -> float:
-        """That of the job."""
+        """Duration of an iteration of the job."""
         return self.job.iteration_s
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Cluster, Turn]:
-        """As many pipelines as there are nodes for."""
+        """Starts with as many pipelines as there are nodes for."""
         cluster = _Cluster(nodes, PartialExperts(self.job.experts_per_checkpoint))
         return cluster, Turn(self._pace(cluster))
 
     def change(self, state: _Cluster, moment: Moment) -> tuple[_Cluster, Turn | None]:
-        """A restart, where a node that is used is lost or another pipeline is possible."""
+        """Restarts if a node in use is lost, or if another pipeline is possible."""
         job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages
         gone = sorted(nodes.index(node) for node in moment.removed)
@@ -193,7 +193,7 @@ class Restarting:
             del nodes[index]
         cluster = state._replace(nodes=(*nodes, *moment.added))
         if lost:
-            # Buddies are 0 and 1, 2 and 3, ...
+            # Pairs that hold each other's copies are 0 and 1, 2 and 3, ...
             from_storage = not moment.is_running or len({index // 2 for index in lost}) < len(lost)
             partial = self.checkpoints.after_loss(job, state.partial, moment.iterations_kept)
             cluster = cluster._replace(partial=partial)

@@ -1,22 +1,22 @@
-"""What a strategy is: how fast training goes with the nodes there are, and what a change of them costs."""
+"""Interface of strategies: the pace of training with the present nodes, and the cost of a change."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 State: TypeAlias = Any
-"""What a strategy remembers: frozen, or never changed in place."""
+"""State of a strategy: frozen, or never changed in place."""
 
 
 @dataclass(frozen=True)
 class Saves:
-    """When a state is saved, and when it can be restored.
+    """Times at which the state is saved, and at which it can be restored.
 
     Attributes:
-        every: iterations from one save to the next.
-        stall_s: how long training waits for a save.
-        lag: iterations after a save until it can be restored, for it is written behind training; at most ``every``.
-        first: iterations until each of the first saves, where these are not ``every``.
-        storage_every: iterations between saves to storage behind training, where ``every`` is of saves to memory.
+        every: iterations between saves.
+        stall_s: time that training waits for a save.
+        lag: iterations after a save until it can be restored, as it is written in the background; at most ``every``.
+        first: iterations until each of the first saves, where these differ from ``every``.
+        storage_every: iterations between background saves to storage, if ``every`` refers to saves to memory.
     """
 
     every: int
@@ -32,11 +32,11 @@ class Saves:
 
 @dataclass(frozen=True)
 class Pace:
-    """How training goes while nobody comes or goes.
+    """Pace of training between changes of nodes.
 
     Attributes:
-        iteration_s: of an iteration without saving.
-        saves: None where nothing is saved.
+        iteration_s: duration of an iteration without saving.
+        saves: saves; None if nothing is saved.
     """
 
     iteration_s: float
@@ -44,11 +44,11 @@ class Pace:
 
 
 class Pause(NamedTuple):
-    """Training stands still.
+    """Interruption of training.
 
     Attributes:
         cause: one of ``outcome.CAUSES``.
-        seconds: how long.
+        seconds: duration.
     """
 
     cause: str
@@ -57,16 +57,17 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """What a change of nodes does to training.
+    """Effect of a change of nodes on training.
 
     Attributes:
-        pace: after the pauses; None where training has to wait for nodes.
-        loses: what has to be run again: ``nothing``, the iteration under way is finished first; ``iteration``, it is
-            lost; ``checkpoint``, all since the newest save is; ``storage``, all since the newest save to storage is.
-        pauses: one after the other. Those of the turn before are over where something is lost, else they come first.
-        stretch: how much longer the rest of the iteration under way takes where nothing is lost.
-        saved: the state is saved before the pauses; ``pauses`` says how long that takes.
-        waits_for: the cause that is told where there is no pace.
+        pace: pace after the pauses; None if training has to wait for nodes.
+        loses: progress that is lost: ``nothing``, the current iteration is finished first; ``iteration``, the current
+            iteration; ``checkpoint``, everything since the newest save; ``storage``, everything since the newest save
+            to storage.
+        pauses: consecutive pauses. Those of the previous turn are cancelled if anything is lost, otherwise come first.
+        stretch: factor on the rest of the current iteration if nothing is lost.
+        saved: True if the state is saved before the pauses, which include the time for it.
+        waits_for: cause to which time is attributed if there is no pace.
     """
 
     pace: Pace | None
@@ -78,14 +79,14 @@ class Turn:
 
 
 class Moment(NamedTuple):
-    """What a strategy is told of a change of nodes.
+    """A change of nodes, as described to a strategy.
 
     Attributes:
-        removed: nodes that go.
-        added: nodes that come, or that have gone and come back at once.
-        iterations_run: since the beginning, those that were lost included.
-        iterations_kept: since the beginning.
-        is_running: whether iterations are being run, and training neither pauses nor waits.
+        removed: nodes that leave.
+        added: nodes that join, or that leave and rejoin at the same time.
+        iterations_run: iterations run so far, including lost ones.
+        iterations_kept: iterations kept so far.
+        is_running: True if iterations are running, and training neither pauses nor waits.
     """
 
     removed: tuple[str, ...]
@@ -96,26 +97,26 @@ class Moment(NamedTuple):
 
 
 class Strategy(Protocol):
-    """A way to train on nodes that come and go: a frozen dataclass with two pure functions."""
+    """Strategy for training on nodes that leave and join: a frozen dataclass with two pure functions."""
 
     @property
     def name(self) -> str:
-        """As the command line has it."""
+        """Name on the command line."""
 
     @property
     def source(self) -> str:
-        """Whose figures it follows."""
+        """Source of its figures."""
 
     @property
     def iteration_s(self) -> float:
-        """Time of an iteration while all nodes that it can use are there: what goodput is measured against."""
+        """Duration of an iteration with all nodes that it can use, the reference for goodput."""
 
     @property
     def samples(self) -> float | None:
-        """Samples of an iteration, where they are known."""
+        """Samples of an iteration; None if unknown."""
 
     def start(self, nodes: tuple[str, ...]) -> tuple[State, Turn]:
-        """The state with these nodes, and how training begins."""
+        """Returns the initial state with these nodes, and the first turn."""
 
     def change(self, state: State, moment: Moment) -> tuple[State, Turn | None]:
-        """The state after a change, and what it does to training; None where it does nothing."""
+        """Returns the state after a change and its effect on training; None if there is none."""

@@ -1,4 +1,4 @@
-"""Failure traces: which nodes leave and return, and when; generated, or read from published files."""
+"""Failure traces: times at which nodes leave and return, generated or read from published files."""
 
 from swift.tools.simulate.traces.generate import evenly_spaced, poisson, weibull
 from swift.tools.simulate.traces.read import read_trace

@@ -1,4 +1,4 @@
-"""Traces that are made up: failures at random times, or evenly spaced."""
+"""Generated traces: failures at random times, or evenly spaced."""
 
 import heapq
 import math
@@ -10,28 +10,29 @@ from swift.tools.simulate.traces.trace import Event, Trace
 
 
 def poisson(num_nodes: int, mtbf_s: float, repair_s: float, horizon_s: float, seed: int = 0) -> Trace:
-    """Failures of nodes that do not age: a Poisson process.
+    """Generates failures of nodes that do not age: a Poisson process.
 
     Args:
-        num_nodes: named ``node1``, ..., all there at the beginning.
-        mtbf_s: mean time between two failures anywhere, while all nodes are there; those that are down do not fail.
-        repair_s: after which a node is back.
-        horizon_s: the length of the trace.
-        seed: of 32 bits.
+        num_nodes: number of nodes, named ``node1``, ..., all present at the start.
+        mtbf_s: mean time between failures in the cluster with all nodes present; failed nodes do not fail again.
+        repair_s: time after which a failed node returns.
+        horizon_s: length of the trace.
+        seed: 32-bit seed.
     """
     return _random(num_nodes, mtbf_s, repair_s, horizon_s, seed, lambda source: source.expovariate(1 / mtbf_s))
 
 
 def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizon_s: float, seed: int = 0) -> Trace:
-    """Failures whose times between have a Weibull distribution.
+    """Generates failures whose intervals have a Weibull distribution.
 
     Args:
-        num_nodes: as for ``poisson``.
-        mtbf_s: the mean of the distribution.
-        shape: below 1, failures come in bursts; at 1, it is ``poisson``'s distribution; above, they are more even.
-        repair_s: as for ``poisson``.
-        horizon_s: as for ``poisson``.
-        seed: of 32 bits.
+        num_nodes: number of nodes, as for ``poisson``.
+        mtbf_s: mean of the distribution.
+        shape: shape of the distribution: below 1, failures come in bursts; at 1, it is that of ``poisson``; above 1,
+            they are more even.
+        repair_s: time after which a failed node returns.
+        horizon_s: length of the trace.
+        seed: 32-bit seed.
     """
     check_number("shape", shape, least=0.1)
     check_number("mtbf (s)", mtbf_s, above=0)
@@ -40,7 +41,7 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
 
 
 def evenly_spaced(num_nodes: int, period_s: float, num_removals: int, seed: int = 0) -> Trace:
-    """One node goes each period, chosen at random, and none comes back: the traces of Oobleck's artifact.
+    """Removes one random node each period, without returns: the traces of Oobleck's artifact.
 
     The trace ends with the last removal, which therefore costs nothing.
 
@@ -77,7 +78,7 @@ def _random(
             back_s, node = heapq.heappop(back)
             events.append(Event(back_s, "add", node))
             down.remove(node)
-        # Who is down is drawn as well, and nothing happens: fewer nodes fail less often.
+        # Failed nodes are drawn as well, without effect, so that fewer nodes fail less often.
         node = names[source.randrange(num_nodes)]
         if node not in down:
             events.append(Event(time_s, "remove", node))

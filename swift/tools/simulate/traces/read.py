@@ -1,6 +1,6 @@
-"""Traces of spot instances in the two formats that Bamboo's authors published (NSDI'23).
+"""Reader of spot-instance traces in the two formats published by Bamboo's authors (NSDI'23).
 
-Events, ``milliseconds,add|remove,node`` without a header, and availability, ``YYYY-MM-DD, HH:MM:SS, live instances``.
+Events are ``milliseconds,add|remove,node`` without a header; availability is ``YYYY-MM-DD, HH:MM:SS, live instances``.
 """
 
 import random
@@ -25,22 +25,22 @@ class _Row(NamedTuple):
 
 
 def read_trace(path: Path, warn: Callable[[str], None], seed: int = 0) -> Trace:
-    """The trace in a file, whose format is told by its first row.
+    """Reads the trace in a file, whose format is detected from its first row.
 
-    Rows that are out of order are sorted, those of one time staying in their order. The trace ends with its last row.
+    Rows that are out of order are sorted stably. The trace ends with its last row.
 
     Args:
-        path: of the file.
-        warn: is told, in a line, how many rows were out of order.
-        seed: chooses who goes where the file says only how many do.
+        path: path of the file.
+        warn: function called with a line on the number of rows out of order.
+        seed: seed for the choice of nodes where the file has only their number.
 
     Raises:
-        SettingError: the file cannot be read, or a row cannot be; the message has its line number.
+        SettingError: the file or a row cannot be read; the message has the line number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SettingError(SETTING, str(path), f"cannot be read: {reason}") from error
     rows = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
@@ -66,7 +66,7 @@ def _events(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[str], N
     for row in _sorted(path, parsed, warn):
         kind, node = row.fields
         if (node in live) != (kind == "remove"):
-            state = "is there already" if kind == "add" else "is not there"
+            state = "is already present" if kind == "add" else "is not present"
             raise _mistake(path, row.line, ",".join(row.fields), f"{node} {state} at that time")
         (live.add if kind == "add" else live.remove)(node)
         events.append(Event(row.time_s, "add" if kind == "add" else "remove", node))
@@ -90,12 +90,12 @@ def _availability(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[s
         parsed.append(_Row(number, time.timestamp(), fields[2:]))
     ordered = _sorted(path, parsed, warn)
     begin, last = ordered[0].time_s, ordered[-1].time_s
-    counts = {row.time_s - begin: int(row.fields[0]) for row in ordered}  # of several of one time the last one counts
+    counts = {row.time_s - begin: int(row.fields[0]) for row in ordered}  # of several at one time the last one counts
     return _trace(path, _come_and_go(counts.items(), random.Random(seed)), last - begin)
 
 
 def _come_and_go(counts: Iterable[tuple[float, int]], source: random.Random) -> list[Event]:
-    """Events after which so many nodes are there; whoever comes is new, and any node may go."""
+    """Makes events that reach these node counts; added nodes are new, and removed ones are random."""
     live, num_named, events = list[str](), 0, []
     for time_s, count in counts:
         while len(live) > count:
@@ -121,7 +121,7 @@ def _sorted(path: Path, rows: Sequence[_Row], warn: Callable[[str], None]) -> li
 
 def _trace(path: Path, events: Sequence[Event], horizon_s: float) -> Trace:
     if horizon_s <= 0:
-        raise SettingError(SETTING, str(path), "has no length: all its rows are of one time")
+        raise SettingError(SETTING, str(path), "has no length: all its rows have the same time")
     return Trace(tuple(events), horizon_s)
 
 

@@ -1,4 +1,4 @@
-"""A failure trace: which nodes come and go, and when."""
+"""Failure traces: times at which nodes leave and join."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from swift.errors import check_number
 
 
 class Event(NamedTuple):
-    """A node comes or goes.
+    """Arrival or removal of a node.
 
     Attributes:
-        time_s: since the beginning of the trace.
-        kind: which of the two.
-        node: its name. A name that comes back is the same machine, repaired.
+        time_s: time since the start of the trace.
+        kind: ``add`` or ``remove``.
+        node: name of the node. A name that returns is the same machine, repaired.
     """
 
     time_s: float
@@ -22,12 +22,12 @@ class Event(NamedTuple):
 
 
 class NodeChange(NamedTuple):
-    """All that happens at one time.
+    """All events at one time.
 
     Attributes:
-        time_s: since the beginning of the trace.
-        removed: nodes that were there and go.
-        added: nodes that come, or that go and come back at once.
+        time_s: time since the start of the trace.
+        removed: present nodes that leave.
+        added: nodes that join, or that leave and rejoin at the same time.
     """
 
     time_s: float
@@ -37,11 +37,11 @@ class NodeChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Events in their order, and when the trace ends.
+    """Events in order, and the end of the trace.
 
     Attributes:
-        events: by time; a node is removed only where it is there, and added only where it is not.
-        horizon_s: the length of the trace; no event is later.
+        events: events by time; a node is removed only if present, and added only if absent.
+        horizon_s: length of the trace; no event is later.
 
     Raises:
         SettingError: the trace has no length.
@@ -52,27 +52,27 @@ class Trace:
 
     def __post_init__(self) -> None:
         check_number("trace horizon (s)", self.horizon_s, above=0)
-        assert all(0 <= event.time_s <= self.horizon_s for event in self.events), "an event outside of the trace"
+        assert all(0 <= event.time_s <= self.horizon_s for event in self.events), "an event outside the trace"
 
     @property
     def initial(self) -> tuple[str, ...]:
-        """The nodes that are there when the trace begins, in their order."""
+        """Nodes present at the start of the trace, in order."""
         first = next(self._all_changes(), None)
         return first.added if first is not None and first.time_s == 0 else ()
 
     @property
     def changes(self) -> Iterator[NodeChange]:
-        """What happens after the beginning, time by time."""
+        """Changes after the start, by time."""
         return (change for change in self._all_changes() if change.time_s > 0)
 
     @property
     def num_failures(self) -> int:
-        """How many nodes go after the beginning."""
+        """Number of nodes that leave after the start."""
         return sum(len(change.removed) for change in self.changes)
 
     @property
     def most_nodes(self) -> int:
-        """The most nodes that are there at once."""
+        """Largest number of nodes present at once."""
         num_nodes, most = len(self.initial), len(self.initial)
         for change in self.changes:
             num_nodes += len(change.added) - len(change.removed)
@@ -81,7 +81,7 @@ class Trace:
 
     @property
     def mean_time_between_failures_s(self) -> float:
-        """The length of the trace by its failures; infinite without any."""
+        """Length of the trace divided by its failures; infinite without failures."""
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
     def _all_changes(self) -> Iterator[NodeChange]:
