@@ -15,7 +15,7 @@ ITEMSIZE = 4
 
 
 def closed_form(trainee: Trainee) -> dict[str, int]:
-    """Bytes of one iteration: weights and gradients of every group, and tokens to experts and back, twice."""
+    """Bytes of an iteration: weights and gradients of every group, and tokens to experts and back, twice."""
     experiment, gpt, ranks = trainee.experiment, trainee.spec.gpt, trainee.spec.live.num_ranks
     slots = experiment.experts.slots_per_rank
     exchange = {
@@ -29,13 +29,13 @@ def closed_form(trainee: Trainee) -> dict[str, int]:
 
 
 def measured(trainee: Trainee) -> dict[str, int]:
-    """Bytes of every kind of collective in the compiled iteration; a loop's body counts once."""
+    """Sums the bytes of collectives in the compiled iteration by kind; a loop's body counts once."""
     compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
     return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)
 
 
 def migration(trainee: Trainee) -> dict[str, Any]:
-    """What one slot's move carries: master weights and two moments; as a broadcast and as a point-to-point message."""
+    """Bytes that move with one slot, master weights and two moments, by broadcast and by point-to-point message."""
     leaves = jax.tree_util.tree_leaves_with_path((trainee.state.master, trainee.state.moments))
     carried = [leaf for path, leaf in leaves if jax.tree_util.DictKey("expert") in path]
     one_move = sum(leaf.shape[-1] * leaf.dtype.itemsize for leaf in carried)

@@ -1,7 +1,7 @@
-"""What a checkpoint costs a running iteration: partial ones against Orbax's own asynchronous save of the full state.
+"""Cost of a checkpoint for a running iteration: partial ones against Orbax's asynchronous save of the full state.
 
-In every round each way of saving gets its turn on the same state: a plain iteration, then one that begins with a save
-and runs while that is written. Wall time, since what counts is how long training waits; so nothing else should run.
+In every round each way of saving is measured on the same state: a plain iteration, then one that begins with a save
+and runs while it is written. Wall time counts, because training waits; so nothing else should run on the machine.
 """
 
 import argparse
@@ -43,9 +43,9 @@ class Ours:
     """Saves K experts of every layer, as ``swift train`` does.
 
     Args:
-        trainee: whose state is saved.
-        directory: for the checkpoints.
-        k: experts of a layer, or ``all``.
+        trainee: experiment whose state is saved.
+        directory: directory of the checkpoints.
+        k: experts per layer, or ``all``.
     """
 
     def __init__(self, trainee: Trainee, directory: Path, k: Any):
@@ -67,7 +67,7 @@ class Ours:
 
 
 class Orbax:
-    """Orbax's asynchronous save of the whole state, with its own defaults; the last two are kept."""
+    """Saves the whole state by Orbax's asynchronous save, with its defaults; the last two checkpoints are kept."""
 
     def __init__(self, trainee: Trainee, directory: Path):
         self._trainee, self._path, self._saved = trainee, directory, list[Path]()
@@ -89,14 +89,14 @@ class Orbax:
 
 
 def resident_bytes() -> int:
-    """What this process has in memory now."""
+    """Reads the resident memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 @contextmanager
 def watched(peaks: list[float]) -> Any:
-    """Notes by how many megabytes the memory rises at most."""
+    """Records the peak rise of memory in megabytes."""
     before, is_over, highest = resident_bytes(), threading.Event(), [0]
 
     def watch() -> None:
@@ -112,14 +112,14 @@ def watched(peaks: list[float]) -> Any:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Milliseconds of a call."""
+    """Measures a call in milliseconds."""
     begun = time.perf_counter()
     call()
     return 1000 * (time.perf_counter() - begun)
 
 
 def stalls(trainee: Trainee, ways: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
-    """Of every way, medians: what training waited for, and what the iteration took longer than a plain one."""
+    """Measures medians for every way of saving: the wait of training, and the slowdown of the iteration."""
     found: dict[str, dict[str, list[float]]] = {
         name: {"blocked_ms": [], "stall_ms": [], "written_ms": [], "peak_mb": []} for name in ways
     }
@@ -139,7 +139,7 @@ def stalls(trainee: Trainee, ways: dict[str, Any], rounds: int) -> dict[str, dic
 
 
 def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
-    """Megabytes that the memory has grown by from the first quarter of many saves to the last."""
+    """Measures the growth of memory in megabytes from the first quarter of many saves to the last."""
     memory = []
     for _ in range(num_saves):
         way.begin()
@@ -152,7 +152,7 @@ def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
-    """Shares of a full checkpoint, by the shapes of the state alone."""
+    """Computes shares of a full checkpoint from the shapes of the state alone."""
     split = split_of(experiment.step_spec(storage_mesh(experiment.topology)))
     num_bytes = {name: int(np.prod(leaf.shape)) * leaf.dtype.itemsize for name, leaf in split.shapes.items()}
     dense = sum(num_bytes[name] for name in split.dense_shapes)
@@ -162,7 +162,7 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measures, prints, and says by the exit code whether the claims hold."""
+    """Measures and prints; the exit code is 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--saves", type=int, default=200)

@@ -1,7 +1,7 @@
-"""What adaptive placement costs: CPU-seconds per iteration against the baselines, taken in turns in one process.
+"""Cost of adaptive placement: CPU-seconds per iteration against the baselines, run in turns in one process.
 
-Prints SYMI's policy over a static placement in the same optimizer layout, over DeepSpeed's coupled layout, what a
-FlexMoE iteration that migrates costs over one that does not, and the share of the placement computation alone.
+Prints SYMI's policy over a static placement in the same optimizer layout, over DeepSpeed's coupled layout, the ratio
+of FlexMoE iterations with and without migration, and the share of the placement computation alone.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from swift.experts.placement import FlexMoE, MinMax, PlacementPolicy, Static, Sy
 from swift.mesh import SHARED
 
 PLACEMENTS_PER_CALL = 200
-DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128  # 256 tokens a rank, and the 2,048 of SYMI's evaluation
+DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128  # 256 tokens per rank, and the 2,048 of SYMI's evaluation
 
 
 def flexmoe_costs(rounds: int) -> dict[str, Any]:
-    """CPU-seconds of iterations that migrate and of those that do not."""
+    """Measures CPU-seconds of iterations that migrate and of those that do not."""
     trainee = Trainee(demo(FlexMoE(10), "coupled"))
     costs: dict[bool, list[float]] = {True: [], False: []}
     moves = []
@@ -46,14 +46,14 @@ def flexmoe_costs(rounds: int) -> dict[str, Any]:
 
 
 def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
-    """CPU-seconds of the placement of one iteration on all ranks, popularity as met in training."""
+    """Measures CPU-seconds of the placement of one iteration on all ranks, with popularity from training."""
     experiment, live = trainee.experiment, trainee.spec.live
     popularity_XLE = jnp.stack([trainee()["popularity"][0, 0] for _ in range(8)])
     shape = (popularity_XLE.shape[1], experiment.experts.num_classes, live.num_ranks, experiment.experts.slots_per_rank)
 
     def many(popularity_XLE: jax.Array) -> jax.Array:
         def one(i: jax.Array, carry: Any) -> Any:
-            turn = i + carry[0][0, 0, 0]  # so that no placement can be skipped or taken out of the loop
+            turn = i + carry[0][0, 0, 0]  # so that no placement can be skipped or hoisted out of the loop
             return policy(popularity_XLE[turn % len(popularity_XLE)], *carry)
 
         return lax.fori_loop(0, PLACEMENTS_PER_CALL, one, policy.init(*shape))[0]
@@ -65,7 +65,7 @@ def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
 
 
 def iteration_costs(num_sequences: int, rounds: int) -> dict[str, Any]:
-    """CPU-seconds of an iteration of three programs that take turns, and what SYMI's costs over the others'."""
+    """Measures CPU-seconds per iteration of three programs in turns, and the ratios of SYMI's to the others'."""
     trainees = {
         "symi": Trainee(demo(Symi(), "decoupled", num_sequences)),
         "static": Trainee(demo(Static(), "decoupled", num_sequences)),

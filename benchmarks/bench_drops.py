@@ -24,11 +24,11 @@ PAPER_FEWER_ITERATIONS = {"static": 0.285, "flexmoe100": 0.156, "flexmoe50": 0.1
 
 
 EVERY = 10
-"""Iterations that a point of a curve is the mean of."""
+"""Iterations averaged per point of a curve."""
 
 
 def run(name: str, directory: Path, seed: int) -> Run:
-    """One column of the table, trained here."""
+    """Trains one column of the table."""
     path = Path(__file__).parent.parent / "experiments" / "symi" / "demo" / f"{name}.gin"
     experiment = load_experiment(path, ["CheckpointConfig.every=0", f"Experiment.seed={seed}"])
     train(experiment, TrainOptions(directory / name, config_text(experiment)))
@@ -36,20 +36,20 @@ def run(name: str, directory: Path, seed: int) -> Run:
 
 
 def curves(found: Run) -> dict[str, list[float]]:
-    """The loss and the share of tokens that survive, a point for every so many iterations."""
+    """Computes curves of the loss and the share of surviving tokens, averaged over some iterations per point."""
     values = {"loss": scalars(found, "loss"), "survival": 1 - scalars(found, "drop_share")}
     whole = len(found.metrics) // EVERY * EVERY
     return {name: [round(x, 4) for x in of[:whole].reshape(-1, EVERY).mean(axis=1)] for name, of in values.items()}
 
 
 def largest_swing(found: Run) -> float:
-    """The largest factor by which the load of a class grew within three iterations, from one token at least."""
+    """Finds the largest factor by which an expert's load grew within three iterations, from at least one token."""
     popularity_TLE = np.array([record["popularity"] for record in found.metrics], dtype=float)
     return round(float((popularity_TLE[3:] / np.maximum(popularity_TLE[:-3], 1)).max()), 1)
 
 
 def gains(rows: dict[str, dict[str, Any]], baseline: str) -> dict[str, Any]:
-    """How much less ``symi`` drops, and how many fewer iterations it needs, than a baseline."""
+    """Compares the drops of ``symi``, and the iterations that it needs, with a baseline's."""
     symi, other = rows["symi"], rows[baseline]
     reached = symi["steps_to_target"] and other["steps_to_target"]
     return {
@@ -62,7 +62,7 @@ def gains(rows: dict[str, dict[str, Any]], baseline: str) -> dict[str, Any]:
 
 
 def _iterations_over_static(against: dict[str, dict[str, Any]]) -> float:
-    """Infinite where one of them has not got there."""
+    """Divides iterations to the target; infinite if either run did not reach it."""
     fewer = against["static"]["fewer_iterations"]
     return math.inf if fewer is None else round(1 - fewer, 4)
 

@@ -1,7 +1,7 @@
-"""What lost updates do to the loss: a small model that loses everything five times, by what its checkpoints save.
+"""Effect of lost updates on the loss: a small model loses its state five times, for several kinds of checkpoints.
 
 Every run of a seed sees the same batches. A fault ends the training between two checkpoints; the run is resumed, as
-with ``--resume``, from the newest. The proportion of lost tokens is counted twice: as events tell it, and from the
+with ``--resume``, from the newest. The proportion of lost tokens is counted twice: from events, and from the
 metrics, iteration by iteration, for every expert.
 """
 
@@ -27,7 +27,7 @@ from swift.train.settings.failure_list import StageRank
 
 CLASSES, BUDGET = 8, 0.0375
 FAULTS = (52, 104, 156, 208, 260)
-"""Iterations before which everything is lost that was done since the newest checkpoint."""
+"""Iterations before which all progress since the newest checkpoint is lost."""
 SMALL = Experiment(
     model=ModelConfig(num_layers=2, model_dim=64, ffn_dim=256, moe_pattern=(True,)),
     experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=8),
@@ -48,29 +48,29 @@ SAVED: dict[str, dict[str, Any]] = {
 
 
 class Fault(Exception):
-    """Everything is lost."""
+    """The whole state is lost."""
 
 
 @dataclass
 class Faults:
-    """Ends a run before an iteration, once at each; a ``FailureSource`` in which nobody else fails."""
+    """Ends a run before given iterations, once each; a ``FailureSource`` without other failures."""
 
     left: list[int]
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
-        """Nobody, unless it is time for a fault."""
+        """Returns no failures, or raises if a fault is due."""
         if self.left and first_step <= self.left[0] <= last_step:
             raise Fault(f"iteration {self.left.pop(0)}")
         return frozenset()
 
     def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
-        """No rank is lost alone."""
+        """Returns no lost ranks."""
         del first_step, last_step
         return frozenset()
 
 
 def trained(experiment: Experiment, run_dir: Path, faults: tuple[int, ...]) -> Run:
-    """A run to its end, over all faults."""
+    """Runs to the end, resuming after every fault."""
     options, source = TrainOptions(run_dir, "", prepare="none"), Faults(list(faults))
     for _ in range(len(faults) + 1):
         try:
@@ -81,12 +81,12 @@ def trained(experiment: Experiment, run_dir: Path, faults: tuple[int, ...]) -> R
 
 
 def events(run: Run, *names: str) -> list[dict[str, Any]]:
-    """By kind, in the order of time."""
+    """Collects events by kind, in order of time."""
     return [event for event in run.events if event["event"] in names]
 
 
 def counted_plt(run: Run) -> float:
-    """The proportion of lost tokens: of every expert, which iterations are in its state and in its newest copy."""
+    """Counts lost tokens by tracking, for every expert, the iterations in its state and in its newest copy."""
     updates_TLE = np.array([np.subtract(record["popularity"], record["dropped"]) for record in run.metrics])
     routed_TL = np.array([record["popularity"] for record in run.metrics]).sum(axis=-1)
     num_layers = updates_TLE.shape[1]
@@ -108,7 +108,7 @@ def counted_plt(run: Run) -> float:
 
 
 def row(run: Run) -> dict[str, Any]:
-    """What is told of a run."""
+    """Summarizes a run."""
     saves, restores = events(run, "checkpoint"), events(run, "restore")
     assert run.summary is not None
     return {
@@ -123,14 +123,14 @@ def row(run: Run) -> dict[str, Any]:
 
 
 def idle(run: dict[str, Any]) -> int:
-    """How often too much was lost, and K has not become larger though there are more classes."""
+    """Counts faults after which too much was lost and K did not grow although it could."""
     after = run["k_after_faults"]
     steps = zip(run["plt_after_faults"], [1, *after], after, strict=False)
     return sum(plt > BUDGET and k == before < CLASSES for plt, before, k in steps)
 
 
 def over_seeds(runs: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> dict[str, Any]:
-    """A variant's mean over all seeds; its loss against full checkpoints, seed by seed."""
+    """Averages a variant over all seeds, and compares its loss with full checkpoints, seed by seed."""
     more = [mine["validation_loss"] - theirs["validation_loss"] for mine, theirs in zip(runs, baseline, strict=True)]
     return {
         "validation_loss": round(statistics.mean(run["validation_loss"] for run in runs), 4),
@@ -141,14 +141,14 @@ def over_seeds(runs: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> di
 
 
 def main() -> int:
-    """Trains, prints, and says by the exit code whether the claims hold."""
+    """Trains and prints; the exit code is 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--every", type=int, default=2, help="iterations between checkpoints")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SAVED}
     with tempfile.TemporaryDirectory() as directory:
-        jax.config.update("jax_compilation_cache_dir", f"{directory}/programs")  # every life compiles the same
+        jax.config.update("jax_compilation_cache_dir", f"{directory}/programs")  # resumed runs compile the same
         for seed in range(options.seeds):
             for name, saved in SAVED.items():
                 experiment = replace(SMALL, seed=seed, checkpoint=CheckpointConfig(every=options.every, **saved))

@@ -1,13 +1,13 @@
-"""Against plain GSPMD: the same model, optimizer and batch under ``jit`` with sharded arrays, as one would write it.
+"""Comparison with plain GSPMD: the same model, optimizer and batch under ``jit`` with sharded arrays.
 
-Parameters and moments are sharded over all devices (FSDP, ZeRO-3), experts by class, the batch by sequence; where
-collectives go is XLA's choice. Tokens reach experts by GShard's one-hot einsums (arXiv 2006.16668) with the capacity of
+Parameters and moments are sharded over all devices (FSDP, ZeRO-3), experts along E, the batch by sequence;
+XLA places the collectives. Tokens reach experts by GShard's one-hot einsums (arXiv 2006.16668) with the capacity of
 a static placement, so the first loss is the same. Figures are CPU-seconds and wall time of an iteration on 8 emulated
 devices, in turns:
 
-- ``expert parallel``: 8 ranks, ``static`` and ``symi``, over GSPMD; at the demo's and at the paper's tokens a rank;
+- ``expert parallel``: 8 ranks, ``static`` and ``symi``, over GSPMD; with the demo's and the paper's tokens per rank;
 - ``pipeline``: 2 x 2 x 2, dense and with experts, over GSPMD on the same devices and the same global batch. A pipeline
-  idles in its bubbles and GSPMD does not: in wall time it loses where links are fast. CPU-seconds leave bubbles out.
+  idles in its bubbles and GSPMD does not, so it loses in wall time where links are fast. CPU-seconds exclude bubbles.
 """
 
 import argparse
@@ -41,18 +41,18 @@ LIMITS = {
     ("pipeline_dense", "pipeline"): 1.0,
     ("pipeline_experts", "pipeline"): 1.1,
 }
-"""What CPU-seconds over GSPMD's may be, with room for another machine."""
+"""Limits of CPU-seconds over GSPMD's, with a margin for other machines."""
 DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128
 
 
 class Gspmd:
-    """A training step of which only arrays' shardings say that there are several devices.
+    """A training step in which only the shardings of arrays refer to several devices.
 
     Args:
-        setup: whose model and optimizer it has.
-        spec: the same, as this library runs it.
-        batch: the global batch, micro-batches and all; every step is given it again.
-        num_groups: groups of tokens among which the room of a class is shared out, GShard's G.
+        setup: experiment with the model and optimizer.
+        spec: the same step as this library runs it.
+        batch: global batch with all micro-batches, the same for every step.
+        num_groups: groups of tokens that share an expert's capacity, GShard's G.
     """
 
     def __init__(self, setup: Experiment, spec: StepSpec, batch: Batch, num_groups: int):
@@ -67,7 +67,7 @@ class Gspmd:
         self._step = jax.jit(self._iterate, donate_argnums=0, out_shardings=(placed, None))
 
     def __call__(self) -> Any:
-        """One iteration; its loss."""
+        """Runs one iteration and returns its loss."""
         self._state, loss = self._step(self._state, self._batch)
         return jax.block_until_ready(loss)
 
@@ -76,7 +76,7 @@ class Gspmd:
         return NamedSharding(self._mesh, PartitionSpec(*spec))
 
     def _shard(self, leaf: jax.Array) -> jax.Array:
-        """Along the first dim that divides; experts' first is their class."""
+        """Shards an array along its first divisible dim, which for experts is the expert."""
         fitting = [dim for dim, size in enumerate(leaf.shape) if size % DEVICES == 0]
         return jax.device_put(leaf, self._over(fitting[0] if fitting else -1, leaf.ndim))
 
@@ -97,7 +97,7 @@ class Gspmd:
         return loss + self._experts.aux_loss_coefficient * aux, loss
 
     def _mixture(self, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
-        """GShard's layer. G groups, T tokens of one, E classes, C rows of a class for a group, D model dim."""
+        """GShard's layer. G groups, T tokens of a group, E experts, C rows of an expert for a group, D model dim."""
         config, groups = self._experts, self._groups
         assert config.top_k == 1, "one choice of a token has one place"
         routing = route(logits_TE, config.top_k)
@@ -121,7 +121,7 @@ class Gspmd:
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
-    """CPU-seconds and milliseconds of an iteration, and their ratios over GSPMD's."""
+    """Measures CPU-seconds and milliseconds of an iteration, and their ratios over GSPMD's."""
     cpu_s: dict[str, list[float]] = {name: [] for name in calls}
     wall_ms: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
@@ -140,7 +140,7 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]
 
 
 def expert_parallel(num_sequences: int, rounds: int) -> dict[str, Any]:
-    """Eight ranks of the demo's model against GSPMD, after it was seen that they compute the same."""
+    """Compares eight ranks of the demo's model with GSPMD, after checking that they compute the same."""
     ours = {policy.name: Trainee(demo(policy, "decoupled", num_sequences)) for policy in (Static(), Symi())}
     setup = ours["static"].experiment
     batch = setup.loader("train").batch(0)
@@ -152,7 +152,7 @@ def expert_parallel(num_sequences: int, rounds: int) -> dict[str, Any]:
 
 
 def pipeline(rounds: int, *, moe: bool) -> dict[str, Any]:
-    """2 pipelines of 2 stages of 2 expert ranks, 4 micro-batches each, against GSPMD on the same 8 devices."""
+    """Compares 2 pipelines of 2 stages of 2 expert ranks, 4 micro-batches each, with GSPMD on the same 8 devices."""
     setup = experiment((2, 2, 2), 4, moe=moe)
     batch = draw_batch(setup)
     with setup.engine(frozenset(), "none") as engine:

@@ -1,7 +1,7 @@
 """Capacity by rank and packed replicas against SYMI: drops by cause, bytes, FLOPs, CPU-seconds; packing against EPLB.
 
 Runs ``experiments/symi/demo/static.gin`` and ``experiments/beyond/*.gin`` to their end, 300 iterations each, then times
-iterations that take turns in one process. ``--parts`` leaves some of it out.
+iterations that take turns in one process. ``--parts`` selects some of it.
 """
 
 import argparse
@@ -41,12 +41,12 @@ COLUMNS = {"static": "symi/demo/static"} | {
 }
 BEST = "packed_rank_spare8"
 SPLITS_PER_CALL = 200
-DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128  # 256 tokens a rank, and the 2,048 of SYMI's evaluation
-SHAPES = [(8, 8, 4), (16, 16, 4), (64, 8, 12), (128, 16, 12)]  # classes, ranks, slots of a rank
+DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128  # 256 tokens per rank, and the 2,048 of SYMI's evaluation
+SHAPES = [(8, 8, 4), (16, 16, 4), (64, 8, 12), (128, 16, 12)]  # experts, ranks, slots of a rank
 
 
 def run(name: str, directory: Path, seed: int) -> Run:
-    """One column, trained here."""
+    """Trains one column of the table."""
     experiment = load_experiment(
         EXPERIMENTS / f"{COLUMNS[name]}.gin", ["CheckpointConfig.every=0", f"Experiment.seed={seed}"]
     )
@@ -55,7 +55,7 @@ def run(name: str, directory: Path, seed: int) -> Run:
 
 
 def drops(seed: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]], list[np.ndarray]]:
-    """The columns' drops by cause and losses, the claims on them, and the loads that SYMI's run met."""
+    """Collects the columns' drops by cause and losses, the claims on them, and the loads of SYMI's run."""
     with tempfile.TemporaryDirectory() as directory:
         runs = {name: run(name, Path(directory), seed) for name in COLUMNS}
         rows = {name: comparison_rows([one])[0] | causes(one) for name, one in runs.items()}
@@ -70,7 +70,7 @@ def drops(seed: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]], li
 
 
 def causes(one: Run) -> dict[str, float]:
-    """Dropped tokens by cause, in percent of all."""
+    """Computes dropped tokens by cause, in percent of all."""
     routed, dropped, overflowed = (
         sum(step[name] for step in one.metrics) for name in ("tokens_routed", "tokens_dropped", "tokens_overflowed")
     )
@@ -81,7 +81,7 @@ def causes(one: Run) -> dict[str, float]:
 
 
 def trainees(num_sequences: int) -> dict[str, Trainee]:
-    """Programs to compare, past their first iterations."""
+    """Makes the programs to compare, past their first iterations."""
     by_slot, by_rank = demo(Symi(), "decoupled", num_sequences), demo(Packed(), "decoupled", num_sequences)
     made = {
         "symi": Trainee(by_slot),
@@ -95,7 +95,7 @@ def trainees(num_sequences: int) -> dict[str, Trainee]:
 
 
 def costs(num_sequences: int, rounds: int) -> dict[str, Any]:
-    """CPU-seconds of an iteration, and the split's part of it; FLOPs and bytes by the programs themselves."""
+    """Measures CPU-seconds of an iteration and of the split, and reads FLOPs and bytes from the programs."""
     made = trainees(num_sequences)
     measured = paired_costs(dict(made), rounds)
     split_s = split_cost(made["rank_spare8"]) * made["rank_spare8"].spec.num_moe_layers
@@ -116,12 +116,12 @@ def costs(num_sequences: int, rounds: int) -> dict[str, Any]:
 
 
 def iteration_flops(trainee: Trainee) -> int:
-    """FLOPs of an iteration of one rank, by its matmuls; of capacity by rank with all blocks full."""
+    """Counts the matmul FLOPs of an iteration on one rank; with capacity by rank, for full blocks."""
     return dot_flops(jax.make_jaxpr(trainee.step)(trainee.state, trainee.batches[0]))
 
 
 def token_bytes(trainee: Trainee) -> int:
-    """Bytes of all-to-alls of a compiled iteration, less what moves weights and gradients: the same in all programs."""
+    """Bytes of the all-to-alls in a compiled iteration, without weights and gradients, equal in all programs."""
     compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
     found = collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"]
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(trainee.state.slots))
@@ -129,7 +129,7 @@ def token_bytes(trainee: Trainee) -> int:
 
 
 def split_cost(trainee: Trainee) -> float:
-    """CPU-seconds of the split of one layer and micro-batch on all ranks, for counts as met in training."""
+    """Measures CPU-seconds of the split of one layer and micro-batch on all ranks, with counts from training."""
     experiment, live = trainee.experiment, trainee.spec.live
     tokens, ranks = experiment.tokens_per_step // live.num_ranks, live.num_ranks
     placement_LNS = np.asarray(trainee.state.placement)[0]
@@ -139,7 +139,7 @@ def split_cost(trainee: Trainee) -> float:
 
     def many(counts_LNE: jax.Array, placement_LNS: jax.Array) -> jax.Array:
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
-            layer = (i + jnp.minimum(total, 0)) % len(counts_LNE)  # so that no split can be taken out of the loop
+            layer = (i + jnp.minimum(total, 0)) % len(counts_LNE)  # so that no split can be hoisted out of the loop
             kept_NDS = serve(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS
             return total + kept_NDS.sum(dtype=jnp.int32) % 2
 
@@ -152,7 +152,7 @@ def split_cost(trainee: Trainee) -> float:
 
 
 def loads(recorded: list[np.ndarray]) -> dict[str, list[tuple[np.ndarray, int, int]]]:
-    """Loads of classes to place, as (load, ranks, slots of a rank)."""
+    """Loads of experts to place, as (load, ranks, slots of a rank)."""
     random, kinds = np.random.default_rng(0), dict[str, list]()
     draw: dict[str, Callable[[int], np.ndarray]] = {
         "random": lambda num_classes: random.integers(0, 10_000, num_classes),
@@ -165,7 +165,7 @@ def loads(recorded: list[np.ndarray]) -> dict[str, list[tuple[np.ndarray, int, i
 
 
 def packing(recorded: list[np.ndarray]) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
-    """The largest rank load over EPLB's, and over that of class order; times of one layer."""
+    """Compares the largest rank load with EPLB's and with that of expert order, and measures times of one layer."""
     packed, in_order, figures = jax.jit(Packed()), jax.jit(MinMax()), dict[str, Any]()
     over_eplb, over_order = [], []
     for kind, cases in loads(recorded).items():
@@ -193,7 +193,7 @@ def packing(recorded: list[np.ndarray]) -> tuple[dict[str, Any], dict[str, tuple
 
 
 def packing_seconds(num_classes: int, ranks: int, slots: int) -> dict[str, float]:
-    """Wall time of the placement of one layer, ours compiled and EPLB's in numpy."""
+    """Measures the wall time of placing one layer, ours compiled and EPLB's in NumPy."""
     load_E = np.random.default_rng(0).integers(0, 10_000, num_classes).astype(np.int32)
     start, policy = Packed().init(1, num_classes, ranks, slots)[0], jax.jit(Packed())
     calls = {
@@ -204,7 +204,7 @@ def packing_seconds(num_classes: int, ranks: int, slots: int) -> dict[str, float
 
 
 def wall_time(call: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Measures one call in seconds."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -1,14 +1,14 @@
-"""What running a schedule costs over the plain single-device step: CPU-seconds, compile times, FLOPs, bytes.
+"""Cost of running a schedule compared with a plain single-device step: CPU-seconds, compile times, FLOPs, bytes.
 
-The plain step is what one would write without this library: ``jax.grad`` of the model on one device, added up over the
+The plain step is what one would write without this library: ``jax.grad`` of the model on one device, summed over the
 same micro-batches, and optax; same global batch, same process, in turns. Figures:
 
 - ``iteration``: CPU-seconds of an iteration over the plain one's, dense and with experts;
 - ``window_of_3_over_3_iterations``: CPU-seconds of a window with staggered updates over those with barriers;
-- ``idle_tick_cpu_us``: CPU-microseconds of a tick in which no worker does anything, by device;
+- ``idle_tick_cpu_us``: CPU-microseconds of a tick in which all workers are idle, by device;
 - ``compile``: seconds to compile with 32 micro-batches over those with 8;
 - ``stage``: FLOPs of F + B + W over those of the fused forward and backward, without and with rematerialisation, and
-  what they keep for a micro-batch;
+  the bytes stashed per micro-batch;
 - ``reconfiguration``: wall time of a failure and of a return, in fault-free iterations, prepared and not.
 """
 
@@ -55,7 +55,7 @@ IDLE_TICKS = 2_000
 
 
 def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool, remat: bool = False) -> Experiment:
-    """The demo's model and optimizer in a pipeline; 8 classes, each with a slot at least."""
+    """Makes the demo's model and optimizer in a pipeline; 8 experts, each with at least one slot."""
     topology = Topology(*shape)
     return Experiment(
         model=replace(model_size("demo"), moe_pattern=(moe,)),
@@ -69,7 +69,7 @@ def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool,
 
 
 class Pipelined:
-    """An iteration by the interpreter, also where there is one worker only."""
+    """An iteration by the interpreter, even with only one worker."""
 
     def __init__(self, setup: Experiment, failed: frozenset[Worker], batch: Batch):
         engine = setup.engine(failed, "none")
@@ -80,7 +80,7 @@ class Pipelined:
         self.state = self.spec.init(jax.random.key(0))
 
     def compiled(self, table: TickTable) -> tuple[Callable[..., Any], float]:
-        """The program of a table, and the seconds that it took to compile."""
+        """Compiles the program of a table, and measures the seconds."""
         live, (common, columns) = self.spec.live, table_arrays(table)
         arrays = live.put(common, REPLICATED), live.put(columns, SHARED)
         started = time.perf_counter()
@@ -133,7 +133,7 @@ class Plain:
 
 
 class Lone:
-    """The library's own step of a lone worker, which takes nothing apart."""
+    """The library's step for a single worker, which does not split the backward pass."""
 
     def __init__(self, setup: Experiment, batch: Batch):
         spec = single_worker_program(setup, batch)
@@ -147,20 +147,20 @@ class Lone:
 
 
 def single_worker_program(setup: Experiment, batch: Batch) -> StepSpec:
-    """The whole global batch on one rank, which has a slot for every class."""
+    """Puts the whole global batch on one rank, which has a slot for every expert."""
     alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
     return replace(alone.step_spec(), num_microbatches=len(batch.inputs))
 
 
 def draw_batch(setup: Experiment) -> Batch:
-    """A global batch of random bytes."""
+    """Makes a global batch of random bytes."""
     shape = (setup.topology.num_pipelines * setup.num_microbatches, SEQUENCES, setup.model.sequence_length + 1)
     tokens = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
     return Batch(tokens[..., :-1], tokens[..., 1:], np.ones((*shape[:2], shape[2] - 1), bool))
 
 
 def iteration(setup: Experiment, failed: frozenset[Worker] = frozenset()) -> dict[str, Any]:
-    """CPU-seconds of a pipeline's iteration and of the plain one, in turns."""
+    """Measures CPU-seconds of a pipeline's iteration and of the plain one, in turns."""
     batch = draw_batch(setup)
     calls = {"pipelined": Pipelined(setup, failed, batch), "plain": Plain(setup, batch), "lone": Lone(setup, batch)}
     first = [float(np.ravel(jax.device_get(call()))[0]) for call in calls.values()]
@@ -176,7 +176,7 @@ def iteration(setup: Experiment, failed: frozenset[Worker] = frozenset()) -> dic
 
 
 def window(setup: Experiment) -> dict[str, float]:
-    """CPU-seconds of a window of 3 iterations over those of three iterations with a barrier, in turns."""
+    """Measures CPU-seconds of a window of 3 iterations over those of three iterations with a barrier, in turns."""
     batch, calls = draw_batch(setup), {}
     for name, length in (("window", 3), ("singles", 1)):
         engine = replace(setup, window=length).engine(frozenset(), "none")
@@ -185,14 +185,14 @@ def window(setup: Experiment) -> dict[str, float]:
 
 
 class Stepped:
-    """An engine that runs the same batches again and again."""
+    """Makes an engine that repeats the same batches."""
 
     def __init__(self, engine: Engine, batches: list[Batch]):
         self.engine, self.batches = engine, batches
         self.state = engine.spec.init(jax.random.key(0))
 
     def __call__(self) -> Any:
-        """A window, or as many iterations; the last loss."""
+        """Runs a window, or as many single iterations, and returns the last loss."""
         outcome = self.engine.start(self.state, self.batches, self.engine.put(self.batches))()
         assert not outcome.was_discarded
         self.state = outcome.state
@@ -200,7 +200,7 @@ class Stepped:
 
 
 def idle_tick_cpu_us(setup: Experiment) -> float:
-    """CPU-microseconds by device of a tick in which nobody does anything."""
+    """Measures CPU-microseconds per device of a tick in which all workers are idle."""
     pipeline = Pipelined(setup, frozenset(), draw_batch(setup))
 
     def seconds(num_ticks: int) -> float:
@@ -217,7 +217,7 @@ def idle_tick_cpu_us(setup: Experiment) -> float:
 
 
 def idle(table: TickTable, num_ticks: int) -> TickTable:
-    """A table of so many ticks in which nothing is done and nothing is sent."""
+    """Makes a table of idle ticks without messages."""
 
     def silent(moves: Moves) -> Moves:
         none = np.full_like(moves.permutation_TQ, NONE), np.full_like(moves.slot_TQR, NONE)
@@ -235,7 +235,7 @@ def idle(table: TickTable, num_ticks: int) -> TickTable:
 
 
 def compile_ratio() -> dict[str, Any]:
-    """Seconds to compile with many micro-batches over those with few, in turns."""
+    """Measures seconds to compile with many micro-batches over those with few, in turns."""
     seconds: dict[str, list[float]] = {"8": [], "32": []}
     for _ in range(3):
         for name, times in seconds.items():
@@ -245,7 +245,7 @@ def compile_ratio() -> dict[str, Any]:
 
 
 def stage_figures(*, moe: bool) -> dict[str, Any]:
-    """FLOPs of F + B + W over the fused pass's, and what is kept for a micro-batch."""
+    """Compares FLOPs of F + B + W with those of the fused pass, and sums the bytes stashed per micro-batch."""
     figures: dict[str, Any] = {}
     fused_flops = {}
     for remat in (False, True):
@@ -269,7 +269,7 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
 
 
 def fused_pass(stage: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward and backward pass of a stage as one function."""
+    """Makes the forward and backward pass of a stage as one function."""
 
     def run(weights: Any, extras: Any, x: Any, d_out: Any) -> Any:
         out, pull_back, load = jax.vjp(lambda weights, x: stage(weights, extras, x), weights, x, has_aux=True)
@@ -279,7 +279,7 @@ def fused_pass(stage: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def flops(function: Callable[..., Any], *shapes: Any) -> float:
-    """FLOPs of a compiled function, as XLA counts them."""
+    """Counts the FLOPs of a compiled function, by XLA."""
 
     def run(*arguments: Any) -> Any:
         return jax.vmap(function, axis_name=EXPERT_AXIS, axis_size=1)(*arguments)
@@ -289,7 +289,7 @@ def flops(function: Callable[..., Any], *shapes: Any) -> float:
 
 
 def reconfiguration() -> dict[str, Any]:
-    """Wall time of a failure and of a return, until the next batch is on the devices, in iterations.
+    """Measures the wall time of a failure and of a return, until the next batch is on the devices, in iterations.
 
     Prepared: planned and compiled in the background, never run.
     """

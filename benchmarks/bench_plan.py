@@ -1,4 +1,4 @@
-"""The planner: time and memory by size, how far its periods are from the lower bound, and what lockstep adds."""
+"""The planner: time and memory by size, gaps between its periods and the lower bound, and the cost of lockstep."""
 
 import json
 import statistics
@@ -35,7 +35,7 @@ LIMITS = {"none": None, "1.5P": 1.5, "P": 1.0}
 
 
 def failure_sets(num_pipelines: int, num_stages: int) -> dict[str, frozenset]:
-    """None, one, and one worker in a hundred, in different stages."""
+    """Failure sets of no worker, one worker, and one in a hundred, in different stages."""
     percent = max(2, num_pipelines * num_stages // 100)
     return {
         "no failure": frozenset(),
@@ -45,7 +45,7 @@ def failure_sets(num_pipelines: int, num_stages: int) -> dict[str, frozenset]:
 
 
 def planning() -> dict[str, Any]:
-    """Seconds, and the gap, of every size."""
+    """Measures seconds and gaps for every size."""
     figures = {}
     for size, (D, P, M) in SIZES.items():
         for failures, failed in failure_sets(D, P).items():
@@ -62,20 +62,20 @@ def planning() -> dict[str, Any]:
 
 
 def gap(problem: Problem, found: float) -> dict[str, float]:
-    """The period over the two bounds, less one."""
+    """Gaps of the period to the two bounds."""
     over = {"gap": lower_bound(problem), "gap_to_tight_bound": tight_bound(problem)}
     return {name: round(found / bound - 1, 4) for name, bound in over.items()}
 
 
 def peak_bytes_per_op() -> dict[str, float]:
-    """Peak memory of a process that plans one failure, less that of one that plans almost nothing, by op (Linux)."""
+    """Measures the peak memory per op of a process that plans one failure, less that of a trivial plan (Linux)."""
     program = (
         "import json, sys\n"
         "from swift.schedules import Problem, adaptive\n"
         "from swift.topology import Topology\n"
         "D, P, M = json.loads(sys.argv[1])\n"
         "ops = adaptive(Problem(Topology(D, P), M, frozenset({(1, 0)}))).num_ops\n"
-        # Not ru_maxrss, which counts the parent before exec.
+        # Not ru_maxrss, which includes the parent before exec.
         "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
         "print(int(peak) * 1024, ops)\n"
     )
@@ -100,7 +100,7 @@ def small_problems(factor: int, limit: float | None) -> Iterator[Problem]:
 
 
 def gaps() -> dict[str, dict[str, float]]:
-    """Mean and worst gap by memory limit and micro-batches, and to the tight bound."""
+    """Computes mean and worst gaps by memory limit and micro-batches, and to the tight bound."""
     figures = {}
     for name, limit in LIMITS.items():
         for factor in (2, 1):
@@ -114,7 +114,7 @@ def gaps() -> dict[str, dict[str, float]]:
 
 
 def in_lockstep() -> dict[str, float]:
-    """What ticks as long as their longest op cost the plans that are made for it; M = 2P, no limit, measured costs."""
+    """Cost of lockstep ticks for plans made for them; M = 2P, no limit, measured costs."""
     ratios = []
     for problem in small_problems(2, None):
         schedule = lockstep(replace(problem, costs=MEASURED))
@@ -123,7 +123,7 @@ def in_lockstep() -> dict[str, float]:
 
 
 def permutations() -> dict[str, dict[str, list[int]]]:
-    """Distinct permutations of activations and of gradients: without a failure, and with one in each of the stages."""
+    """Counts distinct permutations of activations and gradients, without failures and with one in each stage."""
     figures: dict[str, dict[str, list[int]]] = {}
     for problem in small_problems(2, None):
         table = lower(adaptive(problem))
@@ -135,7 +135,7 @@ def permutations() -> dict[str, dict[str, list[int]]]:
 
 
 def to_prepare() -> dict[str, dict[str, int]]:
-    """Plans for up to so many failures, where roles stay and where they may be moved."""
+    """Counts plans by the number of failures, with fixed and with movable roles."""
     figures = {}
     for D, P in ((4, 8), (24, 64)):
         for most in (1, 2, 4):

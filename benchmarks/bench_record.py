@@ -1,7 +1,7 @@
-"""The record of a long run: seconds and memory to resume it, to sum it up and to report on it.
+"""The record of a long run: seconds and memory to resume, summarize and report it.
 
-A run of 200,000 iterations, 12 MoE layers and 64 classes is made up. Each reader is a process of its own; its memory is
-the peak of what is resident, over that of a process that reads nothing.
+A run of 200,000 iterations, 12 MoE layers and 64 experts is generated. Each reader is a separate process; its memory is
+its peak resident set, less that of a process that reads nothing.
 """
 
 import argparse
@@ -36,12 +36,12 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 def len_of(path: Path) -> int:
-    """How many iterations a made-up run has."""
+    """Number of iterations of a generated run."""
     return int((path / "steps").read_text())
 
 
 def make_run(path: Path, num_steps: int) -> None:
-    """Writes a run of so many iterations, all of whose numbers are drawn."""
+    """Writes a run of random numbers."""
     random = np.random.default_rng(0)
     path.mkdir()
     (path / CONFIG).touch()
@@ -62,12 +62,12 @@ def make_run(path: Path, num_steps: int) -> None:
 
 
 def at(step: int) -> str:
-    """When an iteration was done."""
+    """Time at which an iteration ended."""
     return (BEGUN + timedelta(seconds=step / 4)).isoformat(timespec="milliseconds")
 
 
 def scalars(step: int) -> dict[str, Any]:
-    """What a line of metrics has, as many numbers as that of a training run in pipelines."""
+    """Makes a line of metrics, with as many numbers as in a training run in pipelines."""
     noise = (step * 2654435761 % 2**32) / 2**32
     return {
         "step": step,
@@ -93,17 +93,17 @@ def scalars(step: int) -> dict[str, Any]:
 
 
 def cost_of(name: str, path: Path) -> dict[str, float]:
-    """Seconds of a reader, of its cores and by the clock, and its peak of memory."""
+    """Measures a reader's CPU-seconds, wall seconds and peak memory."""
     command = [sys.executable, __file__, "--reader", name, str(path)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def read(name: str, path: Path) -> None:
-    """Prints what a reader costs."""
+    """Prints the costs of a reader."""
     begun, cpu_begun = time.perf_counter(), time.process_time()
     READERS[name](path)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
-    # Not ru_maxrss, which has the memory of the process before it became this one.
+    # Not ru_maxrss, which includes the memory of the process before exec.
     (peak_kb,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     peak_mb = int(peak_kb) / 1024
     print(

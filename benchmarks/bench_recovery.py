@@ -1,6 +1,6 @@
-"""Real processes that are really killed, one after the other: how long until the others go on, and what of it is what.
+"""Recovery after killing real processes, one after the other: time until the others resume, by cause.
 
-Each is killed at a random moment of an iteration, and comes back. In the end the losses are held against those of the
+Each is killed at a random moment of an iteration and rejoins. At the end the losses are compared with those of the
 same run in one process without failures.
 """
 
@@ -88,7 +88,7 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
     """Kills each process in turn, once all run again and what they may need next is prepared.
 
     Returns:
-        Whether all others were the same processes before and after.
+        True if all others were the same processes before and after.
     """
     order, same = random.Random(options.seed), True
     for kill in range(options.kills):
@@ -124,7 +124,7 @@ def _has_settled(run_dir: Path, num_processes: int) -> bool:
 
 
 def _members(supervisor: int) -> dict[tuple[str, ...], int]:
-    """The process ids of the members of a run, by worker and rank."""
+    """Finds the process ids of the members of a run, by worker and rank."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):

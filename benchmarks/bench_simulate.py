@@ -1,4 +1,4 @@
-"""The simulator: how long large traces take, and its figures beside the papers'."""
+"""The simulator: CPU time of large traces, and its figures next to those of the papers."""
 
 import random
 import sys
@@ -40,13 +40,13 @@ REMOVALS = {  # seconds between removals, and which of 30 nodes goes: the artifa
 
 
 def run(job: Job, trace: Trace, names: tuple[str, ...], model: str | None = None) -> dict[str, Outcome]:
-    """What came of each strategy that can run."""
+    """Simulates each strategy that can run."""
     found = strategies(job, trace, published(model) if model else None, names)
     return {one.name: simulate(one, trace) for one in found if not isinstance(one, CannotRun)}
 
 
 def stated_case() -> dict[str, Any]:
-    """Effective training time ratios of GPT-350M-16E on 64 GPUs, by minutes between failures and seconds of repair."""
+    """Computes effective training time ratios of GPT-350M-16E on 64 GPUs by time between failures and repair time."""
     figures: dict[str, Any] = {}
     for minutes in (10, 30, 120):
         for repair_s in (0, 60, 300, 600):
@@ -60,14 +60,14 @@ def stated_case() -> dict[str, Any]:
 
 
 def removals(period_s: float, victims: tuple[int, ...]) -> Trace:
-    """A trace of the artifact."""
+    """Makes a trace of the artifact."""
     added = [Event(0.0, "add", f"node{number}") for number in range(1, 31)]
     removed = [Event(period_s * index, "remove", f"node{number}") for index, number in enumerate(victims, start=1)]
     return Trace((*added, *removed), period_s * len(victims))
 
 
 def baselines() -> dict[str, dict[str, Any]]:
-    """Samples/s beside those of the artifact."""
+    """Compares samples/s with those of the artifact."""
     figures = {}
     for (model, often), averages in AVERAGES.items():
         outcomes = run(Job(HOSTS), removals(*REMOVALS[often]), ("bamboo", "varuna", "oobleck"), model)
@@ -83,7 +83,7 @@ def baselines() -> dict[str, dict[str, Any]]:
 
 
 def against_recycle() -> dict[str, dict[str, float]]:
-    """Goodput over that of Oobleck and Bamboo, each over its own throughput without failures; 30 nodes.
+    """Divides goodput by that of Oobleck and Bamboo, each relative to its fault-free throughput; 30 nodes.
 
     ``schedule`` is what the planner's schedule without failures gains over 1F1B, which ReCycle's figures have in them.
     """
@@ -109,7 +109,7 @@ def against_recycle() -> dict[str, dict[str, float]]:
 
 
 def spot_trace(num_nodes: int, hours: float) -> Trace:
-    """Spot instances: a few come or go every ten minutes, and once in a while most of them at once."""
+    """Makes a trace of spot instances: a few join or leave every ten minutes, and sometimes most at once."""
     source, time_s = random.Random(0), 0.0
     up, down = [f"node{index}" for index in range(num_nodes)], list[str]()
     events = [Event(0.0, "add", name) for name in up]
@@ -126,7 +126,7 @@ def spot_trace(num_nodes: int, hours: float) -> Trace:
 
 
 def seconds_of(job: Job, trace: Trace) -> dict[str, float]:
-    """CPU-seconds of every strategy, and of all."""
+    """Measures CPU-seconds of every strategy, and of all."""
     figures = {}
     for name in OF_JOB:
         start = cpu_seconds()
@@ -141,7 +141,7 @@ def main() -> int:
     large = Job(Problem(Topology(64, 32, 8), 64), state_bytes=2.6e12, storage_bandwidth=2e11)
     many = seconds_of(large, poisson(2048, 1.8 * 3600, 3600, 1.8 * 3600 * 10_200))
     moc = case["moc, 10 min, saving every iteration, K = 16"]
-    # docs/simulate.md says why that one is missed.
+    # docs/simulate.md explains why that claim is missed.
     off = [abs(figure["off"]) for name, figure in compared.items() if name != "varuna, gpt3-6.7b, 30m"]
     return publish(
         "simulation",

@@ -1,4 +1,4 @@
-"""Runs measuring programs one after the other, each a process of its own, and keeps the JSON document it prints."""
+"""Runs measuring programs one after the other, each in its own process, and keeps the JSON documents they print."""
 
 import argparse
 import json
@@ -14,14 +14,14 @@ ROOT = Path(__file__).parent.parent
 
 
 def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, Any] | None:
-    """What a program prints, with its command and the minutes it took.
+    """Runs a program and returns its document, with its command and the minutes that it took.
 
     Args:
-        command: the program, relative to the repository, and its arguments.
-        files: more arguments: files of the user's, of which the document has the names alone.
+        command: path of the program, relative to the repository, and its arguments.
+        files: further arguments: the user's files, of which the document records only the names.
 
     Returns:
-        None if it printed no document, which has been told by then; a claim of it that does not hold is no failure.
+        None if it printed no document, which is reported; a claim that does not hold is not a failure.
     """
     begun, cpu_begun = time.monotonic(), _cpu_seconds()
     paths = [str(Path(file).absolute()) for file in files]
@@ -40,17 +40,17 @@ def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, 
 
 
 def _cpu_seconds() -> float:
-    """Of all children that have ended."""
+    """CPU-seconds of all children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def check_known(parser: argparse.ArgumentParser, names: Sequence[str], known: Sequence[str], what: str) -> None:
-    """Ends the program with one line where it was given a name that means nothing."""
+    """Exits with one line if a name is unknown."""
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no such {what}: {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def tell(text: str) -> None:
-    """Progress, with the time of day."""
+    """Prints progress with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""DeepSeek's expert-parallelism load balancer, its global policy, written anew from its description, in numpy.
+"""DeepSeek's expert-parallelism load balancer: its global policy, reimplemented in NumPy from its description.
 
 Greedy replicas: the next one goes to the expert with the largest load per replica. Greedy packing: the replicas, the
 most loaded first, each go to the rank with the least load that has a free slot.
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def eplb(load_E: np.ndarray, num_ranks: int, slots_per_rank: int) -> np.ndarray:
-    """The placement of a layer, int[N, S], for the load of each class."""
+    """Places the experts of a layer by their loads, int[N, S]."""
     load_E = load_E.astype(float)
     replicas_E = np.ones(len(load_E), int)
     for _ in range(num_ranks * slots_per_rank - len(load_E)):
@@ -26,6 +26,6 @@ def eplb(load_E: np.ndarray, num_ranks: int, slots_per_rank: int) -> np.ndarray:
 
 
 def largest_rank_load(load_E: np.ndarray, placement_NS: np.ndarray) -> float:
-    """The load of the most loaded rank where the replicas of a class share its load evenly."""
+    """Load of the most loaded rank if the replicas of an expert share its load evenly."""
     replicas_E = np.bincount(placement_NS.ravel(), minlength=len(load_E))
     return float((load_E / replicas_E)[placement_NS].sum(axis=1).max())

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the machine's name, CPU-seconds, runs paired in one process, one JSON document.
+"""Shared parts of benchmarks: machine name, CPU-seconds, runs paired in one process, one JSON document.
 
 CPU-seconds, not wall time: emulated devices share the host's cores, and other programs use them too.
 """
@@ -21,7 +21,7 @@ from swift.train import Experiment
 
 
 def machine() -> dict[str, Any]:
-    """The machine that a figure was measured on."""
+    """Describes the machine of a measurement."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -43,12 +43,12 @@ def publish(name: str, figures: dict[str, Any], claims: dict[str, tuple[float, f
     """Prints the benchmark's one JSON document.
 
     Args:
-        name: what was measured.
-        figures: what came of it.
-        claims: figures that may not be larger than a limit, as (figure, limit).
+        name: name of the benchmark.
+        figures: results by name.
+        claims: (figure, limit) pairs of figures that must not exceed a limit.
 
     Returns:
-        The exit code: 1 where a claim does not hold on this machine.
+        The exit code: 1 if a claim does not hold on this machine.
     """
     assert claims, "a benchmark that claims nothing cannot fail"
     judged = {
@@ -65,21 +65,21 @@ def cpu_seconds() -> float:
 
 
 def cost_of(call: Callable[[], Any]) -> float:
-    """CPU-seconds of one call, waited for."""
+    """Measures CPU-seconds of one call, including its asynchronous work."""
     start = cpu_seconds()
     jax.block_until_ready(call())
     return cpu_seconds() - start
 
 
 def turns(names: Sequence[str], rounds: int) -> Iterator[str]:
-    """The names in every round, each of which starts with another one."""
+    """Yields the names for every round, rotated by one each time."""
     for turn in range(rounds):
         first = turn % len(names)
         yield from (*names[first:], *names[:first])
 
 
 def paired_costs(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """CPU-seconds of every call in every round; the calls take turns, and each round starts with another one."""
+    """Measures CPU-seconds of every call in every round; the calls take turns, in rotated order."""
     costs: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         jax.block_until_ready(call())
@@ -96,13 +96,13 @@ def ratio(costs: dict[str, list[float]], over: str, under: str) -> dict[str, flo
 
 
 def demo(policy: PlacementPolicy, layout: str, num_sequences: int = 16) -> Experiment:
-    """The demo's experiment with a policy and an optimizer layout, and perhaps more sequences in a batch."""
+    """Makes the demo's experiment with a policy, an optimizer layout and a batch size."""
     experiment = Experiment(model=model_size("demo"), placement=policy, sequences_per_microbatch=num_sequences)
     return replace(experiment, optimizer=replace(experiment.optimizer, layout=layout))
 
 
 class Trainee:
-    """An experiment under way, stepped by hand."""
+    """An experiment that is stepped explicitly."""
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
@@ -114,7 +114,7 @@ class Trainee:
         self.count = 0
 
     def __call__(self) -> Any:
-        """One iteration; returns its metrics."""
+        """Runs one iteration and returns its metrics."""
         self.state, metrics = self.step(self.state, self.batches[self.count % len(self.batches)])
         self.count += 1
         return jax.block_until_ready(metrics)

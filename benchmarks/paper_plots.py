@@ -1,4 +1,4 @@
-"""The plots of ``experiments/plots``, drawn from the results that are kept in ``experiments/results``."""
+"""Plots of ``experiments/plots``, drawn from the results in ``experiments/results``."""
 
 import io
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from swift.tools.report.sections.palette import RUN_COLORS as COLORS
 
 
 def draw_all(results: Results, directory: Path) -> list[Path]:
-    """Draws every plot whose result is there, as SVG that is the same for the same results."""
+    """Draws every plot whose result exists, as SVG that is identical for identical results."""
     directory.mkdir(exist_ok=True)
     paths = []
     for name, (result, draw) in PLOTS.items():
@@ -35,7 +35,7 @@ def draw_all(results: Results, directory: Path) -> list[Path]:
 
 
 def survival(axes: Axes, found: dict[str, Any]) -> None:
-    """The share of tokens that survive, over the iterations."""
+    """Share of surviving tokens, over the iterations."""
     _curves(axes, found, "survival")
     axes.set(ylabel="share of tokens that survive", ylim=(0, 1))
 
@@ -134,4 +134,4 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
     "moc_faults": ("moc_faults", plt_against_loss),
     "moc_ettr": ("simulation", ettr),
 }
-"""By name: the result that a plot is drawn from, and how."""
+"""(result, function that draws it) of each plot by name."""

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 Results = dict[str, dict[str, Any]]
-"""Documents by the name of their file."""
+"""Documents by file name."""
 _BLOCK = re.compile(r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def read_results(directory: Path) -> Results:
-    """All results in a directory."""
+    """Loads all results in a directory."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
 
 
 def rewrite_tables(text: str, results: Results) -> str:
-    """A README with its tables made anew; one whose result is missing says so."""
+    """Updates the tables of a README; a table without a result says so."""
 
     def rewritten(match: re.Match[str]) -> str:
         name = match["name"]
@@ -32,14 +32,14 @@ def rewrite_tables(text: str, results: Results) -> str:
 
 
 def markdown(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table of Markdown."""
+    """Formats a Markdown table."""
     cells = list(heading)
     lines = [cells, ["---"] * len(cells), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def percent(share: float | None) -> str:
-    """Of a share, with one digit."""
+    """Formats a share as a percentage with one digit."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
@@ -95,7 +95,7 @@ def symi_breakdown(found: dict[str, Any]) -> str:
 
 
 def symi_cost(found: dict[str, Any]) -> str:
-    """What an iteration costs beside the baselines."""
+    """Cost of an iteration compared with the baselines."""
     sizes = ("iteration_of_the_demo", "iteration_with_the_paper's_tokens_per_rank")
     by_size = [found[size] for size in sizes]
 
@@ -147,14 +147,14 @@ def recycle_failures(found: dict[str, Any]) -> str:
 
 
 def recycle_baselines(found: dict[str, Any]) -> str:
-    """Throughput under failures beside the published systems, 30 nodes."""
+    """Throughput under failures next to the published systems, 30 nodes."""
     heading = ["model", "pipelines x stages", "a removal every"]
     rows = [([row[key] for key in ("model", "shape", "every")], row["ratios"]) for row in found["published"]]
     return by_strategy(heading, rows)
 
 
 def recycle_scale(found: dict[str, Any]) -> str:
-    """Throughput at scale, beside the live share."""
+    """Throughput at scale, next to the live share."""
     rows = [
         [name, row["pipelines x stages"], *(f"{row[key]:.3f}" for key in ("fault_scaled", "throughput", "over_1f1b"))]
         for name, row in found["scale"].items()
@@ -181,7 +181,7 @@ def recycle_published(found: dict[str, Any]) -> str:
 
 
 def recycle_against(found: dict[str, Any]) -> str:
-    """Over Oobleck and Bamboo: each over its own base; with what the schedule gains over 1F1B."""
+    """Throughput over Oobleck and Bamboo, each relative to its own base, with the schedule's gain over 1F1B."""
     pairs = [(ours, other) for ours in ("recycle", "swift") for other in ("oobleck", "bamboo")]
     rows = []
     for name, row in found["over_oobleck_and_bamboo"].items():
@@ -204,7 +204,7 @@ def moc_sizes(found: dict[str, Any]) -> str:
 
 
 def moc_stall(found: dict[str, Any]) -> str:
-    """What a save costs a running iteration."""
+    """Cost of a save for a running iteration."""
     names = {"k_1": "K = 1 of 16", "k_4": "K = 4", "k_all": "full", "orbax_full": "Orbax's own asynchronous save"}
     keys = ("blocked_ms", "stall_ms", "written_ms")
     stalls = found["stalls"]
@@ -237,7 +237,7 @@ def beyond_drops(found: dict[str, Any]) -> str:
 
 
 def beyond_costs(found: dict[str, Any]) -> str:
-    """What capacity by rank costs over SYMI's."""
+    """Cost of capacity by rank compared with SYMI's."""
     names = {
         "rows that are exchanged": lambda of: f"{of['exchanged_token_bytes_over_symi']:.2f}",
         "FLOPs, all blocks counted as full": lambda of: f"{of['flops_over_symi']:.3f}",
@@ -299,4 +299,4 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "moc_faults": ("moc_faults", moc_faults),
     "moc_ettr": ("simulation", moc_ettr),
 }
-"""By name: the result that a table is made of, and how."""
+"""(result, function that formats it) of each table by name."""

@@ -1,6 +1,6 @@
 """The papers' tables and figures, measured again: results as JSON, tables and plots drawn from them.
 
-``make reproduce`` runs all that fit on two cores in half an hour. Each result is kept in ``experiments/results``; the
+``make reproduce`` runs all that fit on two cores in half an hour. Results are kept in ``experiments/results``; the
 tables in ``experiments/*/README.md`` and ``docs/simulate.md``, and the plots in ``experiments/plots``, are made of
 these files and nothing else.
 """
@@ -24,9 +24,9 @@ class Result:
     """A document that a program of ``benchmarks`` prints.
 
     Attributes:
-        name: of its file.
-        command: the program and its arguments.
-        is_quick: whether it is among those that are made again unless told otherwise.
+        name: name of its file.
+        command: path of the program, and its arguments.
+        is_quick: True if it is reproduced by default.
     """
 
     name: str
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def make(wanted: list[Result], traces: list[str]) -> list[str]:
-    """Runs the programs of results, and keeps each document; the names of those that printed none."""
+    """Runs the programs of results and keeps their documents; returns the names of those that printed none."""
     failed = []
     for number, result in enumerate(wanted, start=1):
         tell(f"{number} of {len(wanted)}: {result.name}")

@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: one JSON file of all documents, and one table of what they claim."""
+"""Runs all benchmarks one after the other: one JSON file of all documents, and one table of their claims."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from swift.files import replace_file
 
 
 def table(documents: dict[str, dict[str, Any]]) -> Table:
-    """A row for each claim: the figure, its limit, and whether it holds on this machine; and one for each headline."""
+    """Makes a row for each claim (figure, limit, result on this machine) and one for each headline."""
     found = Table(box=box.SIMPLE_HEAD)
     for heading in ("benchmark", "claim", "figure", "at most", ""):
         found.add_column(heading, justify="right" if heading in ("figure", "at most") else "left", overflow="fold")
@@ -31,10 +31,10 @@ def table(documents: dict[str, dict[str, Any]]) -> Table:
 
 
 def run(names: Sequence[str], path: Path) -> int:
-    """Runs benchmarks, and writes what is known after each.
+    """Runs benchmarks, and writes the results so far after each.
 
     Returns:
-        The exit code: 1 where one printed no document. A claim that is missed is told, and no failure.
+        The exit code: 1 if one printed no document. A missed claim is reported, but not a failure.
     """
     documents: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(names, start=1):

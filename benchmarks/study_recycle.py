@@ -1,6 +1,6 @@
 """ReCycle's figures (arXiv 2405.14009), planned and simulated: ablation, throughput under failures, traces, scale.
 
-Everything is relative to the same strategy without failures, or to 1F1B where it says so; no accelerator is needed.
+Figures are relative to the same strategy without failures, or to 1F1B where stated; no accelerator is needed.
 """
 
 import argparse
@@ -40,18 +40,18 @@ PUBLISHED = ("swift", "recycle", "oobleck", "varuna", "bamboo")
 SHAPES_OF_32 = ((16, 2), (8, 4), (4, 8))
 """Pipelines and stages, chosen here; 128 micro-batches in all."""
 SHAPES_OF_30 = {"gpt3-medium": (15, 2), "gpt3-6.7b": (5, 6), "bert-large": (5, 6)}
-"""For the models of which Oobleck's artifact has figures; M = 2P."""
+"""Shapes for the models with figures in Oobleck's artifact; M = 2P."""
 FAILURES = 100
-"""That a trace of random failures has about; one of a day would have four at 6 h."""
+"""Approximate number of failures of a random trace; a trace of one day would have four at 6 h."""
 INTERVALS_S = {"6 h": 21600.0, "2 h": 7200.0, "30 min": 1800.0, "10 min": 600.0}
 SCALES = {256: (32, 8), 512: (32, 16), 1024: (32, 32), 1536: (24, 64)}
-"""Devices -> pipelines and stages, one device a worker; the paper does not give its shapes."""
+"""Devices -> pipelines and stages, one device per worker; the paper does not give its shapes."""
 PLANNED_WORKERS = 256
-"""Beyond so many workers the planner's tight bound stands for its period, as in ``swift simulate``."""
+"""Number of workers above which the tight bound replaces the planner's period, as in ``swift simulate``."""
 
 
 def ablation() -> dict[str, Any]:
-    """Periods with one failure, by its stage: what each of the three techniques is worth, in units of tF = tB = tW."""
+    """Periods with one failure by its stage, for combinations of the three techniques, in units of tF = tB = tW."""
     figures = {}
     for shape, num_microbatches in (((3, 4), 6), ((4, 4), 8), ((4, 8), 16), ((8, 4), 16)):
         whole = Problem(Topology(*shape), num_microbatches)
@@ -70,13 +70,13 @@ def ablation() -> dict[str, Any]:
 
 
 def ratios(job: Job, trace: Trace, names: tuple[str, ...] = OF_JOB, model: str | None = None) -> dict[str, Any]:
-    """Effective training time ratio of every strategy; None where it cannot run."""
+    """Computes the effective training time ratio of every strategy; None where it cannot run."""
     found = strategies(job, trace, published(model) if model else None, names)
     return {one.name: None if isinstance(one, CannotRun) else round(simulate(one, trace).ettr, 4) for one in found}
 
 
 def failures() -> dict[str, Any]:
-    """Throughput over that without failures: a failure every so often, repaired or not.
+    """Computes throughput relative to that without failures, for failures with and without repair.
 
     ``of_job`` is on 32 workers; ``published`` on the 30 nodes of Oobleck's artifact, 14 of which go, with its figures
     of Oobleck, Varuna and Bamboo.
@@ -99,13 +99,13 @@ def failures() -> dict[str, Any]:
 
 
 def period_of(problem: Problem) -> float:
-    """Of a plan; of a large problem the tight bound."""
+    """Period of a plan; for a large problem, the tight bound."""
     small = problem.num_pipelines * problem.num_stages <= PLANNED_WORKERS
     return period(adaptive(problem)) if small else tight_bound(problem)
 
 
 def scale() -> dict[str, Any]:
-    """Throughput with 1, 5 and 10 % of the devices down over that without failures, beside the live share.
+    """Computes throughput with 1, 5 and 10 % failed devices relative to that without failures, and the live share.
 
     The failures are spread over the stages by ReCycle's dynamic program. ``over_1f1b`` has 1F1B without failures as
     its base, as the paper does; the other one the planner's own schedule without failures.
@@ -127,7 +127,7 @@ def scale() -> dict[str, Any]:
 
 
 def traces(paths: list[Path]) -> dict[str, Any]:
-    """Effective training time ratios on recorded traces; four stages, as many pipelines as the trace has room for."""
+    """Computes effective training time ratios on recorded traces, with four stages and as many pipelines as fit."""
     figures = {}
     for path in paths:
         trace = read_trace(path, lambda line: print(line, file=sys.stderr))

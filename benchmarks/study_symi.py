@@ -1,8 +1,8 @@
 """SYMI's sweeps and breakdown (arXiv 2504.19925) on the demo's model.
 
 ``aux-loss`` and ``capacity``: tokens that survive by the coefficient of the auxiliary loss, and by the capacity factor.
-Every run sees the same batches; its share of dropped tokens is that of all its iterations. ``breakdown``: CPU-seconds
-of the parts of an iteration, each a program of its own, with the paper's tokens a rank.
+Every run sees the same batches; its share of dropped tokens is over all iterations. ``breakdown``: CPU-seconds
+of the parts of an iteration, each a separate program, with the paper's tokens per rank.
 """
 
 import argparse
@@ -27,12 +27,12 @@ STEPS = 150
 COEFFICIENTS = (1e-5, 1e-3, 1e-2, 1e-1)
 CAPACITY_FACTORS = (1.0, 2.0, 4.0)
 PAPER_SURVIVAL = {1.0: 0.449, 2.0: 0.656, 4.0: 0.749}
-"""With 32 classes under a static placement."""
+"""Capacity factors, for 32 experts under a static placement."""
 DEMO = replace(demo(Symi(), "decoupled"), checkpoint=CheckpointConfig(every=0), num_steps=STEPS, eval_every=0)
 
 
 def trained(experiment: Experiment) -> dict[str, float]:
-    """The share of dropped tokens and the last ten iterations' loss of a run to its end."""
+    """Runs to the end; returns the share of dropped tokens and the loss of the last ten iterations."""
     with tempfile.TemporaryDirectory() as directory:
         train(experiment, TrainOptions(Path(directory) / "run", ""))
         found = measure(read_run(Path(directory) / "run"), None)
@@ -51,7 +51,7 @@ def aux_loss() -> dict[str, Any]:
 
 
 def capacity() -> dict[str, Any]:
-    """Tokens that survive with 32 classes in 32 slots that never move, by the capacity factor."""
+    """Surviving tokens with 32 experts in 32 fixed slots, by the capacity factor."""
     figures: dict[str, Any] = {}
     for factor in CAPACITY_FACTORS:
         experts = replace(DEMO.experts, num_classes=32, capacity_factor=factor)
@@ -65,7 +65,7 @@ def capacity() -> dict[str, Any]:
 
 
 def parts_of(spec: StepSpec) -> dict[str, Any]:
-    """The parts of an update as jitted functions of a state, as ``swift.pipeline.runtime.update`` puts them together.
+    """Makes the parts of an update as jitted functions of a state, as ``swift.pipeline.runtime.update`` combines them.
 
     Slots stand for their gradients, which have their shapes, and master weights for theirs.
     """
@@ -100,7 +100,7 @@ def parts_of(spec: StepSpec) -> dict[str, Any]:
 
 
 def breakdown() -> dict[str, Any]:
-    """Shares of an iteration; forward and backward are what is left of it."""
+    """Computes shares of an iteration; forward and backward are the remainder."""
     trainee = Trainee(demo(Symi(), "decoupled", num_sequences=128))
     trainee()
     forward, state = single_worker_evaluation(trainee.spec), jax.tree.map(jax.numpy.copy, trainee.state)
