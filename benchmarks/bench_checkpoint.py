@@ -56,12 +56,12 @@ class Ours:
         self.end()
 
     def begin(self) -> None:
-        """What training waits for."""
+        """Runs the part of a save for which training waits."""
         trainee = self._trainee
         self._saver.save(trainee.spec, trainee.state, {}, trainee.count + 1, full=False)
 
     def end(self) -> None:
-        """The rest of it."""
+        """Waits for the rest of the save."""
         why = self._saver.follow(wait=True)
         assert why is None, why
 
@@ -75,14 +75,14 @@ class Orbax:
         self.end()
 
     def begin(self) -> None:
-        """What training waits for: the old state is given up to the next iteration."""
+        """Runs the part of a save for which training waits: the next iteration donates the old state."""
         self._saved.append(self._path / f"{self._trainee.count}")
         state = self._trainee.state
         tree = {name: getattr(state, name) for name in ("step", "master", "moments", "placement")}
         self._response = ocp.save_async(self._saved[-1], tree)
 
     def end(self) -> None:
-        """The rest of it."""
+        """Waits for the rest of the save."""
         self._response.result()
         while len(self._saved) > 2:
             shutil.rmtree(self._saved.pop(0))

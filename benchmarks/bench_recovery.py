@@ -110,12 +110,12 @@ def _wait(supervisor: subprocess.Popen[bytes], is_there: Any) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not is_there():
         if supervisor.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the run ended, or did not go on, before all were killed")
+            raise SystemExit("the run ended, or did not resume, before all were killed")
         time.sleep(0.1)
 
 
 def _has_settled(run_dir: Path, num_processes: int) -> bool:
-    """Whether all run, in an epoch that has done some iterations, and the programs of the next are there."""
+    """Checks that all run in a generation with some iterations, and that the next programs are compiled."""
     epochs = [event for event in _events(run_dir) if event["event"] == "epoch"]
     if not epochs or len(epochs[-1]["members"]) < num_processes:
         return False
@@ -148,7 +148,7 @@ def _last_step(run_dir: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What is there so far; the last line may be half-written."""
+    """Reads the events so far; the last line may be incomplete."""
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         yield json.loads(line)
 

@@ -57,7 +57,7 @@ ALL = (
 def main() -> int:
     names = [result.name for result in ALL]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"the quick ones unless told: {', '.join(names)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: the quick ones of {', '.join(names)}")
     parser.add_argument("--draw", action="store_true", help="only draw tables and plots from the results that are kept")
     parser.add_argument("--trace", nargs="+", default=[], metavar="FILE", help="the traces of recycle_traces")
     options = parser.parse_args()

@@ -52,7 +52,7 @@ def run(names: Sequence[str], path: Path) -> int:
 def main() -> int:
     known = sorted(path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py"))
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all unless told: {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(known)}")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.json")
     options = parser.parse_args()
     check_known(parser, options.names, known, "benchmark")

@@ -46,7 +46,7 @@ RANK_KINDS: tuple[str, ...] = ("emulated", "devices", "virtual")
 
 
 def is_spec(leaf: Any) -> bool:
-    """Tells specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
+    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
     return isinstance(leaf, PartitionSpec)
 
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules that survive failures, in plain Python and NumPy: usable as a library of its own.
+"""Pipeline schedules that survive failures, in plain Python and NumPy: usable as a separate library.
 
 A ``Problem`` says what is to be planned, a planner from ``planners`` makes a ``Schedule`` of it, ``verify`` checks it,
 ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table that an SPMD program runs.

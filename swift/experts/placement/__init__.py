@@ -1,4 +1,4 @@
-"""Expert placement: which expert each slot of each rank holds, decided anew every iteration from popularity.
+"""Expert placement: which expert each slot of each rank holds, decided every iteration from popularity.
 
 ``policy`` defines the interface and what policies share; ``static``, ``symi``, ``flexmoe``, ``minmax`` and ``packed``
 are the policies; ``trial`` checks a user's policy before a run.

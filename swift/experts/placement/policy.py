@@ -119,7 +119,7 @@ def place_contiguously(
     """
     _, num_ranks, slots_per_rank = placement_LNS.shape
     num_slots = num_ranks * slots_per_rank
-    assert num_slots >= popularity_LE.shape[1], "a rule could search for ever where experts outnumber slots"
+    assert num_slots >= popularity_LE.shape[1], "a rule could loop forever if experts outnumber slots"
 
     def place(popularity_E: jax.Array) -> jax.Array:
         return contiguous(replicas_of(popularity_E, num_slots), num_ranks, slots_per_rank)

@@ -118,7 +118,7 @@ class _Trial:
     def run(
         self, num_classes: int, slots_LNS: tuple[int, int, int], loads: dict[str, np.ndarray]
     ) -> dict[str, tuple[Any, Any]]:
-        """Traces the policy anew and returns the placement and the state after each of the loads in turn."""
+        """Traces the policy again and returns the placement and the state after each of the loads in turn."""
         num_layers, *slots_NS = slots_LNS
         policy = self._policy
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()

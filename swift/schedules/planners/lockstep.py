@@ -2,7 +2,7 @@
 
 Where every tick takes as long as its longest op, a plan made for workers at their own pace mixes ops of all kinds in a
 tick and pays for the longest. Here the adaptive plan assigns micro-batches to workers and fixes the order of each
-worker's Fs, of its Bs and of its Ws; their interleaving is searched anew, tick by tick: a tick has the length of one
+worker's Fs, of its Bs and of its Ws; their interleaving is searched again, tick by tick: a tick has the length of one
 kind of op, and in it every worker runs a B if one is ready and fits, else an F, else a W.
 
 R: live workers in mesh order, S: states of the search, n: ops, 4: the kinds F, B, W, U, D: pipelines, P: stages.

@@ -118,7 +118,7 @@ def _assign(nodes: tuple[str, ...]) -> _Assignment:
 
 
 def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
-    """Removes a node and tells if that is fatal."""
+    """Removes a node; also returns True if that is fatal."""
     left = state._replace(nodes=tuple(other for other in state.nodes if other != node), is_slow=True)
     if node not in state.place_of:
         return left, False
