@@ -1,6 +1,6 @@
-"""Breaks real runs in every way that is known here, and judges each time what came of it.
+"""Fault campaigns: break real runs in every known way, and judge the outcome each time.
 
 A *campaign* is made of *episodes*, each the life of one run directory: a run is started, *volleys* of one to four
-faults hit it, and after each a judge that shares no code with Swift reads what the run has left. `docs/faults.md` says
-what is tried.
+faults hit it, and after each a judge that shares no code with Swift reads the run's files. `docs/faults.md` describes
+the faults.
 """

@@ -70,7 +70,7 @@ def _options() -> argparse.Namespace:
 
 
 def _place(directory: Path, patience_s: float, is_private: bool) -> Place:
-    """What is there for all runs."""
+    """Makes what all runs of a campaign share."""
     directory.mkdir(parents=True, exist_ok=True)
     place = Place(directory, write_corpus(directory / "corpus"), directory / "cache", patience_s, is_private)
     has_networks = is_private and can_have_networks(directory)
@@ -80,7 +80,7 @@ def _place(directory: Path, patience_s: float, is_private: bool) -> Place:
 
 
 def _cannot(place: Place) -> str:
-    """What cannot be tried on this machine."""
+    """Lists faults that cannot be tried on this machine."""
     missing = {
         "small-shm, full-shm: not allowed to mount": not place.is_private,
         "full-disk, frozen-disk, lost-disk, cut-power: no loop devices": not place.has_disks,

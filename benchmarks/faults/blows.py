@@ -11,11 +11,11 @@ from .running import Run
 _ENDING_S = 60.0
 _NEVER = 1e9
 _MOST_DEATHS = 2
-"""Of one process in one volley: the third in a row, before it was of use, ends a run as it should."""
+"""Most kills of one process in a volley: the third in a row, before it is live, rightly ends a run."""
 
 
 def _strike_members(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Kills or freezes some members; a pause may be too short for anybody to see."""
+    """Kills or freezes some members; a pause may be too short to be detected."""
     there = {one.name: one.pid for one in run.processes("member") if not one.is_stopped}
     names = sorted(name for name in there if after.dead.count(name) < _MOST_DEATHS)
     how, choice = parameters["how"], Random(parameters["choice"])
@@ -50,7 +50,7 @@ def _draw_members(how: str, most: int | str) -> Draw:
 
 
 def _strike_helper(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Kills, freezes or pauses the keeper or the preparer."""
+    """Kills, freezes or pauses the checkpoint service or the compile service."""
     pids = [one.pid for one in run.processes(parameters["whom"])]
     after.observed.setdefault("hit", []).extend([parameters["whom"]] * len(pids))
     send(pids, signal.SIGKILL if parameters["how"] == "kill" else signal.SIGSTOP)
@@ -75,7 +75,7 @@ def _pause_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 def _kill_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Kills the process that decides; with `whom` all, everything at once, as when the power fails."""
+    """Kills the supervisor; with `whom` all, everything at once, as in a power failure."""
     after.may_leave |= parameters["whom"] == "all"
     everybody = [one.pid for one in run.processes()] if parameters["whom"] == "all" else []
     send([run.life.first.pid, *everybody], signal.SIGKILL)
@@ -84,7 +84,7 @@ def _kill_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 def _tell_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Sends a signal that asks for an end; the last whole iteration is to be kept."""
+    """Sends a signal to stop the run; its last complete iteration must be kept."""
     after.observed["step_at_signal"] = run.newest_step()
     send([run.life.first.pid], signal.Signals[parameters["signal"]])
     after.codes |= {130}

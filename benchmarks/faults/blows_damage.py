@@ -29,7 +29,7 @@ def _named(name: str) -> Callable[[Path], list[Path]]:
 
 
 def _others(run_dir: Path) -> list[Path]:
-    """All else that lies in the run directory itself: its configuration, locks, series."""
+    """Finds all other files in the run directory itself: configuration, locks, metrics."""
     return [path for path in run_dir.iterdir() if path.is_file() and path.name not in _LINES]
 
 
@@ -43,7 +43,7 @@ _TARGETS = {
 
 
 def _damage(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Ends the run, changes some of its files, and knows how to repair them."""
+    """Ends the run, damages some of its files, and records how to repair them."""
     choice = Random(parameters["choice"])
     send([run.life.first.pid], signal.Signals[parameters["signal"]])
     after.codes |= {-signal.SIGKILL, 130}
@@ -100,7 +100,7 @@ def _draw(what: str) -> Draw:
 
 
 def _rival(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Starts the same run once more beside itself: the second has to be told, and the first must not feel it."""
+    """Starts the same run again while it is alive: the second must be refused, and the first must be unaffected."""
     code, said = run.beside(resume=parameters["resume"])
     after.observed["rival"] = code
     if code != _REFUSED:

@@ -14,7 +14,7 @@ from .running import Run
 _ENDING_S = 90.0
 _PLENTY = 2 << 30
 _GIVES_UP = 3
-"""The exit code of a run that cannot go on."""
+"""Exit code of a run that cannot continue."""
 
 
 def _has_disk(run: Run) -> bool:
@@ -45,7 +45,7 @@ def _freeze_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """The disk is read-only, or gives errors only, until the run has ended; then it is repaired."""
+    """Makes the disk read-only, or fail all accesses, until the run has ended; then repairs it."""
     assert run.disk is not None
     after.promised = evidence.promised(run.events())
     if parameters["how"] == "read-only":
@@ -55,7 +55,7 @@ def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.codes |= {_GIVES_UP}
     after.has_ended = True
     run.wait(run.is_over, "it goes on without its disk", _ENDING_S)
-    kept = str(run.run_dir)  # of what lies there nothing can be removed
+    kept = str(run.run_dir)  # nothing can be removed from there
     after.complaints += [f"left behind: {one}" for one in run.leftovers() if not one.startswith(kept)]
     after.may_leave = True
     run.clear()
@@ -63,7 +63,7 @@ def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 def _cut_power(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """All processes end, and what was not on the disk is gone."""
+    """Ends all processes and drops everything that was not on the disk."""
     del parameters
     assert run.disk is not None
     after.promised = evidence.promised(run.events())
@@ -128,7 +128,7 @@ def _draw_shift(rng: Random, _: Run) -> Parameters:
 
 
 def _fill_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Shared memory is full for a time; what others need while somebody has died does not fit."""
+    """Fills shared memory for a time, so that a recovery does not find the room that it needs."""
     del run
     leave_shared_memory(parameters["bytes"])
     after.heal_after(parameters["seconds"], partial(leave_shared_memory, _PLENTY))
@@ -136,7 +136,7 @@ def _fill_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 
 def _start_with_little_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """The next life has as little shared memory as some containers; later ones of the run, too."""
+    """Limits shared memory to that of some containers, for the next and later starts of the run."""
     send([run.life.first.pid], signal.SIGKILL)
     after.codes |= {-signal.SIGKILL}
     after.has_ended = True
@@ -147,7 +147,7 @@ def _start_with_little_memory(run: Run, parameters: Parameters, after: Aftermath
 
 
 def _damage_programs(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Bytes change in programs that were compiled; who needs one has to compile it again."""
+    """Changes bytes of compiled programs, which then have to be compiled again."""
     choice = Random(parameters["choice"])
     programs = [path for path in run.tmp.glob("swift-*/programs/*") if not path.suffix and path.is_file()]
     hit = choice.sample(programs, min(len(programs), parameters["number"]))

@@ -1,4 +1,4 @@
-"""Faults between machines: wires that are cut, slow or lossy, and machines that are lost."""
+"""Faults between machines: links that are cut, slow or lossy, and machines that are lost."""
 
 import signal
 from random import Random

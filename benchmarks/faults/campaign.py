@@ -1,4 +1,4 @@
-"""Episodes, one after the other, until enough faults have struck."""
+"""Campaign: episodes, one after the other, until enough faults have struck."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ from .wire import Network
 
 KINDS = {kind.name: kind for kind in (*blows.KINDS, *blows_files.KINDS, *blows_damage.KINDS, *blows_nodes.KINDS)}
 _VOLLEYS = 16
-"""Of an episode, at most."""
+"""Limit of an episode."""
 STORAGES = ("plain", "disk", "shim")
 """Of a run: no fault of it, a file system of its own, or file functions (and a clock) that can be made to fail."""
 _TOUR = (
@@ -39,23 +39,23 @@ _TOUR = (
 )
 _VOLLEYS_OF_TOUR = 4
 _COLD, _EARLY = 0.15, 0.2
-"""Shares of episodes: those that have to compile all they need, those with faults before the first checkpoint."""
+"""Shares of episodes that compile all programs, and of those with faults before the first checkpoint."""
 
 
 @dataclass
 class Campaign:
-    """What is tried, and how far it got.
+    """State of a campaign.
 
     Attributes:
-        place: what runs share.
-        kinds, shapes: names of those that may come.
-        record: of all faults.
-        commit: the version that is tried.
-        tell: says a line to whoever waits.
-        is_called_off: whether to end soon.
-        struck: how many faults have struck.
-        wrong: how many episodes had a wrong verdict.
-        broken: how many episodes ended because the campaign could not do what it was to.
+        place: resources that runs share.
+        kinds, shapes: names of the allowed kinds of faults and shapes of runs.
+        record: record of all faults.
+        commit: version under test.
+        tell: function that prints a line.
+        is_called_off: True if the campaign is to end soon.
+        struck: number of faults that have struck.
+        wrong: number of episodes with a wrong verdict.
+        broken: number of episodes that ended because the campaign itself failed.
     """
 
     place: Place
@@ -70,7 +70,7 @@ class Campaign:
     broken: int = 0
 
     def episode(self, seed: int) -> None:
-        """An episode that its seed decides, on a run that it decides, too."""
+        """Runs an episode that is determined by its seed, as is its run."""
         rng = Random(seed)
         shape, storage = SHAPES[rng.choice(sorted(self.shapes))], rng.choice(STORAGES)
         deck = Deck(self._dealt(), rng)
@@ -78,7 +78,7 @@ class Campaign:
         self._episode(seed, shape, storage, deck, most=_VOLLEYS, is_cold=is_cold, is_early=is_early)
 
     def tour(self, seed: int) -> None:
-        """Short episodes on runs of all shapes, until every kind has come that can."""
+        """Runs short episodes on runs of all shapes, until every possible kind has occurred."""
         deck = Deck(self._dealt(), Random(seed), comes_again=False)
         for shape, storage in _TOUR * 3:
             if deck.left and shape in self.shapes and not self.is_called_off():
@@ -100,9 +100,9 @@ class Campaign:
         is_cold: bool = False,
         is_early: bool = False,
     ) -> None:
-        """An episode; what it left is kept where something was wrong.
+        """Runs an episode and keeps its files if something was wrong.
 
-        Losses are held against those without faults in the end, when the cores are free to compute these.
+        Losses are compared with those without faults at the end, when the cores are free to compute these.
         """
         begun, verdicts = time.time(), list[Verdict]()
         with self._run(seed, shape, storage, is_cold=is_cold) as run:
@@ -129,7 +129,7 @@ class Campaign:
 
     @contextmanager
     def _run(self, seed: int, shape: Shape, storage: str, *, is_cold: bool) -> Iterator[Run]:
-        """A run with what some faults need; nothing of it stays."""
+        """Makes a run with the resources that some faults need, and removes them afterwards."""
         directory = self.place.directory / f"episode-{seed}"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
@@ -162,9 +162,9 @@ def _told(verdict: Verdict) -> str:
 
 
 def _keep(run: Run) -> Path:
-    """Copies what a run has left to where it stays."""
+    """Copies a run's files to keep them."""
     run.clear()
     kept = run.directory.with_name(f"wrong-{run.directory.name}-{int(time.time())}")
-    with suppress(shutil.Error):  # it has copied what can be copied: sockets cannot
+    with suppress(shutil.Error):  # everything was copied but sockets, which cannot be
         shutil.copytree(run.directory, kept, symlinks=True, ignore=shutil.ignore_patterns("*.image", "programs"))
     return kept

@@ -1,4 +1,4 @@
-"""The life of one run directory: volleys of faults, each of which is judged."""
+"""Episode: the life of one run directory, with volleys of faults, each of which is judged."""
 
 import shutil
 import time
@@ -13,25 +13,25 @@ from .shapes import EVERY, NUM_STEPS
 from .volleys import Deck, Fault, wait_for_moment
 
 _STEPS_AFTER = 3
-"""Iterations that all have to do together before a run is well."""
+"""Iterations that all processes must run together before a run counts as well."""
 _LAST_STEPS = 3 * EVERY
 _NEIGHBOURS = 2
-"""So many expert ranks have to be lost at once to lose updates: each has its neighbour's newest copy."""
+"""Number of expert ranks whose simultaneous loss loses updates: each holds its neighbour's newest copy."""
 _ENDING_S = 60.0
 _REFUSED, _GIVES_UP = (2, 3), 3
-"""Exit codes of a run that does not begin, or gives up, with a sentence."""
+"""Exit codes of a run that is refused, or gives up, with a message."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a volley.
+    """Result of a volley.
 
     Attributes:
-        faults: that struck.
-        complaints: what was wrong; empty: nothing.
-        seconds: until all was well again, or the judge gave up.
-        observed: for the record.
-        losses: of iterations that were recorded, or recorded anew, since the volley before.
+        faults: faults that struck.
+        complaints: faults of the run; empty if there are none.
+        seconds: time until the run was well again, or the judge gave up.
+        observed: observations for the record.
+        losses: losses of iterations recorded, or recorded again, since the previous volley.
         excused: iterations whose records were damaged.
     """
 
@@ -43,7 +43,7 @@ class Verdict:
     excused: frozenset[int] = frozenset()
 
     def held_against(self, expected: Mapping[int, float]) -> Self:
-        """With what is wrong with its losses, once those of the run without faults are known."""
+        """Adds complaints about its losses, once those of the run without faults are known."""
         complaints = judge.of_losses(self.losses, expected, self.excused)
         return replace(self, complaints=[*self.complaints, *complaints])
 
@@ -52,16 +52,16 @@ class Episode:
     """Volleys upon one run.
 
     Args:
-        run: to be started.
-        kinds: by name.
-        deck: of volleys.
-        is_early: whether faults strike before there is a checkpoint.
+        run: run to start.
+        kinds: kinds of faults by name.
+        deck: source of volleys.
+        is_early: True if faults strike before there is a checkpoint.
     """
 
     def __init__(self, run: Run, kinds: Mapping[str, Kind], deck: Deck, *, is_early: bool = False):
         self._run, self._kinds, self._deck = run, kinds, deck
         self._excused, self._is_early, self._seen = set[int](), is_early, dict[int, float]()
-        self._kept: int | None = None  # the newest promise, should the record of it be damaged
+        self._kept: int | None = None  # the newest promise, in case its record is damaged
         self._exact_until: int | None = None  # the iteration after which expert ranks have lost updates
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
@@ -75,7 +75,7 @@ class Episode:
         yield verdict
         while not verdict.complaints and most > 0 and not run.is_over() and not is_called_off():
             if self._exact_until is not None:
-                return  # nothing more can be told by losses
+                return  # losses show nothing more from here on
             most -= 1
             if run.newest_step() > NUM_STEPS - _LAST_STEPS:
                 verdict = self._judged([], self._finish)
@@ -112,7 +112,7 @@ class Episode:
         return Verdict(faults, after.complaints, seconds, observed, news, frozenset(self._excused))
 
     def _begin(self, after: Aftermath) -> None:
-        """Waits for the first iterations, or the first checkpoint: most faults are of interest once there is one."""
+        """Waits for the first iterations, or the first checkpoint, after which most faults are of interest."""
         run, last = self._run, _STEPS_AFTER if self._is_early else EVERY
 
         def has_begun() -> bool:
@@ -122,7 +122,7 @@ class Episode:
             after.complaints += judge.of_exit(self._run.life.first.wait(), (), self._run.life.said)
 
     def _finish(self, after: Aftermath) -> None:
-        """Lets the run come to its end."""
+        """Lets the run finish."""
         self._run.wait(self._run.is_over, "the run does not come to its end")
         self._end(after, {0})
 
@@ -147,7 +147,7 @@ class Episode:
                 self._resume(after)
 
     def _is_well_again(self, known: int, after: Aftermath) -> bool:
-        """Waits until all run together and have done some iterations; False: the life has ended."""
+        """Waits until all processes have run some iterations together; False if the life has ended."""
         run = self._run
         if not run.wait(lambda: run.is_well(known, after.dead), f"not all run again after {after.dead or 'the fault'}"):
             return False
@@ -163,7 +163,7 @@ class Episode:
         )
 
     def _judge_restores(self, known: int, promised: int | None, after: Aftermath) -> None:
-        """Whether the run went back only where it had to, and no further than to what it had promised."""
+        """Checks that the run went back only where necessary, and no further than to its promise."""
         told = self._run.events()[known:]
         self._exact_until = evidence.lost_updates_at(told)
         if self._exact_until is not None:
@@ -186,7 +186,7 @@ class Episode:
         return {name for name in self._run.shape.members if self._run.shape.stage_of(name) == stage}
 
     def _end(self, after: Aftermath, codes: set[int]) -> None:
-        """Waits for the end of the life, and judges it."""
+        """Waits for the end of the life and judges it."""
         run = self._run
         run.wait(run.is_over, "the run has not ended", _ENDING_S)
         after.heal_due(now=True)
@@ -200,13 +200,13 @@ class Episode:
         after.complaints += [f"left behind: {one}" for one in run.leftovers()]
 
     def _promised(self) -> int | None:
-        """The iteration of the newest checkpoint that the run has told of."""
+        """Iteration of the newest checkpoint that the run has reported."""
         told = evidence.promised(self._run.events())
         self._kept = self._kept if told is None else told
         return self._kept
 
     def _begin_anew(self, after: Aftermath) -> None:
-        """Nothing was saved yet: that is told, and another run may begin."""
+        """Checks that a run without a checkpoint reports that, and starts another run."""
         run = self._run
         run.start(resume=True)
         run.wait(run.is_over, "it is resumed from no checkpoint")
@@ -218,7 +218,7 @@ class Episode:
         self._begin(after)
 
     def _resume(self, after: Aftermath) -> None:
-        """Starts the run again, which has to go on from what it had promised."""
+        """Restarts the run, which has to resume from its promise."""
         run, promised = self._run, after.promised or self._promised()
         if promised is None and not evidence.checkpoints_there(run.run_dir):
             self._begin_anew(after)

@@ -1,4 +1,4 @@
-"""What a run has left for others to read: its files as they are, read without any code of Swift's."""
+"""Evidence: the files that a run has left, read without any of Swift's code."""
 
 import json
 import re
@@ -16,8 +16,8 @@ class Lines:
     """A file of JSON objects.
 
     Attributes:
-        records: those that can be read.
-        damaged: numbers of lines, from 1, that cannot be; a last line without an end is not one.
+        records: objects that can be parsed.
+        damaged: numbers, from 1, of lines that cannot; an incomplete last line does not count.
     """
 
     records: list[dict[str, Any]]
@@ -25,7 +25,7 @@ class Lines:
 
 
 def read_lines(path: Path) -> Lines:
-    """The lines of a file that are whole; none where there is no file."""
+    """Reads the complete lines of a file; none if there is no file."""
     records, damaged = [], []
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(whole, start=1):
@@ -41,13 +41,13 @@ def read_lines(path: Path) -> Lines:
 
 
 def losses(run_dir: Path) -> dict[int, float]:
-    """Of every iteration that is recorded."""
+    """Reads the loss of every recorded iteration."""
     records = read_lines(run_dir / "metrics.jsonl").records
     return {record["step"]: record["loss"] for record in records if "step" in record and "loss" in record}
 
 
 def newest_step(run_dir: Path) -> int:
-    """The last iteration that is recorded, from the end of the file alone; 0: none."""
+    """Reads the last recorded iteration from the end of the file; 0 if there is none."""
     path = run_dir / "metrics.jsonl"
     with suppress(OSError, ValueError, IndexError, KeyError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL))
@@ -56,18 +56,18 @@ def newest_step(run_dir: Path) -> int:
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
-    """All, in the order of time."""
+    """Reads all events, in order of time."""
     return [record for record in read_lines(run_dir / "events.jsonl").records if "event" in record]
 
 
 def checkpoints_there(run_dir: Path) -> list[int]:
-    """Iterations of the checkpoints whose manifest is there, oldest first."""
+    """Lists the iterations of checkpoints that have a manifest, oldest first."""
     found = [_CHECKPOINT.fullmatch(path.parent.name) for path in (run_dir / "checkpoints").glob("step-*/manifest.json")]
     return sorted(int(match[1]) for match in found if match)
 
 
 def promised(told: list[dict[str, Any]]) -> int | None:
-    """The newest checkpoint that the run said it has, and has not gone back behind since; None: none."""
+    """Finds the newest checkpoint reported by the run that it has not gone back behind since; None if there is none."""
     newest = None
     for event in told:
         if event["event"] == "checkpoint":
@@ -78,9 +78,9 @@ def promised(told: list[dict[str, Any]]) -> int | None:
 
 
 def lost_updates_at(told: list[dict[str, Any]]) -> int | None:
-    """The iteration at which expert ranks went on from parts that were older, and said so; None: never.
+    """Finds the iteration at which expert ranks reportedly resumed from older parts; None if they never did.
 
-    From then on losses are no longer those of the run without faults.
+    From then on losses differ from those of the run without faults.
     """
     for event in told:
         copies = [source.get(kind) or {} for source in event.get("sources", ()) for kind in ("weights", "moments")]
@@ -90,5 +90,5 @@ def lost_updates_at(told: list[dict[str, Any]]) -> int | None:
 
 
 def is_saving(run_dir: Path) -> bool:
-    """Whether a checkpoint is being written."""
+    """Checks if a checkpoint is being written."""
     return any((run_dir / "checkpoints").glob(".step-*.tmp"))

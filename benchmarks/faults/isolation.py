@@ -1,4 +1,4 @@
-"""A part of the system for the campaign alone: its own mounts, shared memory, network names and process numbers."""
+"""Isolation of a campaign: separate mounts, shared memory, network names and process ids."""
 
 import ctypes
 import os
@@ -17,13 +17,13 @@ _MOUNTS = (
 
 
 def isolated() -> bool:
-    """Goes on in a process that has a part of the system for itself; only root may.
+    """Continues in a process with its own namespaces; requires root.
 
-    Whatever it mounts or starts is gone with it, however it ends. The process before waits for it, passes signals on,
-    and ends as it does.
+    Its mounts and processes vanish with it, however it ends. The original process waits for it, forwards signals,
+    and exits like it.
 
     Returns:
-        Whether that is so; else nothing has changed.
+        True in the isolated process; False if isolation is impossible and nothing has changed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not _is_allowed() or libc.unshare(_NEW_MOUNTS | _NEW_PROCESSES) != 0:
@@ -31,7 +31,7 @@ def isolated() -> bool:
     child = os.fork()
     if child:
         _follow(child)
-    os.setsid()  # signals come from the process before alone
+    os.setsid()  # signals come only from the original process
     libc.prctl(1, signal.SIGKILL)
     for words in _MOUNTS:
         subprocess.run(words, check=True)
@@ -39,7 +39,7 @@ def isolated() -> bool:
 
 
 def _is_allowed() -> bool:
-    """Whether a process that tries it and ends can do all that is needed."""
+    """Tries isolation in a child process."""
     script = " && ".join(" ".join(words) for words in _MOUNTS)
     words = ["unshare", "-m", "-p", "--fork", "sh", "-c", script]
     with suppress(OSError):
@@ -56,7 +56,7 @@ def _follow(child: int) -> None:
 
 
 def leave_shared_memory(num_bytes: int) -> None:
-    """Changes the size of the shared memory so that so many bytes are free, also under processes that use it."""
+    """Resizes shared memory so that a number of bytes is free, even while processes use it."""
     now = os.statvfs(_SHARED_MEMORY)
     used = (now.f_blocks - now.f_bfree) * now.f_frsize
     subprocess.run(["mount", "-o", f"remount,size={used + num_bytes}", str(_SHARED_MEMORY)], check=True)

@@ -1,19 +1,19 @@
-"""Verdicts on what a run has left: complaints, of which a run that keeps its promises has none."""
+"""Judge: complaints about a run, of which a run that keeps its promises has none."""
 
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 TOLERANCE = 1e-8
-"""Relative, of a loss."""
+"""Relative tolerance of a loss."""
 _NAMES_FAULT = re.compile(r"^swift: .{10,}", re.MULTILINE)
 
 
 def of_losses(found: Mapping[int, float], expected: Mapping[int, float], excused: Collection[int] = ()) -> list[str]:
-    """Whether every recorded loss is that of the run without faults.
+    """Checks that every recorded loss is that of the run without faults.
 
     Args:
-        found, expected: by iteration.
+        found, expected: losses by iteration.
         excused: iterations whose records were damaged on purpose.
     """
     checked = {step: loss for step, loss in found.items() if step not in excused}
@@ -26,7 +26,7 @@ def of_losses(found: Mapping[int, float], expected: Mapping[int, float], excused
 
 
 def of_gaps(found: Collection[int], excused: Collection[int] = ()) -> list[str]:
-    """Whether every iteration before the last is recorded."""
+    """Checks that every iteration before the last is recorded."""
     missing = set(range(1, max(found, default=0) + 1)) - set(found) - set(excused)
     return [f"{len(missing)} iterations are not recorded, the first {min(missing)}"] if missing else []
 
@@ -36,13 +36,13 @@ def _is_close(loss: Any, expected: float) -> bool:
 
 
 def of_terminal(said: str) -> list[str]:
-    """Whether the user saw how it looks inside."""
+    """Checks that the user saw no internals, such as tracebacks."""
     found = said.find("Traceback (most recent call last)")
     return [] if found < 0 else [f"a traceback on the terminal: {' '.join(said[found : found + 3000].split())[-400:]}"]
 
 
 def of_exit(code: int, allowed: Collection[int], said: str) -> list[str]:
-    """Whether a run ended as it may, and said why where it gave up."""
+    """Checks that a run ended with an allowed code, and with a reason if it gave up."""
     if code not in allowed:
         last = " / ".join(said.strip().splitlines()[-3:])
         return [f"exit code {code}, and not {' or '.join(map(str, sorted(allowed)))}: {last[-400:]}"]
@@ -52,12 +52,12 @@ def of_exit(code: int, allowed: Collection[int], said: str) -> list[str]:
 
 
 def of_restore(event: Mapping[str, Any], promised: int | None, may_be_older: bool) -> list[str]:
-    """Whether a run went on from the newest state that it had promised.
+    """Checks that a run resumed from the newest state that it had promised.
 
     Args:
         event: `resume` or `restore`, with its iteration.
-        promised: the iteration of the newest checkpoint that was told before.
-        may_be_older: whether a checkpoint was damaged.
+        promised: iteration of the newest checkpoint reported before.
+        may_be_older: True if a checkpoint was damaged.
     """
     if promised is None or may_be_older or event["step"] >= promised:
         return []

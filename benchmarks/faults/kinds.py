@@ -1,4 +1,4 @@
-"""A kind of fault, and what is known after one has struck."""
+"""Kinds of faults, and the state of a volley after faults have struck."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ Draw = Callable[[Random, Run], Parameters]
 
 @dataclass
 class Aftermath:
-    """What a volley has done so far, for the judge.
+    """Effects of a volley so far, for the judge.
 
     Attributes:
         dead: names of members that were killed, or will be because they are frozen, each as often as that is so.
@@ -47,11 +47,11 @@ class Aftermath:
     observed: dict[str, Any] = field(default_factory=dict)
 
     def heal_after(self, seconds: float, heal: Callable[[], None]) -> None:
-        """Has a fault end after some seconds."""
+        """Schedules the end of a fault after some seconds."""
         self.heals.append((time.monotonic() + seconds, heal))
 
     def heal_due(self, *, now: bool = False) -> None:
-        """Ends the faults whose time has come, or all."""
+        """Ends the faults that are due, or all."""
         for entry in sorted(self.heals, key=lambda heal: heal[0]):
             if now or time.monotonic() >= entry[0]:
                 self.heals.remove(entry)
@@ -83,12 +83,12 @@ class Kind:
     regroups: bool = False
 
     def moments(self, *, regroups: bool) -> list[str]:
-        """When it may strike, see `volleys.Fault`; with the moments of a group that is formed."""
+        """Moments at which it may strike, see `volleys.Fault`, including those of a forming group."""
         if self.is_quiet:
             return ["now"]
         return ["now", "form", "form", "epoch"] if regroups else ["now", "save"]
 
 
 def is_launch(run: Run) -> bool:
-    """Whether a run has processes of its own for its workers."""
+    """Checks if a run has separate processes for its workers."""
     return run.shape.command == "launch"

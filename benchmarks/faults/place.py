@@ -14,14 +14,14 @@ class Place:
     """What all runs of a campaign share.
 
     Attributes:
-        directory: of the campaign.
-        corpus: the text that is trained on.
-        cache: of compiled programs.
-        is_private: whether this process has a part of the system for itself, see `isolated`.
-        has_disks, has_networks: whether runs can have those of their own.
-        shim: a library, see `shim.py`; None: it cannot be built.
-        root: where the package `swift` is that is tried.
-        patience_s: how long a run may take until it is well again, besides its own deadlines.
+        directory: directory of the campaign.
+        corpus: text to train on.
+        cache: cache of compiled programs.
+        is_private: True if this process is isolated, see `isolated`.
+        has_disks, has_networks: True if runs can have separate ones.
+        shim: library, see `shim.py`; None if it cannot be built.
+        root: directory of the package `swift` under test.
+        patience_s: time for a run to be well again, beyond its own deadlines.
     """
 
     directory: Path
@@ -35,7 +35,7 @@ class Place:
     root: Path = ROOT
 
     def environment(self, mark: str, tmp: Path, more: dict[str, str]) -> dict[str, str]:
-        """Of all processes of a run."""
+        """Environment of all processes of a run."""
         own = {
             MARK: mark,
             "TMPDIR": str(tmp),

@@ -1,4 +1,4 @@
-"""The processes of a run, as the system knows them: found by a mark in their environment."""
+"""Processes of a run, found by a mark in their environment."""
 
 import os
 import signal
@@ -15,10 +15,10 @@ class Found:
     """A process of a run.
 
     Attributes:
-        pid: its number.
+        pid: process id.
         kind: `launch`, `train`, `member`, `keeper` or `preparer`; of something else, the first word of its command.
-        name: of a member, as events have it.
-        is_stopped: whether it was stopped by a signal.
+        name: name of a member, as in events.
+        is_stopped: True if it was stopped by a signal.
     """
 
     pid: int
@@ -28,7 +28,7 @@ class Found:
 
 
 def find(mark: str) -> list[Found]:
-    """All processes of the run with a mark, but for those that have ended and whose parent has not asked yet."""
+    """Finds all processes of the run with a mark, except zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
@@ -50,7 +50,7 @@ def _found(pid: int, words: list[str], state: str) -> Found:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Sends a signal to all that are still there."""
+    """Sends a signal to all that still exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""The record of a campaign: a line for each fault, kept over several sittings."""
+"""Record of a campaign: a line for each fault, kept over several sessions."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from .episode import Verdict
 
 
 def commit(root: Path) -> str:
-    """The version of the code that is tried; with a `+` where it has changes that are not committed."""
+    """Reads the version of the code under test, with a `+` if it has uncommitted changes."""
     try:
         words = ["git", "-C", str(root), "describe", "--always", "--abbrev=10", "--dirty=+"]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -20,10 +20,10 @@ def commit(root: Path) -> str:
 
 
 class Record:
-    """Lines in a file.
+    """Record as lines of a file.
 
     Args:
-        path: of the file; made where there is none.
+        path: path of the file, created if missing.
     """
 
     def __init__(self, path: Path):
@@ -41,9 +41,9 @@ class Record:
                 file.write(json.dumps(line) + "\n")
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All so far."""
+        """Reads all lines so far."""
         yield from evidence.read_lines(self._path).records
 
     def next_seed(self, first: int) -> int:
-        """The first seed, from some on, of which nothing is recorded."""
+        """Finds the first seed, from a given one on, without a record."""
         return max([first, *(line["seed"] + 1 for line in self.lines() if line["seed"] >= first)])

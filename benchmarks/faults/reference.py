@@ -1,4 +1,4 @@
-"""The losses of each kind of run without faults, computed by one process as far as they are needed, and kept."""
+"""Reference losses of each shape of run without faults, computed by one process as needed, and kept."""
 
 import hashlib
 import shutil
@@ -12,17 +12,17 @@ from .place import Place
 from .shapes import NUM_STEPS, Shape
 
 _CHUNK = 400
-"""Iterations that are computed at once."""
+"""Iterations computed at once."""
 _COMPUTES_NOTHING = ("aot", "checkpoint", "cli", "launch", "record", "report", "simulate")
-"""Packages that may change without another loss."""
+"""Packages that do not affect losses."""
 
 
 class Reference:
-    """A run of `swift train`, for the code as it is; kept in the campaign's directory.
+    """A run of `swift train` with the current code, kept in the campaign's directory.
 
     Args:
-        place: of the campaign.
-        shape: of the run.
+        place: resources of the campaign.
+        shape: shape of the run.
     """
 
     def __init__(self, place: Place, shape: Shape):
@@ -34,7 +34,7 @@ class Reference:
         self._run_dir = directory / f"{shape.name}-{digest}-{code_digest(place.root, computes=True)}"
 
     def upto(self, step: int) -> dict[int, float]:
-        """Every iteration's loss, at least up to one."""
+        """Computes losses of iterations, at least up to a given one."""
         found = evidence.losses(self._run_dir)
         last = min(NUM_STEPS, -(-max(step, 1) // _CHUNK) * _CHUNK)
         if len(found) < last:
@@ -66,7 +66,7 @@ class Reference:
 
 @cache
 def code_digest(root: Path, *, computes: bool = False) -> str:
-    """A digest of all code that is tried, or of what computes losses alone."""
+    """Digests all code under test, or only the code that affects losses."""
     digest, top = hashlib.sha256(), root / "swift"
     for path in sorted(top.rglob("*.py")):
         if not (computes and path.relative_to(top).parts[0] in _COMPUTES_NOTHING):

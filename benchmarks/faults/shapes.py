@@ -1,4 +1,4 @@
-"""The runs that are broken: small models in float64, whose losses do not depend on who computes them."""
+"""Shapes of runs: small models in float64, whose losses do not depend on which process computes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_STEPS, EVERY = 1600, 20
-"""Iterations of a run, and between two of its checkpoints."""
+"""Iterations of a run, and between its checkpoints."""
 _MODEL = f"""
 Experiment.model = @ModelConfig()
 ModelConfig.num_layers = 2
@@ -35,7 +35,7 @@ Experiment.checkpoint = @CheckpointConfig()
 CheckpointConfig.every = {EVERY}
 """
 _DEADLINES = ("start=120", "forming=30", "progress=40", "saving=40")
-"""Of `swift launch`: what the campaign waits for has to come soon, also on a machine that has other work."""
+"""Arguments of `swift launch`: short time-outs that still suffice on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Shape:
     """A kind of run.
 
     Attributes:
-        name: for records.
-        command: of `swift`: `launch` or `train`.
+        name: name for records.
+        command: command of `swift`: `launch` or `train`.
         topology: numbers of pipelines, stages and expert ranks.
-        settings: more of the configuration.
-        flags: more of the command line.
-        num_nodes: machines that share the processes.
+        settings: further settings of the configuration.
+        flags: further arguments of the command line.
+        num_nodes: number of machines that share the processes.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def members(self) -> list[str]:
-        """Names of all processes that run iterations, as events have them."""
+        """Names of all processes that run iterations, as in events."""
         if self.command == "train":
             return []
         pipelines, stages, ranks = self.topology
@@ -69,22 +69,22 @@ class Shape:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether a process is an expert rank, which others may do without."""
+        """Checks if a process is an expert rank, without which others can continue."""
         return self.command == "launch" and self.topology[2] > 1
 
     def stage_of(self, member: str) -> int:
-        """The stage that a process serves."""
+        """Finds the stage that a process serves."""
         return int(member.split()[0].split(":")[1])
 
     def arguments(self) -> list[str]:
-        """More of the command line."""
+        """Further arguments of the command line."""
         if self.command == "train":
             return list(self.flags)
         processes = ["--processes", str(len(self.members)), "--restarts", "1000000"]
         return [*processes, "--deadline", *_DEADLINES, *self.flags]
 
     def write(self, path: Path, corpus: Path) -> Path:
-        """Writes the configuration; returns its path."""
+        """Writes the configuration and returns its path."""
         settings: dict[str, Any] = dict(
             zip(
                 ("Topology.num_pipelines", "Topology.num_stages", "Topology.num_expert_ranks"),
@@ -117,7 +117,7 @@ SHAPES = {
 
 
 def write_corpus(directory: Path) -> Path:
-    """Some text to train on; returns where it lies."""
+    """Writes some text to train on and returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     for number in range(20):
         text = "".join(chr(32 + (7 + number) * i * i % 90) for i in range(1000))

@@ -1,4 +1,4 @@
-"""Which faults come together, and when: chosen by a seed alone."""
+"""Volleys: faults that come together, and their times, determined by a seed alone."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from .running import Run
 
 _SIZES = (1, 2, 2, 3, 3, 4)
 _MOMENT_S = 8.0
-"""How long to wait for what a fault is to hit; then it strikes at once."""
+"""Time to wait for a fault's moment; after that it strikes at once."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Fault:
     parameters: Parameters
 
     def document(self) -> dict[str, Any]:
-        """For the record."""
+        """Describes a fault for the record."""
         return asdict(self)
 
 
 class Deck:
-    """Kinds in random order, each of which comes once before any comes again.
+    """Kinds in random order, each of which is drawn once before any is repeated.
 
     Args:
         kinds: that may come.
@@ -53,11 +53,11 @@ class Deck:
 
     @property
     def left(self) -> list[str]:
-        """Names of those that have not come yet."""
+        """Names of kinds that have not been drawn yet."""
         return [kind.name for kind in self._left]
 
     def volley(self, run: Run) -> list[Fault]:
-        """One to four faults that can come together; whatever ends the life is the last."""
+        """Draws one to four faults that can come together; one that ends the life is the last."""
         size, faults, kinds, groups = self._rng.choice(_SIZES), list[Fault](), list[Kind](), set[str]()
         for _ in range(size):
             kind = self._deal(run, groups)
@@ -83,7 +83,7 @@ class Deck:
 
 
 def wait_for_moment(run: Run, fault: Fault) -> bool:
-    """Waits until a fault is to strike; returns whether what it waits for has come."""
+    """Waits until a fault is due; returns True if its moment has come."""
     path = run.run_dir / "events.jsonl"
     deadline, seen, known, size = time.monotonic() + _MOMENT_S, fault.moment == "now", len(run.events()), _size(path)
     while not seen and time.monotonic() < deadline and not run.is_over():

@@ -1,4 +1,4 @@
-"""Machines that are network namespaces, and the wire between them: a process that may hold frames back."""
+"""Machines emulated by network namespaces, and the wire between them: a process that can hold frames back."""
 
 import ctypes
 import fcntl
@@ -19,12 +19,12 @@ _LONGEST_FRAME, _POLL_S = 65_536, 0.005
 
 
 class State(NamedTuple):
-    """What a wire does with frames.
+    """Behaviour of a wire.
 
     Attributes:
-        delay_s: by which each comes later.
-        cut: the nodes that get none.
-        lost: the share of frames that are lost.
+        delay_s: delay of each frame.
+        cut: nodes that receive no frames.
+        lost: share of frames that are lost.
     """
 
     delay_s: float = 0.0
@@ -36,8 +36,8 @@ class Network:
     """Two machines and a wire.
 
     Args:
-        directory: for what has to be told.
-        name: of the run, in the names of the namespaces.
+        directory: directory for control files.
+        name: name of the run, part of the namespaces' names.
     """
 
     def __init__(self, directory: Path, name: str):
@@ -46,7 +46,7 @@ class Network:
         self._wire: subprocess.Popen[bytes] | None = None
 
     def make(self) -> None:
-        """Makes both, with a name and an address each."""
+        """Makes both machines, each with a name and an address."""
         self._hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n")
         self.say(State())
         for name in self._names:
@@ -54,25 +54,25 @@ class Network:
         words = [sys.executable, "-m", "benchmarks.faults.wire", str(self._told), *self._names]
         self._wire = subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
         assert self._wire.stdout is not None
-        self._wire.stdout.readline()  # both ends are there
+        self._wire.stdout.readline()  # both ends exist
         for node, name in enumerate(self._names):
             _ip("-n", name, "address", "add", f"10.77.0.{node + 1}/24", "dev", "wire")
             for device in ("lo", "wire"):
                 _ip("-n", name, "link", "set", device, "up")
 
     def wrap(self, node: int) -> list[str]:
-        """What comes before a command that is to run on a machine."""
+        """Command prefix that runs a command on a machine."""
         inside = f'hostname node{node}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
         return ["ip", "netns", "exec", self._names[node], "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
 
     def say(self, state: State) -> None:
-        """Has the wire behave otherwise from now on."""
+        """Changes the behaviour of the wire."""
         temporary = self._told.with_suffix(".new")
         temporary.write_text(json.dumps(state._asdict()))
         temporary.rename(self._told)
 
     def remove(self) -> None:
-        """Removes both."""
+        """Removes both machines."""
         if self._wire is not None:
             self._wire.kill()
             self._wire.wait()
@@ -82,7 +82,7 @@ class Network:
 
 
 def can_have_networks(directory: Path) -> bool:
-    """Whether machines can be emulated here."""
+    """Checks if machines can be emulated here."""
     network = Network(directory, "probe")
     try:
         network.make()
@@ -114,7 +114,7 @@ def _end_in(name: str) -> int:
 
 
 def _carry(told: Path, ends: list[int]) -> None:
-    """Carries frames for ever."""
+    """Carries frames until it is killed."""
     import random
 
     state, read, waiting, count = State(), 0.0, list[Any](), 0
