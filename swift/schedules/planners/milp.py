@@ -139,7 +139,7 @@ def _least_lossy_slot(problem: Problem, longest: float) -> float:
     slots = [costs.t_f / number for number in range(1, most_of_f + 1)]
     slots = [slot for slot in slots if slot * _LEAST_SLOTS_OF_OP <= min(times)]
     if not slots:
-        raise SettingError("solver", "milp", "the problem is too large to prove an optimum: use adaptive")
+        raise SettingError("solver", "milp", "too large to prove an optimum: use adaptive")
     return min(slots, key=lambda slot: sum(time - int(time / slot * (1 + _SAME)) * slot for time in times))
 
 
