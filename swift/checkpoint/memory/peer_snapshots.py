@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory.slice_search import RankCopy
@@ -108,7 +109,7 @@ class PeerSnapshots:
         """Whether no snapshot has been started yet."""
         return not self._store.dense and self._copying is None
 
-    def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: np.ndarray) -> str | None:
+    def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: Int[np.ndarray, "L E"]) -> str | None:
         """Starts a snapshot, once the one before is complete.
 
         Args:

@@ -7,13 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from swift.checkpoint.partial import Snapshot, StateSplit, by_name
 from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
 
 
 def begin_snapshot(
-    split: StateSplit, state: Any, live: LiveMesh, chosen_LK: np.ndarray, room: Snapshot | None = None
+    split: StateSplit,
+    state: Any,
+    live: LiveMesh,
+    chosen_LK: Int[np.ndarray, "layers K"],
+    room: Snapshot | None = None,
 ) -> Callable[[], Snapshot]:
     """Starts a copy on the devices of what a checkpoint saves of a state; only the copy goes to the host.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int, Shaped
 
 from swift.mesh import RANKED, map_specs
 
@@ -137,7 +138,7 @@ class StateSplit:
             for dtype, names in self.names_of_type.items()
         }
 
-    def by_stage(self, chosen_LK: np.ndarray) -> np.ndarray:
+    def by_stage(self, chosen_LK: Int[np.ndarray, "layers K"]) -> Int[np.ndarray, "P L K"]:
         """Chosen classes ``[P, L, K]``."""
         num_stages, num_rows = self._expert_shape[:2]
         return chosen_LK.reshape(num_stages, num_rows, chosen_LK.shape[-1])
@@ -149,7 +150,7 @@ class StateSplit:
             for dtype, shape in self.unit_shapes.items()
         }
 
-    def view(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    def view(self, blocks: Mapping[str, np.ndarray], name: str) -> Shaped[np.ndarray, "P L N K w"]:
         """A view of an array's part of the blocks, in the layout of the array: ``[P, L, N, K, w]``."""
         dtype = str(self.shapes[name].dtype)
         block, nth = blocks[dtype], self.names_of_type[dtype].index(name)
@@ -157,7 +158,7 @@ class StateSplit:
         assert np.shares_memory(of_array, block) or not block.size
         return of_array.transpose(0, 1, 3, 2, 4)
 
-    def host_snapshot(self, state: Any, chosen_LK: np.ndarray) -> Snapshot:
+    def host_snapshot(self, state: Any, chosen_LK: Int[np.ndarray, "layers K"]) -> Snapshot:
         """The snapshot of a state on the host; its dense part is not copied."""
         arrays, blocks = by_name(state), self.new_blocks(chosen_LK.shape[-1])
         index = self.by_stage(chosen_LK)[:, :, None, :, None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Tally:
         contained_LE = self.contained_LE + num_iterations * most_updates
         return replace(self, contained_LE=contained_LE, num_uncounted=self.num_uncounted + num_iterations)
 
-    def restored(self, contained_LE: np.ndarray) -> "Tally":
+    def restored(self, contained_LE: Int[np.ndarray, "L E"]) -> "Tally":
         """The tally after a fault and a restore.
 
         Args:
@@ -75,7 +76,7 @@ class Tally:
         """
         return self.fell_back(self.contained_LE - contained_LE)
 
-    def fell_back(self, lost_LE: np.ndarray) -> "Tally":
+    def fell_back(self, lost_LE: Int[np.ndarray, "L E"]) -> "Tally":
         """The tally after a fault that set back only some slices of experts.
 
         Args:

@@ -4,9 +4,10 @@ Legend: L MoE layers of the model, E expert classes, K classes of a layer that a
 """
 
 import numpy as np
+from jaxtyping import Int
 
 
-def first_turns(num_layers: int, num_classes: int, k: int) -> np.ndarray:
+def first_turns(num_layers: int, num_classes: int, k: int) -> Int[np.ndarray, " L"]:
     """The class with which each layer's round begins, int64 ``[L]``: K classes after that of the layer below.
 
     Layers are interleaved so that, where each rank holds classes of its own, all ranks write equally much.
@@ -17,7 +18,7 @@ def first_turns(num_layers: int, num_classes: int, k: int) -> np.ndarray:
     return np.arange(num_layers) * k % max(num_classes, 1)
 
 
-def sequential(turn_L: np.ndarray, num_classes: int, k: int) -> np.ndarray:
+def sequential(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, "L K"]:
     """The next K classes of every layer's round, int64 ``[L, K]``.
 
     Args:
@@ -31,12 +32,14 @@ def sequential(turn_L: np.ndarray, num_classes: int, k: int) -> np.ndarray:
     return (turn_L[:, None] + np.arange(k)) % max(num_classes, 1)
 
 
-def next_turns(turn_L: np.ndarray, num_classes: int, k: int) -> np.ndarray:
+def next_turns(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, " L"]:
     """The turns ``[L]`` after a sequential save of K classes."""
     return (turn_L + k) % max(num_classes, 1)
 
 
-def load_aware(unsaved_LE: np.ndarray, saved_at_LE: np.ndarray, k: int) -> np.ndarray:
+def load_aware(
+    unsaved_LE: Int[np.ndarray, "L E"], saved_at_LE: Int[np.ndarray, "L E"], k: int
+) -> Int[np.ndarray, "L K"]:
     """The K classes of every layer with the most token updates since their last save, int64 ``[L, K]``.
 
     Ties go to the class that was saved longest ago, then to the lower class.
@@ -53,7 +56,7 @@ def load_aware(unsaved_LE: np.ndarray, saved_at_LE: np.ndarray, k: int) -> np.nd
     return order_LE[:, :k]
 
 
-def everything(num_layers: int, num_classes: int) -> np.ndarray:
+def everything(num_layers: int, num_classes: int) -> Int[np.ndarray, "L E"]:
     """All classes of all layers, int64 ``[L, E]``: a full checkpoint."""
     return np.broadcast_to(np.arange(num_classes), (num_layers, num_classes))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from swift.checkpoint.partial import Tally, Unit, everything, first_turns, load_aware, next_turns, sequential
 from swift.checkpoint.storage.digests import digest
@@ -102,7 +103,7 @@ class Ledger:
         """The ledger after more iterations without a record, see ``Tally.uncounted``."""
         return replace(self, tally=self.tally.uncounted(num_iterations, most_updates))
 
-    def choose(self, selection: str, *, full: bool) -> np.ndarray:
+    def choose(self, selection: str, *, full: bool) -> Int[np.ndarray, "L K"]:
         """The classes ``[L, K]`` that the next checkpoint saves: all where some have no copy yet, or where ``full``."""
         num_layers, num_classes = self.tally.contained_LE.shape
         if full or self.k >= num_classes or not all(self._newest()):
@@ -113,7 +114,9 @@ class Ledger:
         saved_LE = np.array(newest, np.int64).reshape(num_layers, num_classes, 2)
         return load_aware(self.tally.contained_LE - saved_LE[..., 0], saved_LE[..., 1], self.k)
 
-    def saved(self, step: int, chosen_LK: np.ndarray, copies: Mapping[Unit, Copy], common: Files) -> "Ledger":
+    def saved(
+        self, step: int, chosen_LK: Int[np.ndarray, "L K"], copies: Mapping[Unit, Copy], common: Files
+    ) -> "Ledger":
         """The ledger after a checkpoint that made these copies."""
         merged = dict(self.copies)
         for unit, copy in copies.items():

@@ -4,6 +4,7 @@ Legend: B sequences of a micro-batch, N expert ranks, T positions.
 """
 
 import numpy as np
+from jaxtyping import Shaped
 
 
 def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
@@ -15,7 +16,7 @@ def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
     return -(-num_sequences // num_ranks)
 
 
-def share_sequences(leaf: np.ndarray, num_ranks: int) -> np.ndarray:
+def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Shaped[np.ndarray, "*lead N b T"]:
     """Divides ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in order.
 
     A rank with one sequence less than another gets zeros, which are not valid tokens.

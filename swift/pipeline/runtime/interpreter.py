@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 from swift.mesh import WORKER_AXIS
 from swift.models import Weights
@@ -59,7 +60,12 @@ class Carry(NamedTuple):
 
 
 def empty_carry(
-    spec: StepSpec, table: TickTable, split: SplitStage, weights: Weights, message: jax.Array, num_iterations: int
+    spec: StepSpec,
+    table: TickTable,
+    split: SplitStage,
+    weights: Weights,
+    message: Float[Array, "B T D"],
+    num_iterations: int,
 ) -> Carry:
     """Empty buffers and zero sums.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Int
 
 from swift.experts import Load
 from swift.experts.placement import load_imbalance, replica_counts
@@ -27,7 +28,7 @@ class UpdateRecord(NamedTuple):
     imbalance_L: jax.Array
 
     @classmethod
-    def of(cls, spec: StepSpec, state: TrainState, square_norm: jax.Array, load: Load) -> "UpdateRecord":
+    def of(cls, spec: StepSpec, state: TrainState, square_norm: Float[Array, ""], load: Load) -> "UpdateRecord":
         """The record of the iteration that starts from ``state``."""
         replicas_LE = replica_counts(state.placement, spec.experts.num_classes)
         imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
@@ -35,7 +36,11 @@ class UpdateRecord(NamedTuple):
 
 
 def metrics_of(
-    loss_K: jax.Array, aux_K: jax.Array, tokens_K: jax.Array, norm_K: jax.Array, record: UpdateRecord
+    loss_K: Float[Array, " K"],
+    aux_K: Float[Array, " K"],
+    tokens_K: Int[Array, " K"],
+    norm_K: Float[Array, " K"],
+    record: UpdateRecord,
 ) -> dict[str, jax.Array]:
     """The metrics of a window.
 

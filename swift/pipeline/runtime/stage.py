@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int
 
 from swift.experts import Load, expert_parallel_moe
 from swift.mesh import EXPERT_AXIS
@@ -74,7 +75,7 @@ def stage_function(
     return jax.checkpoint(stage) if spec.remat else stage
 
 
-def forward(spec: StepSpec, weights: Weights, placement_LNS: jax.Array, batch: DeviceBatch) -> Sums:
+def forward(spec: StepSpec, weights: Weights, placement_LNS: Int[Array, "L N S"], batch: DeviceBatch) -> Sums:
     """Runs one micro-batch ``[B, T]`` of this rank through the whole model; for a single stage."""
     gpt = spec.gpt
     x = gpt.embed(weights, batch.inputs)

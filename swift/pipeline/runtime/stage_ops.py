@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Int
 
 from swift.models import Weights
 from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
@@ -47,13 +48,13 @@ class StageOps:
     def forward(
         self,
         op: TickOp,
-        activations: jax.Array,
-        gradients: jax.Array,
+        activations: Float[Array, "_ B T D"],
+        gradients: Float[Array, "_ B T D"],
         b_stash: Stash,
         held: Stash,
         sums: Sums,
         head: Any,
-    ) -> tuple[jax.Array, tuple[jax.Array, Stash, Stash, Sums, Any]]:
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stash, Stash, Sums, Any]]:
         """F: the message to the next stage, and the updated buffers; the last stage adds its loss."""
         data = self._data(op)
         (y, aux), load, for_b, for_w = self.split.forward(
@@ -71,7 +72,9 @@ class StageOps:
         gradients, own, head = lax.cond(self.ends.is_last, end, lambda *same: same, gradients, own, head)
         return y, (gradients, put(b_stash, op.b_stash, for_b), put(held, op.held, for_w), own, head)
 
-    def evaluate(self, op: TickOp, activations: jax.Array, sums: Sums) -> tuple[jax.Array, Sums]:
+    def evaluate(
+        self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
+    ) -> tuple[Float[Array, "B T D"], Sums]:
         """F without a backward pass: the message to the next stage, and the sums."""
         data, gpt = self._data(op), self.spec.gpt
         (y, aux), load, *_ = self.split.forward(
@@ -86,8 +89,14 @@ class StageOps:
         return y, lax.cond(self.ends.is_last, end, lambda same: same, sums)
 
     def backward_input(
-        self, op: TickOp, gradients: jax.Array, b_stash: Stash, held: Stash, w_stash: Stash, embedding: Any
-    ) -> tuple[jax.Array, tuple[Stash, Any]]:
+        self,
+        op: TickOp,
+        gradients: Float[Array, "_ B T D"],
+        b_stash: Stash,
+        held: Stash,
+        w_stash: Stash,
+        embedding: Any,
+    ) -> tuple[Float[Array, "B T D"], tuple[Stash, Any]]:
         """B: the message to the previous stage, and the buffers with W's stash."""
         data = self._data(op)
         d_out = gradients[op.inbox], self.aux_weight_K[op.iteration]
@@ -123,12 +132,12 @@ class StageOps:
         return lax.cond(self.ends.is_first, lambda: gpt.embed(self.weights, data.inputs), lambda: activations[op.inbox])
 
 
-def put(buffers: Any, slot: jax.Array, values: Any) -> Any:
+def put(buffers: Any, slot: Int[Array, ""], values: Any) -> Any:
     """Writes values to one slot of buffers ``[slots, ...]``."""
     return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
 
 
-def take(buffers: Any, slot: jax.Array) -> Any:
+def take(buffers: Any, slot: Int[Array, ""]) -> Any:
     """The values in one slot of buffers ``[slots, ...]``."""
     return jax.tree.map(lambda buffer: buffer[slot], buffers)
 
@@ -138,7 +147,7 @@ def add(totals: Any, values: Any) -> Any:
     return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
 
 
-def sums_of(sums_K: Sums, iteration: jax.Array, **values: Any) -> Sums:
+def sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
     """Adds values of one iteration to some fields of a window's sums."""
 
     def added(total_K: jax.Array, value: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
+from jaxtyping import Array, Int
 
 from swift.experts import ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
@@ -147,7 +148,7 @@ class StepSpec:
         copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
-    def placements(self, experts_LNS: jax.Array) -> dict[str, jax.Array]:
+    def placements(self, experts_LNS: Int[Array, "L N S"]) -> dict[str, jax.Array]:
         """The placement of each group; a dense group is one class with a slot on every rank."""
         return {
             name: experts_LNS if group.is_expert else jnp.zeros((rows, self.live.num_ranks, 1), jnp.int32)
@@ -231,7 +232,9 @@ class StepSpec:
         return jax.tree.map(jnp.asarray, state)
 
 
-def materialize_all(spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: jax.Array) -> dict[str, jax.Array]:
+def materialize_all(
+    spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: Int[Array, "L N S"]
+) -> dict[str, jax.Array]:
     """Per rank: the slots of every group, from master weights and the placement int32 ``[L, N, S]``."""
     placements = spec.placements(placement_LNS)
     return {name: spec.layouts[name].materialize(master[name], placements[name]) for name in master}

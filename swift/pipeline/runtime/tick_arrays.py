@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from swift.schedules import TickTable
 
@@ -55,7 +56,7 @@ class TickOp(NamedTuple):
     gradient_slot_Q: jax.Array
 
     @classmethod
-    def at(cls, columns: Columns, tick: jax.Array) -> "TickOp":
+    def at(cls, columns: Columns, tick: Int[jax.Array, ""]) -> "TickOp":
         """The op of a tick."""
         return cls(*(jnp.asarray(column)[tick] for column in columns[: len(cls._fields)]))
 

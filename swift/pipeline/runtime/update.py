@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jaxtyping import Array, Float, Int
 
 from swift.mesh import EXPERT_AXIS
 from swift.models import Weights
@@ -39,7 +40,7 @@ def used(
 
 @jax.named_scope(scopes.UPDATE)
 def reduce_gradients(
-    spec: StepSpec, state: TrainState, gradients: Weights, divisor: jax.Array, ends: EmbeddingAndHead
+    spec: StepSpec, state: TrainState, gradients: Weights, divisor: Float[Array, ""], ends: EmbeddingAndHead
 ) -> dict[str, jax.Array]:
     """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
 
@@ -72,14 +73,16 @@ def reduce_gradients(
 
 
 @jax.named_scope(scopes.UPDATE)
-def square_norm(spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: jax.Array) -> jax.Array:
+def square_norm(
+    spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
+) -> Float[Array, ""]:
     """The squared norm of the stage's gradients, every expert counted once."""
     placements = spec.placements(placement_LNS)
     parts = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(parts), EXPERT_AXIS)
 
 
-def clip_scale(spec: StepSpec, norm: jax.Array) -> jax.Array | None:
+def clip_scale(spec: StepSpec, norm: Float[Array, ""]) -> Float[Array, ""] | None:
     """The factor that clips gradients to the largest norm allowed; None without clipping."""
     if spec.clip_norm is None:
         return None
@@ -91,9 +94,9 @@ def apply_gradients(
     spec: StepSpec,
     state: TrainState,
     gradients: dict[str, jax.Array],
-    popularity_LE: jax.Array,
+    popularity_LE: Int[Array, "L E"],
     ends: EmbeddingAndHead,
-    scale: jax.Array | None = None,
+    scale: Float[Array, ""] | None = None,
 ) -> TrainState:
     """Updates, places and materializes: the state of the next iteration.
 
