@@ -22,7 +22,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).parents[1]
-CHECKED = ("experts", "mesh")
+CHECKED = ("experts", "mesh", "pipeline", "checkpoint")
 """Packages whose annotated shapes and dtypes are checked at every call, under pytest only."""
 
 # The hook acts on modules as they are imported, so all of them are imported here, before any test imports them.
