@@ -35,7 +35,7 @@ REFUSED = {
     "train tiny.gin --run-dir new --profile 5:7": "--profile = '5:7': must lie within iterations 1:6",
     "train tiny.gin --run-dir new --resume": "--run-dir = 'new': holds no run: there is no config.gin in it",
     "compare tiny.gin corpus/../tiny.gin": "CONFIG = ['tiny', 'tiny']: the files need different names, which their "
-    "runs will bear",
+    "runs will have",
     "report new": "RUN_DIR = 'new': holds no run: there is no config.gin in it",
     "report tiny.gin": "RUN_DIR = 'tiny.gin': holds no run: there is no config.gin in it",
     "export new --out model": "RUN_DIR = 'new': holds no run: there is no config.gin in it",
