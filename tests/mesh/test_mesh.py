@@ -54,7 +54,7 @@ def test_more_ranks_than_devices_are_refused(kind):
 
 
 def test_virtual_ranks_need_one_worker():
-    with pytest.raises(SettingError, match=r"Experiment\.ranks = 'virtual': needs one pipeline of one stage"):
+    with pytest.raises(SettingError, match=r"^ranks = 'virtual': needs one pipeline of one stage"):
         live_mesh(Topology(2, 1, 2), "virtual")
 
 
