@@ -1,4 +1,4 @@
-"""Checkpoints of a run of processes: whose parts are there, what the keeper is asked for, and what has come of it."""
+"""Client of the checkpoint service: collects the parts of states, requests saves and loads, and retries them."""
 
 import signal
 import time
@@ -28,19 +28,19 @@ _MAX_LIVES = 3
 
 
 class CheckpointClient:
-    """Asks the keeper, a process of its own, one thing after the other; who dies is started again and asked again.
+    """Asks the keeper, a process of its own, for one thing at a time; if it dies it is restarted and asked again.
 
     A save that has failed is asked for again after pauses, see ``RETRY_PAUSES_S``, unless a newer one comes first.
 
     Args:
-        children: among which the keeper is.
-        command: that starts it.
-        log: for what it prints.
-        directory: of the run's checkpoints.
-        processes: of the first generation, see ``set_processes``.
-        start_s: until a keeper that was started can be at work.
-        deadline_s: for an answer; a keeper that is later is ended.
-        clock: in seconds.
+        children: the processes among which the keeper is.
+        command: the command that starts it.
+        log: the file for what it prints.
+        directory: the directory of the run's checkpoints.
+        processes: the processes of the first generation, see ``set_processes``.
+        start_s: the time that a keeper takes to start, in seconds.
+        deadline_s: the time limit of an answer, in seconds; a keeper that is later is killed.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CheckpointClient:
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
         self._asked: list[CheckpointCommand] = []
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
-        self._ready_by = 0.0  # when the keeper has to be at work
+        self._ready_by = 0.0  # when the keeper has to have started
         self._asked_at: float | None = None  # what the keeper is at; None: nothing, or it is being ended
         self._num_lives = 0
         self._unsaved: SaveCheckpoint | None = None  # what has failed; None: the newest save is there, or under way
@@ -128,11 +128,11 @@ class CheckpointClient:
         self._ask(LoadCheckpoint(None, generation, tuple(processes)))
 
     def recut(self, stamp: Stamp, cut: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
-        """Asks for the parts of a state that is cut for others."""
+        """Asks for a state to be resharded for these processes."""
         self._ask(Reshard(stamp, cut, generation, tuple(processes)))
 
     def hear(self, line: str) -> CheckpointAnswer:
-        """What the keeper has answered, to what it was asked first."""
+        """Takes the answer of the keeper to its first request."""
         self._num_lives, self._ready_by = 1, self._clock()
         answer, command = CHECKPOINT_ANSWERS.read(line), self._asked.pop(0)
         if isinstance(command, SaveCheckpoint) and not command.is_elsewhere:
@@ -152,7 +152,7 @@ class CheckpointClient:
             self._ask(self._unsaved._replace(is_elsewhere=True))
 
     def died(self) -> bool:
-        """The keeper has died. Whether it was started again."""
+        """Restarts the keeper after a death, and returns whether it did."""
         if self._num_lives >= _MAX_LIVES:
             return False
         if [type(command) for command in self._asked[:2]] == [SaveCheckpoint, SaveCheckpoint]:
@@ -161,7 +161,7 @@ class CheckpointClient:
         return True
 
     def end_if_late(self) -> bool:
-        """Kills the keeper where it is late with an answer; its death is on its way then. Whether it was."""
+        """Kills the keeper where its answer is late, and returns whether it was; its death follows."""
         if self._asked_at is None or self._clock() <= max(self._asked_at, self._ready_by) + self._deadline_s:
             return False
         self._asked_at = None

@@ -1,4 +1,4 @@
-"""The preparer as the supervisor has it: told what to make ready, ended where it is silent, started again so often."""
+"""Client of the compile service: requests programs, kills a silent service, and restarts it a few times."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ _MAX_LIVES = 3
 
 
 class CompileClient:
-    """Has programs prepared by a process of its own, without which the run goes on, and compiles for itself.
+    """Has programs prepared by a process of its own, without which the run continues, and compiles for itself.
 
     Args:
         children: among which the preparer is.
@@ -44,17 +44,17 @@ class CompileClient:
         self._children, self._command, self._log = children, command, log
         self._start_s, self._silence_s, self._clock = start_s, silence_s, clock
         self._wish: CompileRequest | None = None
-        self._is_told = False
+        self._is_sent = False
         self._due: float | None = None  # when it has to be heard next; None: it is not there, or is being ended
         self._num_lives = 0  # in a row that have made nothing ready
 
     def ask(self, wish: CompileRequest) -> None:
-        """Notes what is to be made ready from now on, see ``follow``."""
-        self._wish, self._is_told = wish, False
+        """Sets what is to be made ready from now on, see ``follow``."""
+        self._wish, self._is_sent = wish, False
 
     def follow(self) -> None:
-        """Tells the preparer what it was not told yet; starts it where it is not there, unless it is given up."""
-        if self._command is None or self._wish is None or self._is_told:
+        """Sends the newest request, once; starts the service where it does not run, unless it is given up."""
+        if self._command is None or self._wish is None or self._is_sent:
             return
         if PREPARER not in self._children:
             if self._num_lives == _MAX_LIVES:
@@ -63,10 +63,10 @@ class CompileClient:
             self._children.start(PREPARER, self._command, self._log)
             self._due = self._clock() + self._start_s
         self._children.say(PREPARER, COMPILE_REQUESTS.line(self._wish))
-        self._is_told = True
+        self._is_sent = True
 
     def hear(self, line: str, when: float) -> Prepared | CompileFailed | None:
-        """What the preparer has said; None: that it is alive."""
+        """Takes a message of the service; None: a sign of life."""
         said = COMPILE_NEWS.read(line)
         if self._due is not None:
             self._due = when + self._silence_s
@@ -75,7 +75,7 @@ class CompileClient:
         return None if isinstance(said, Alive) else said
 
     def end_if_silent(self) -> bool:
-        """Kills a preparer that was not heard in time; its death is on its way then. Whether it was."""
+        """Kills a service that was not heard in time, and returns whether it was; its death follows."""
         if self._due is None or self._clock() <= self._due:
             return False
         self._due = None
@@ -83,6 +83,6 @@ class CompileClient:
         return True
 
     def died(self) -> bool:
-        """The preparer has died: the next one is to be told the same. Whether there will be one."""
-        self._due, self._is_told = None, False
+        """Has a next life of the service get the same request; returns whether there will be one."""
+        self._due, self._is_sent = None, False
         return self._num_lives < _MAX_LIVES

@@ -1,4 +1,4 @@
-"""What is done to processes on purpose: harm at an iteration, a new start at another."""
+"""Fault injection: processes are harmed at an iteration, and may restart at another."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -23,13 +23,13 @@ class InjectedFault(NamedTuple):
 
 
 class FaultInjection:
-    """A list of troubles; each happens once."""
+    """A list of faults; each happens once."""
 
     def __init__(self, troubles: Sequence[InjectedFault] = ()):
         self._troubles, self._done = sorted(troubles), set[InjectedFault]()
 
     def harm(self, finished: int) -> list[InjectedFault]:
-        """What is to be done now that this iteration is done; each harm is told once."""
+        """The faults that are due once this iteration is done; each is returned once."""
         due = [t for t in self._troubles if t.kind in HARMS and t.step <= finished and t not in self._done]
         self._done.update(due)
         return due
@@ -46,13 +46,13 @@ class FaultInjection:
 def parse_chaos(
     texts: Sequence[str], topology: Topology, processes: Collection[Process], num_steps: int
 ) -> FaultInjection:
-    """The troubles of the command line.
+    """Parses the faults of the command line.
 
     Args:
-        texts: such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process.
-        topology: whose workers the processes are.
-        processes: of the run.
-        num_steps: of the run.
+        texts: lines such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process.
+        topology: the topology of the run.
+        processes: the processes of the run.
+        num_steps: the number of iterations of the run.
 
     Raises:
         SettingError: a text is not like these, names no process, or no iteration before the last, or starts again who

@@ -29,7 +29,7 @@ class Display:
         title: what runs, such as the experiment's name.
         num_steps: the last step of the run.
         time: when the run began, in seconds of the clock of all later calls.
-        console: where to write; stderr unless told.
+        console: where to write; stderr by default.
     """
 
     def __init__(self, title: str, num_steps: int, time: float, console: Console | None = None):
@@ -74,7 +74,7 @@ class Display:
         """Shows the newest step, which is taken to be of the time of the last ``update``.
 
         Args:
-            metrics: as in ``metrics.jsonl``; a step may be told again, after a failure.
+            metrics: as in ``metrics.jsonl``; a step may be repeated after a failure.
         """
         self._metrics, step = metrics, int(metrics["step"])
         if step <= self._step:

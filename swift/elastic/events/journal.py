@@ -1,7 +1,7 @@
-"""What happens to the processes of a run, for the record and for people; and what it costs.
+"""Journal of a run's processes, for the record and for people: what happens to them, and what it costs.
 
-The supervisor tells all that it feeds to ``Membership.on``, with what came of it. No JAX here, no clock and no I/O: all
-times are in seconds of the one clock of the events.
+The supervisor reports each event that it gives to ``Membership.on``, with its outcome. No JAX here, no clock and no
+I/O: all times are in seconds of the one clock of the events.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,12 @@ from swift.elastic.membership import (
 
 
 class Note(NamedTuple):
-    """One thing that happened.
+    """An event of the record.
 
     Attributes:
-        event: what, for ``events.jsonl``.
+        event: its name in ``events.jsonl``.
         step: the last iteration that all members had finished.
-        fields: what else is known of it, JSON; never ``time``, ``event`` or ``step``.
+        fields: its other fields, JSON; never ``time``, ``event`` or ``step``.
         text: a line for people; None where they need none.
     """
 
@@ -55,10 +55,10 @@ class Note(NamedTuple):
 
 
 class Journal:
-    """What is told of a run.
+    """Makes notes of the events of a run.
 
     Args:
-        time: when the run begins.
+        time: when the run begins, in seconds.
     """
 
     def __init__(self, time: float):
@@ -66,27 +66,27 @@ class Journal:
         self._killed_at: dict[Process, float] = {}  # on purpose
         self._failures: dict[Member, Failure] = {}
         self._running: tuple[Member, ...] = ()  # of the generation that went last
-        self._base: int | None = None  # the iteration that it has gone on after; None: nobody has told yet
+        self._base: int | None = None  # the iteration after which it resumed; None: not known yet
         self._step = 0
         self._change: Transition | None = None  # that led to it, or will lead to the next one
         self._admission: Transition | None = None  # while it still runs
-        self._told_back: set[Member] = set()
+        self._announced: set[Member] = set()
         self._joined: tuple[Process, ...] = ()
         self._took: dict[tuple[int, str], float] = {}
         self._recoveries: list[Mapping[str, float | None]] = []
         self._num_deaths = self._num_joins = 0
 
     def chaos(self, process: Process, time: float) -> list[Note]:
-        """The supervisor kills a process on purpose at this time."""
+        """Notes that fault injection kills a process at this time."""
         self._killed_at[process] = time
         return [self._note("kill", f"process {process} is killed on purpose", process=str(process), why="on purpose")]
 
     def record(self, step: int) -> None:
-        """The record of an iteration has come in: somebody has finished it, and may die before a beat says so."""
+        """Notes the record of an iteration: a member has finished it, and may die before a heartbeat says so."""
         self._goodput.tell(step)
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> list[Note]:
-        """What an event comes to, of which the membership ``before`` has made that ``after``, and ``commands``."""
+        """Notes an event, which turned the membership ``before`` into that ``after`` and gave ``commands``."""
         notes = self._heard(event, before, after)
         for command in commands:
             notes += self._ordered(command, event.time, before, after)
@@ -95,7 +95,7 @@ class Journal:
         return notes
 
     def goodput(self, time: float) -> dict[str, Any]:
-        """Where the time of the run went until now.
+        """Breaks down the time of the run until now.
 
         Returns:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
@@ -128,7 +128,7 @@ class Journal:
                 if not was_in or after.statuses[member.process].state is not State.WAITING or not before.went:
                     return []
                 self._fail(member, Failure(time, time), time)
-                text = f"process {member.process} lives, but cannot go on in generation {number}"
+                text = f"process {member.process} lives, but cannot continue in generation {number}"
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
             case Beat():
                 return self._beat(event, after)
@@ -206,13 +206,13 @@ class Journal:
                 return [self._go(command, time, after)]
             case Kill(member, why):
                 # A line that was left in the pipe of a dead process speaks after its death: nobody is ended.
-                if not _is_doomed(member, after):
+                if not _is_to_die(member, after):
                     return []
                 self._failures[member] = failure_of(member, time, before)
                 text = f"process {member.process} is killed: {why}"
                 return [self._note("kill", text, process=str(member.process), why=why)]
             case Retire(member, why):
-                text = f"process {member.process} {why}: the run goes on without it"
+                text = f"process {member.process} {why}: the run continues without it"
                 gone = self._died(Died(member, time, why), before, after)
                 return [self._note("retire", text, process=str(member.process), why=why), *gone]
             case RestartAll(why):
@@ -231,8 +231,8 @@ class Journal:
         if form.after is not None:
             self._admission = Transition(time)
         back = [member for member in form.members if member.incarnation > 0 and member not in self._running]
-        news = [member.process for member in back if member not in self._told_back]
-        self._told_back.update(back)
+        news = [member.process for member in back if member not in self._announced]
+        self._announced.update(back)
         text = back_text(news, form.after) if news else None
         if not self._running:
             text = f"forming generation {form.number} with {count(len(form.members), 'process')}"
@@ -253,6 +253,6 @@ class Journal:
         return self._note("epoch", text, epoch=go.number, members=names_of, stamp=go.stamp and list(go.stamp))
 
 
-def _is_doomed(member: Member, membership: Membership) -> bool:
+def _is_to_die(member: Member, membership: Membership) -> bool:
     status = membership.statuses[member.process]
     return status.member == member and status.is_dying

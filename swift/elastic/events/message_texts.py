@@ -1,4 +1,4 @@
-"""How the events of a run are told to people: short, true, a line each."""
+"""Lines for people on the events of a run: short, and one for each event."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ def change_text(change: Transition, joined: Sequence[Process], fields: Mapping[s
     """A line on a generation that has finished its first iteration.
 
     Args:
-        change: that led to it.
-        joined: who is in it and was not in the one before.
-        fields: of its note.
+        change: the transition that led to it.
+        joined: the processes that were not in the generation before.
+        fields: the fields of its note.
     """
     again = f", {count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
     if change.failed:
@@ -25,23 +25,23 @@ def change_text(change: Transition, joined: Sequence[Process], fields: Mapping[s
     parts = ", ".join(f"{part.replace('_', ' ')} {part_s:.2f}" for part, part_s in told if part_s and part_s >= 0.005)
     whole_s = fields["recovery_s" if change.failed else "join_s"]
     return (
-        f"going on after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
+        f"resumed after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
         f"{whole_s:.2f} s after {what}" + (f" ({parts})" if parts else "")
     )
 
 
 def back_text(processes: Sequence[Process], after: int | None) -> str:
-    """A line on processes that come back, after an iteration or at once.
+    """A line on processes that rejoin, after an iteration or at once.
 
     >>> back_text([Process((1, 1))], 9), back_text([Process((0, 0)), Process((1, 1))], None)
-    ('process 1:1 is back, admitted after iteration 9', 'processes 0:0 and 1:1 are back')
+    ('process 1:1 has rejoined, admitted after iteration 9', 'processes 0:0 and 1:1 have rejoined')
     """
-    are = "is" if len(processes) == 1 else "are"
-    return f"{names(processes)} {are} back" + ("" if after is None else f", admitted after iteration {after}")
+    have = "has" if len(processes) == 1 else "have"
+    return f"{names(processes)} {have} rejoined" + ("" if after is None else f", admitted after iteration {after}")
 
 
 def lost_text(stages: Sequence[int]) -> str:
-    """A line on stages that nobody serves any more.
+    """A line on stages that no process serves any more.
 
     >>> lost_text([1])
     'stage 1 has no process left: the others wait'
@@ -51,16 +51,16 @@ def lost_text(stages: Sequence[int]) -> str:
 
 
 def go_on_text(num_left: int, num_processes: int) -> str:
-    """How many are left.
+    """A clause on how many processes are left.
 
     >>> go_on_text(3, 4), go_on_text(1, 2)
-    ('3 of 4 go on', '1 of 2 goes on')
+    ('3 of 4 continue', '1 of 2 continues')
     """
-    return f"{num_left} of {num_processes} {'goes' if num_left == 1 else 'go'} on"
+    return f"{num_left} of {num_processes} {'continues' if num_left == 1 else 'continue'}"
 
 
 def go_text(num_members: int, num_processes: int, after: int | None, is_first: bool) -> str | None:
-    """A line on a generation that goes; None where its first iteration tells more.
+    """A line on a generation that goes live; None where its first iteration says more.
 
     >>> go_text(4, 4, None, is_first=True), go_text(3, 4, 20, is_first=True)
     ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
@@ -73,18 +73,18 @@ def go_text(num_members: int, num_processes: int, after: int | None, is_first: b
 
 
 def cut_text(num_ranks: int, num_before: int, after: int) -> str:
-    """A line on a state that is cut anew.
+    """A line on a state that was resharded.
 
     >>> cut_text(3, 4, 17), cut_text(4, 4, 17)
-    ('going on after iteration 17 on 3 ranks instead of 4', 'going on after iteration 17 with 4 ranks')
+    ('resumed after iteration 17 on 3 ranks instead of 4', 'resumed after iteration 17 with 4 ranks')
     """
     if num_ranks == num_before:
-        return f"going on after iteration {after} with {count(num_ranks, 'rank')}"
-    return f"going on after iteration {after} on {count(num_ranks, 'rank')} instead of {num_before}"
+        return f"resumed after iteration {after} with {count(num_ranks, 'rank')}"
+    return f"resumed after iteration {after} on {count(num_ranks, 'rank')} instead of {num_before}"
 
 
 def names(processes: Sequence[Process]) -> str:
-    """Processes by name.
+    """The names of processes.
 
     >>> names([Process((1, 1))]), names([Process((0, 0)), Process((0, 1)), Process((1, 1))])
     ('process 1:1', 'processes 0:0, 0:1 and 1:1')
@@ -93,7 +93,7 @@ def names(processes: Sequence[Process]) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Texts in a row.
+    """Texts as an enumeration.
 
     >>> listed(["0", "1", "2"])
     '0, 1 and 2'
@@ -103,7 +103,7 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things.
+    """A number with its noun.
 
     >>> count(1, "process"), count(3, "process"), count(2, "iteration")
     ('1 process', '3 processes', '2 iterations')

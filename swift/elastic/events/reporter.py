@@ -1,4 +1,4 @@
-"""What happens in a run of processes, told to its directory and to people; nobody waits until it is written."""
+"""Reports of what happens in a run of processes, to its directory and to people; callers do not wait for writes."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Reporter:
         journal: makes sense of what happens.
         display: what people see.
         directory: of the run, open.
-        behind: writes; what was told before comes before.
+        behind: writes in the background, in order.
         written: the last iteration of which it has the metrics, or is about to write them.
     """
 
@@ -27,55 +27,55 @@ class Reporter:
     ):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
         self._behind = behind
-        self._planned = 0  # the generation whose plan was told last
+        self._planned = 0  # the newest generation whose plan is noted
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
-        """Something was told to the membership."""
+        """Notes an event that was reported to the membership."""
         self._write(self._journal.on(event, before, after, commands))
 
     def harmed(self, process: Process, how: str, when: float) -> None:
-        """A process is harmed on purpose at this time."""
+        """Notes that fault injection harms a process at this time."""
         if how == "kill":
             self._write(self._journal.chaos(process, when))
         else:
             self.note(how, self.written, f"process {process} is made to {how}", process=str(process))
 
     def record(self, record: dict[str, Any]) -> None:
-        """An iteration is done, for the first time, or again; only the first is written."""
+        """Writes the record of an iteration, unless it was written before."""
         self._journal.record(record["step"])
         if record["step"] > self.written:
             if record["step"] > self.written + 1:
                 missing = range(self.written + 1, record["step"])
-                text = f"iterations without a record: {ranges_text([missing])}; who ran them died before telling it"
+                text = f"iterations without a record: {ranges_text([missing])}; the members died before reporting them"
                 self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
             self.written = record["step"]
             self._behind.call(self._directory.log_step, record)
             self._behind.call(self._display.record, record)
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
-        """What a generation runs; the first who tells it is heard."""
+        """Notes the plan of a generation, once."""
         if number > self._planned:
             self._planned = number
             self.note("plan", self.written, None, epoch=number, **facts)
 
     def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
-        """Something else has happened."""
+        """Notes another event."""
         self._write([Note(event, step, fields, text)])
 
     def tell(self, text: str) -> None:
-        """For people only."""
+        """Shows a line to people only."""
         self._behind.call(self._display.note, text, time.monotonic())
 
     def show(self, membership: Membership) -> None:
-        """Who does what now."""
+        """Shows the state of each process."""
         self._display.update(membership, time.monotonic())
 
     def saved(self, newest: int | None) -> None:
-        """The newest checkpoint is of this iteration; None: there is none yet."""
+        """Shows the iteration of the newest checkpoint; None: there is none yet."""
         self._display.saved(newest)
 
     def goodput(self) -> dict[str, Any]:
-        """Where the time went so far."""
+        """Breaks down the time so far."""
         return self._journal.goodput(time.monotonic())
 
     def check(self) -> None:

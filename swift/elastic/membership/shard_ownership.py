@@ -1,7 +1,7 @@
-"""Runs whose ranks may become fewer and more: whose slices of which state are there, and where a generation goes on.
+"""Ownership of the slices of states, in runs whose ranks may become fewer and more.
 
 With one pipeline of one stage and a process for each expert rank nobody else has a rank's slices. Such a run is
-elastic: the ranks that are there go on without those that are lost, on a state that is cut anew for them.
+elastic: the ranks that are present continue without those that are lost, from a state that is resharded for them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,17 +11,17 @@ from swift.elastic.membership.processes import Process, ShardLayout, Stamp
 
 Found = frozenset[tuple[Process, Stamp]]
 _WORTH = 2
-"""Iterations that are rather run again than slices lost: nobody has states of more than the last two."""
+"""Iterations worth running again to lose no slices: nobody has states of more than the last two."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """What there is of the states of an elastic run.
+    """The slices that exist of the states of an elastic run.
 
     Attributes:
-        cuts: of all generations that went, the newest last.
-        held_by: the states of which the members of a generation have their slices.
-        found: whose slices of which states are known to be elsewhere.
+        cuts: the layouts of all generations that were live, the newest last.
+        held_by: the states of which each member of a generation has its slice.
+        found: the slices, by process and state, that are known to be elsewhere.
     """
 
     cuts: Sequence[ShardLayout]
@@ -29,20 +29,20 @@ class Slices:
     found: Found
 
     def cut_of(self, stamp: Stamp) -> ShardLayout | None:
-        """How a state is cut; None for one that is not of this run."""
+        """The layout of a state; None for one that is not of this run."""
         return next((cut for cut in reversed(self.cuts) if stamp.generation in cut.generations), None)
 
     def missing(self, stamp: Stamp) -> tuple[Process, ...]:
-        """Whose slices of a state are nowhere."""
+        """The processes whose slices of a state do not exist."""
         cut = self.cut_of(stamp)
         assert cut is not None
         return tuple(one for one in cut.processes if not self._is_there(one, stamp))
 
     def agreed(self) -> Stamp | None:
-        """The state to go on from: with all its slices, where that is not much older, or else with most of them.
+        """The state to resume from: with all its slices, where that is not much older, or else with most of them.
 
-        None where nobody has anything, and where something is lost of the state before the first iteration, which is
-        as well made again.
+        None where nobody has anything, and where something is lost of the state before the first iteration, which can
+        as well be made again.
         """
         stamps = {stamp for held in self.held_by.values() for stamp in held if self.cut_of(stamp)}
         if not stamps:
@@ -63,12 +63,12 @@ class Slices:
 def continued(
     cuts: Sequence[ShardLayout], cut: ShardLayout | None, number: int, members: Collection[Process]
 ) -> tuple[ShardLayout, ...]:
-    """The cuts with that of a generation that goes.
+    """The layouts with that of a generation that goes live.
 
     Args:
-        cuts: of the generations before.
-        cut: that it goes on with as it is; None: its state is new, or cut anew for its members.
-        number: of the generation.
+        cuts: the layouts of the generations before.
+        cut: the layout that it keeps; None: its state is new, or resharded for its members.
+        number: the generation.
         members: its processes.
 
     >>> old = ShardLayout((Process((0, 0)), Process((0, 0), 1)), (1,))

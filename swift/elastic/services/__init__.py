@@ -4,7 +4,7 @@ One writes and reads checkpoints, one compiles step functions ahead of failures.
 by the first.
 """
 
-from swift.elastic.services.checkpoint_service import run_checkpoint_service
+from swift.elastic.services.checkpoint_process import run_checkpoint_service
 from swift.elastic.services.compile_service import run_compile_service
 
 __all__ = [

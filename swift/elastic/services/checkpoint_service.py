@@ -1,11 +1,10 @@
-"""The keeper: a process of its own that writes checkpoints of a run of real processes, and reads them.
+"""The checkpoint service, also called keeper: a process that writes and reads the checkpoints of a run of processes.
 
 It is in no generation: inside of one Orbax would wait for all processes, and for ever where one of them dies. The state
 comes and goes through shared memory, see ``swift.elastic.state.shared_memory_store``; its slots are left out, they are
 made anew.
 """
 
-import os
 import sys
 import time
 import traceback
@@ -14,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -32,7 +31,6 @@ from swift.checkpoint import (
     save_checkpoint,
     save_facts,
     set_aside_newer,
-    settle,
 )
 from swift.data import check_same_data
 from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
@@ -53,12 +51,11 @@ from swift.elastic.transport import (
     SaveCheckpoint,
     Saved,
 )
-from swift.elastic.worker import settle_jax, take_output
 from swift.errors import RunError, SettingError
 from swift.experts.placement import unsound_placement
 from swift.mesh import part_shapes
 from swift.pipeline import StepSpec, TrainState
-from swift.runlog import sync_record, writes_checkpoints
+from swift.runlog import sync_record
 from swift.train import Experiment
 from swift.train.checkpoints import extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
@@ -71,12 +68,12 @@ class CheckpointService:
     """Writes and reads the checkpoints of a run, which are those of ``swift train``.
 
     Attributes:
-        experiment: what is run.
+        experiment: the experiment that is run.
         checkpoints: the directory of the run's checkpoints.
-        keeps: where processes keep their states, see ``SharedMemoryStore``.
+        keeps: the directory of the processes' states, see ``SharedMemoryStore``.
         by_rank: whether a process is an expert rank, and not a whole worker.
         data: the state of a loader of the run.
-        handed: where processes hand over what they have, see ``Handover``; for elastic runs only.
+        handed: the directory of the states that they hand over, see ``Handover``; for elastic runs only.
     """
 
     experiment: Experiment
@@ -115,7 +112,7 @@ class CheckpointService:
             answers.flush()
 
     def follow(self, command: CheckpointCommand) -> CheckpointAnswer:
-        """Does what a command says; what fails is told, and does not raise."""
+        """Does what a command says; a failure is an answer, and does not raise."""
         begun = time.perf_counter()
         try:
             match command:
@@ -182,7 +179,7 @@ class CheckpointService:
     def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
         """Reads a checkpoint and keeps for every process its part; all processes of a stage and rank get the same.
 
-        Newer checkpoints are set aside: the run goes on from this one, and they would outlive those that it writes.
+        Newer checkpoints are set aside: the run resumes from this one, and they would outlive those that it writes.
 
         Args:
             generation: of the stamp under which the parts are kept.
@@ -204,21 +201,21 @@ class CheckpointService:
             parts = cut_parts(self._specs, host, process.worker[1], self._ranks(rank))
             SharedMemoryStore(self.keeps, process).save(Stamp(generation, plan.step), parts)
         for aside in set_aside_newer(self.checkpoints, plan.step):
-            print(f"{aside} does not count any more: the run goes on from an older one", file=sys.stderr)
+            print(f"{aside} is set aside: the run resumes from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
         self._counts.forget_losses(sys.maxsize)
         return plan
 
     @cached_property
     def recutting(self) -> Resharding:
-        """What cuts a state anew."""
+        """Reshards states."""
         assert self.handed is not None, "only the ranks of an elastic run become others"
         everybody = processes_of(self.experiment.topology, by_rank=self.by_rank)
         handover = Handover(self.handed, self.keeps, everybody)
         return Resharding(self._programs, handover, self._counts, self._stored)
 
     def rehearse(self) -> None:
-        """Does once what will be needed, but for files: better now than when somebody waits."""
+        """Runs once what will be needed, but for files, so that nobody waits for it later."""
         self.spec.abstract()  # traces the model
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
@@ -266,45 +263,6 @@ class CheckpointService:
             return Failed("recut", command.stamp.step, why, command.generation)
         *_, newest = None, *checkpoint_steps(self.checkpoints)
         return Failed("load", newest if command.step is None else command.step, why, command.generation)
-
-
-def run_checkpoint_service(
-    experiment: Experiment,
-    run_dir: Path,
-    keeps: Path,
-    handed: Path,
-    by_rank: bool,
-    data: Mapping[str, Any],
-    commands: TextIO,
-) -> NoReturn:
-    """The process: follows commands and answers on standard output.
-
-    Both are lines of ``swift.elastic.transport.checkpoint_messages``.
-
-    It ends where the commands end, when it has followed them all. JAX must not have started.
-
-    Args:
-        experiment: what is run.
-        run_dir: the run directory.
-        keeps: where processes keep their states, see ``SharedMemoryStore``.
-        handed: where they hand over what they have, see ``Handover``.
-        by_rank: whether a process is an expert rank, and not a whole worker.
-        data: the state of a loader of the run.
-        commands: where commands come from.
-    """
-    answers = take_output()
-    settle_jax(experiment, num_devices=1)
-    keeper = CheckpointService(experiment, run_dir / "checkpoints", keeps, by_rank, data, handed)
-    try:
-        with writes_checkpoints(run_dir):
-            settle(keeper.checkpoints)
-            keeper.rehearse()
-            with suppress(BrokenPipeError):  # nobody is left to hear the answer
-                keeper.serve(commands, answers)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)  # in peace it would wait for threads of a failed save, which Orbax leaves behind for minutes
 
 
 def _check_state(state: Any, step: int, num_classes: int) -> None:

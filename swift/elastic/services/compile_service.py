@@ -1,6 +1,6 @@
 """A process beside a run that compiles what the run's processes may need next, while they compute.
 
-It is told which workers are down, and makes ready what the others would need now, and after one more failure or return:
+It hears which workers are down, and makes ready what the others would need now, and after one more failure or return:
 it puts the programs into the store of the run, where the processes look first. It pretends to be each group in turn,
 see ``swift.elastic.compile_only_group``. Nothing is lost if it dies, the others then compile for themselves: so it is
 the one process that may trim programs.
@@ -227,7 +227,7 @@ def _outcome(preparer: CompileService, job: CompileJob) -> Prepared | CompileFai
         compiled = preparer.make_ready(job)
     except RunError:
         raise
-    except Exception as error:  # whatever it is: the run goes on, and compiles for itself
+    except Exception as error:  # whatever it is: the run continues, and compiles for itself
         down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
         return CompileFailed(f"{where}: {error}")

@@ -1,7 +1,7 @@
 """What processes of an elastic run hand over when its ranks change, where the keeper and all others see it.
 
 Whoever leaves a generation for one of other members hands over its own states and the copies that it has of those who
-are lost. Who dies later has handed over; the slices that a process is to go on with are among its snapshots until it
+are lost. Who dies later has handed over; the slices that a process is to resume from are among its snapshots until it
 does.
 """
 
@@ -27,7 +27,7 @@ class Handover:
 
     Attributes:
         handed: a directory for them, which has to be there.
-        snapshots: the directory of states that processes are to go on with.
+        snapshots: the directory of states that processes are to resume from.
         processes: all of the run.
     """
 
@@ -49,7 +49,7 @@ class Handover:
         return SharedMemoryStore(self.handed / _STATES, process)
 
     def parts(self, process: Process) -> SharedMemoryStore:
-        """What a process was to go on with, without slots."""
+        """The state that a process was to resume from, without slots."""
         return SharedMemoryStore(self.snapshots, process)
 
     def hand_over(self, process: Process, states: SharedMemoryStore, copies: Copies, lost: Collection[Process]) -> None:
@@ -58,7 +58,7 @@ class Handover:
         copies.hand_over(self.copies, process, lost)
 
     def take_back(self, process: Process, but: frozenset[Stamp]) -> None:
-        """Removes what a process has handed over, but for some states: nobody goes on from the others any more."""
+        """Removes what a process has handed over, but for some states: nobody resumes from the others any more."""
         self.states(process).forget(but)
         self.copies.forget(process)
 

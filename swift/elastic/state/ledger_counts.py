@@ -66,7 +66,7 @@ class LedgerCounts:
         write_kept(self.losses, temporary, lambda file: file.write(content))
 
     def forget_losses(self, step: int) -> None:
-        """A checkpoint after this iteration has been written, or all go on from one of an earlier iteration."""
+        """A checkpoint after this iteration has been written, or all resume from one of an earlier iteration."""
         found = self._noted()
         if found is not None and found[0] <= step:
             remove_kept(self.losses)

@@ -27,7 +27,7 @@ def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
         corpus: the index of the corpus, to which it has a link.
     """
     remove_left_behind(place)
-    # Without its name until it is locked, lest another takes it for one that was left behind.
+    # Without its name until it is locked, so that no other takes it for one that was left behind.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=place))
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     memory = made.with_name(made.name[1:])

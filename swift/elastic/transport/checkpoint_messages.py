@@ -1,4 +1,4 @@
-"""What the supervisor and the keeper of checkpoints say to each other: JSON, a line each."""
+"""Messages between the supervisor and the checkpoint service."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -10,8 +10,8 @@ class SaveCheckpoint(NamedTuple):
     """Write a checkpoint of the parts that processes have kept.
 
     Attributes:
-        stamp: of the state.
-        holders: whose parts, one process for every stage and rank.
+        stamp: the stamp of the state.
+        holders: the processes whose parts these are, one for every stage and rank.
         is_full: save all experts, whatever K is.
         is_elsewhere: where there is room for it, since it cannot be written where it belongs.
     """
@@ -26,9 +26,9 @@ class LoadCheckpoint(NamedTuple):
     """Read a checkpoint, and keep for every process its part.
 
     Attributes:
-        step: of the checkpoint; None: the newest.
-        generation: of the stamp under which the parts are kept.
-        processes: of that generation.
+        step: the iteration of the checkpoint; None: the newest.
+        generation: the generation of the stamp under which the parts are kept.
+        processes: the processes of that generation.
     """
 
     step: int | None
@@ -37,13 +37,13 @@ class LoadCheckpoint(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Cut a state anew for the ranks of a generation, and keep for every process its part.
+    """Reshard a state for the ranks of a generation, and keep for every process its part.
 
     Attributes:
-        stamp: of the state, as processes have handed it over.
-        cut: how it is cut.
-        generation: of the stamp under which the parts are kept.
-        processes: of that generation.
+        stamp: the stamp of the state, as processes have handed it over.
+        cut: its layout.
+        generation: the generation of the stamp under which the parts are kept.
+        processes: the processes of that generation.
     """
 
     stamp: Stamp
@@ -56,10 +56,10 @@ class Saved(NamedTuple):
     """A checkpoint is there.
 
     Attributes:
-        step: after this iteration.
-        seconds: that it took.
+        step: the last iteration that it contains.
+        seconds: the time that the save took.
         path: the name of its directory.
-        facts: what else the events say of it.
+        facts: further fields of the event.
     """
 
     step: int
@@ -72,7 +72,7 @@ class Kept(NamedTuple):
     """A checkpoint is not where it belongs, but where there was room for it.
 
     Attributes:
-        step: after this iteration.
+        step: the last iteration that it contains.
         text: a line on the place, and on how to resume from there.
     """
 
@@ -84,7 +84,7 @@ class Loaded(NamedTuple):
     """The parts of all processes are kept.
 
     Attributes:
-        stamp: under which.
+        stamp: the stamp under which they are kept.
         lines: where they came from, for people.
         facts: the same for the events.
     """
@@ -95,10 +95,10 @@ class Loaded(NamedTuple):
 
 
 class Anew(NamedTuple):
-    """A state is cut anew, and the parts of all processes are kept.
+    """A state is resharded, and the parts of all processes are kept.
 
     Attributes:
-        stamp: under which.
+        stamp: the stamp under which they are kept.
         lines: where the slices of lost ranks came from, for people.
         facts: the same for the events.
     """
@@ -112,10 +112,10 @@ class Failed(NamedTuple):
     """Nothing came of a command.
 
     Attributes:
-        what: of which.
+        what: the command.
         step: its iteration; None where the newest checkpoint was asked for and there is none.
-        why: a line.
-        generation: for which a state was wanted; 0: for none.
+        why: the reason, a line.
+        generation: the generation that waits for a state; 0: none.
     """
 
     what: Literal["save", "load", "recut"]

@@ -1,4 +1,4 @@
-"""What the supervisor and the process that prepares say to each other: JSON, a line each. No JAX here."""
+"""Messages between the supervisor and the compile service. No JAX here."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from swift.topology import Worker
 
 
 class CompileRequest(NamedTuple):
-    """Be ready for what may come next. It replaces what was not begun yet.
+    """A request to prepare for what may come next; it replaces what was not begun yet.
 
     Attributes:
         failed: the workers that are down.
@@ -26,7 +26,7 @@ class Prepared(NamedTuple):
         num_ranks: the expert ranks that would be there; None: as many as there always are.
         kinds: of the programs, see ``Steps``.
         compiled: how many programs were missing; 0: all were there.
-        seconds: that it took, on the clock of the wall.
+        seconds: the time that it took.
     """
 
     failed: frozenset[Worker]
@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A sign of life: said again and again, also while something is compiled."""
+    """A sign of life, sent regularly, also while something is compiled."""
 
 
 class CompileFailed(NamedTuple):

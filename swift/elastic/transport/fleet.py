@@ -1,7 +1,7 @@
-"""The children of a run on several nodes, as its first node has them: its own, and those that other nodes start for it.
+"""Children of a run on several nodes, as seen by its first node: its own, and those that other nodes start for it.
 
-A node that is silent for too long is taken for lost, with all its children: their deaths are told. It ends them itself
-once it finds itself alone, before it comes back (``swift.elastic.transport.remote_node``). So no child has two lives at
+A node that is silent for too long counts as lost, with all its children: their deaths are reported. It ends them itself
+once it finds itself alone, before it reconnects (``swift.elastic.transport.remote_node``). So no child has two lives at
 a time.
 """
 
@@ -119,7 +119,7 @@ class Fleet:
         return is_untold or self._is_alive(who)
 
     def _is_alive(self, who: object) -> bool:
-        """As far as is known; its death may not have been told yet."""
+        """As far as is known; its death may not have been reported yet."""
         return who in self._own or any(who in node.children for node in self._there())
 
     def away_s(self, who: Hashable) -> float:
@@ -130,7 +130,7 @@ class Fleet:
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
-        """See ``Children``; where the node is gone meanwhile the child's death is told."""
+        """See ``Children``; where the node is lost meanwhile the child's death is reported."""
         number = self._node_of(who)
         if number == 0:
             self._own.start(who, command, log)

@@ -1,4 +1,4 @@
-"""What the first node of a run and another say to each other: JSON, a line each, over TCP.
+"""Messages between the first node of a run and another, over TCP.
 
 Children are named by strings here, as the first node likes; it alone knows what they stand for.
 """
@@ -17,7 +17,7 @@ class Start(NamedTuple):
 
 
 class Say(NamedTuple):
-    """To a node: say a line to a child."""
+    """To a node: send a line to a child."""
 
     who: str
     line: str
@@ -34,14 +34,14 @@ class End(NamedTuple):
     """To a node: it is not needed any more.
 
     Attributes:
-        is_finished: whether the run is; else it was stopped, and may go on another time.
+        is_finished: whether the run is; else it was stopped, and may be resumed.
     """
 
     is_finished: bool
 
 
 class Said(NamedTuple):
-    """To the first node: a child has said a line."""
+    """To the first node: a child has sent a line."""
 
     who: str
     line: str

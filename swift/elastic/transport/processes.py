@@ -1,4 +1,4 @@
-"""The processes that a supervisor starts: what it does with them, and how with those of its own node.
+"""Child processes of a supervisor: their interface, and those on its own node.
 
 Those of other nodes are ``swift.elastic.transport.fleet``'s.
 """
@@ -20,7 +20,7 @@ _STOP_S, _KILL_S = 10.0, 2.0
 
 
 class Heard(NamedTuple):
-    """A line that a child has said."""
+    """A line that a child has sent."""
 
     who: Hashable
     line: str
@@ -47,7 +47,7 @@ class Children(Protocol):
     """Children by any name that is never used twice."""
 
     def __contains__(self, who: object) -> bool:
-        """Whether it was started and its death has not been told yet."""
+        """Whether it was started and its death has not been reported yet."""
 
     def start(self, who: Hashable, command: Sequence[str], log: Path) -> None:
         """Starts a child whose standard error is added to a log; ``MEMORY`` in its command is that of its node.

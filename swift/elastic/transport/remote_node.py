@@ -1,4 +1,4 @@
-"""A node of a run that is not its first: starts children for the first node, and passes on what is said.
+"""A node of a run that is not its first: starts children for the first node, and relays messages.
 
 It decides nothing. Where it has lost the first node, it ends its children, and waits for one to come back: the run may
 have gone on without them.
@@ -36,8 +36,8 @@ _FIRST = "first node"
 _PULSE_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
 _ASLEEP_S, _COMING_S = 1.0, 5.0
 _LINGER_S = 10.0
-"""How much longer than that takes a node that is told to end waits for the first to end the run in order: it may have
-been told the same."""
+"""How much longer than that a node that was asked to end waits for the first to end the run in order: it may have been
+asked, too."""
 
 
 def serve(
@@ -60,13 +60,13 @@ def serve(
         environment: of the children.
         place: in which the memory of this node is made, see ``own_memory``.
         corpus: the index of the corpus on this node, see ``find_index``.
-        told: whether this node was told to end.
+        told: returns whether this node was asked to end.
         is_trusted: whether a network may be used.
 
     Raises:
         SettingError: the first node is on a network that may not be used, or has another version of this program.
         RunError: there is no first node, or it has stopped the run.
-        KeyboardInterrupt: this node was told to end, and has.
+        KeyboardInterrupt: this node was asked to end, and has.
     """
     _tell(f"node {number}: waits for the first node")
     while True:

@@ -1,7 +1,4 @@
-"""What the supervisor and a process say to each other: JSON, a line each, through the pipes of the process.
-
-A line is the name of its kind and the kind's fields; what either side does not know is an error of the program.
-"""
+"""Messages between the supervisor and a worker process, through the pipes of the process."""
 
 from typing import Any, NamedTuple
 
@@ -26,8 +23,8 @@ class FormGroup(NamedTuple):
     """``Form`` as a member hears it.
 
     Attributes:
-        form: what is to be formed.
-        address: of the generation's coordination service.
+        form: the generation to be formed.
+        address: the address of its coordination service.
     """
 
     form: Form
@@ -50,13 +47,13 @@ class Stop(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What an iteration came to, see ``metrics.jsonl``."""
+    """The results of an iteration, see ``metrics.jsonl``."""
 
     record: dict[str, Any]
 
 
 class Planned(NamedTuple):
-    """What a generation runs, see ``plan_facts``."""
+    """The plan of a generation, see ``plan_facts``."""
 
     number: int
     facts: dict[str, Any]
@@ -66,9 +63,10 @@ class SnapshotKept(NamedTuple):
     """A member has its part of a state, without slots, among its snapshots.
 
     Attributes:
-        member: whose.
-        stamp: of the state.
-        loss: of a batch that is not trained on, by this state; nats per token. None where there was no time for it.
+        member: the sender.
+        stamp: the stamp of the state.
+        loss: the loss of this state on a batch that is not trained on, in nats per token; None: there was no
+            time for it.
     """
 
     member: Member
@@ -80,9 +78,9 @@ class SnapshotMissed(NamedTuple):
     """A member cannot keep its part of a state that was to be saved.
 
     Attributes:
-        member: whose.
-        stamp: of the state.
-        why: in a few words.
+        member: the sender.
+        stamp: the stamp of the state.
+        why: the reason, in a few words.
     """
 
     member: Member
@@ -94,9 +92,9 @@ class DataUnreadable(NamedTuple):
     """The data of the next iteration, or of an evaluation, cannot be read.
 
     Attributes:
-        member: which says so; it waits for the next generation with the state it has.
-        number: of the generation.
-        why: a line.
+        member: the sender; it waits for the next generation with the state it has.
+        number: the generation.
+        why: the reason, a line.
     """
 
     member: Member

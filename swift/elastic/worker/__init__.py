@@ -5,7 +5,8 @@ Its channel to the supervisor, the generations that it joins, and the loop of it
 
 from swift.elastic.worker.loop import NUM_SNAPSHOTS
 from swift.elastic.worker.process_setup import settle_jax, take_output
-from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
+from swift.elastic.worker.worker import WorkerProcess
+from swift.elastic.worker.worker_spec import WorkerSpec
 
 __all__ = [
     "NUM_SNAPSHOTS",

@@ -11,20 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TextIO
+from dataclasses import replace
+from typing import Any, TextIO
 
 import jax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.data import DataError, check_same_data
-from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
+from swift.elastic.elastic_programs import ElasticPrograms
 from swift.elastic.jax_group import Link, is_called_off
 from swift.elastic.membership import (
     Departed,
     Formed,
-    Found,
     Member,
     Process,
     Ready,
@@ -33,67 +32,22 @@ from swift.elastic.membership import (
     processes_of,
     whole_workers,
 )
-from swift.elastic.state import Copies, Handover, NeighbourCopies, RunFiles, SharedMemoryStore
+from swift.elastic.state import Handover, NeighbourCopies
 from swift.elastic.transport import DataUnreadable, FormGroup, StartGeneration
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.elastic.worker.loop import GenerationRun, GenerationStates, run_generation
+from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, fetch_parts, own_row, part_shapes, place_parts
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, TrainState
 from swift.pipeline.reconfigure import ExecutableCache, compiled_init, compiled_share, compiled_slots
-from swift.train import Experiment
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
-"""How long whoever cannot go on waits for a newer generation before it asks for one: a death is found out first."""
+"""How long a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
 """How long a program may take to see that it was aborted: so long, or so many times as long as it usually takes."""
 _LINK_S = 10
-_GONE, _STUCK = 70, 71
-"""Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What a process is told when it is started.
-
-    Attributes:
-        experiment: what is run.
-        process: which it is.
-        by_rank: whether each expert rank has a process.
-        scratch: what it shares with the others.
-        keeps_all: keep the state after every window, so that who takes this process's place finds it.
-    """
-
-    experiment: Experiment
-    process: Process
-    by_rank: bool
-    scratch: RunFiles
-    keeps_all: bool = False
-    _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    def gone(self) -> NoReturn:
-        """Ends the process, whose supervisor is gone, after removing what all shared."""
-        with self._ending:  # a second thread that finds it out must not exit while the first is still removing
-            self.scratch.remove()
-            os._exit(_GONE)
-
-    def states(self) -> SharedMemoryStore:
-        """Where whole states are, between two generations."""
-        return SharedMemoryStore(self.scratch.states, self.process)
-
-    def snapshots(self) -> SharedMemoryStore:
-        """Where states without slots are: to be saved, or as they were restored."""
-        return SharedMemoryStore(self.scratch.snapshots, self.process)
-
-    def copies(self) -> Copies:
-        """Where copies of other ranks' slices are."""
-        return Copies(self.scratch.copies)
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the run goes on with any ranks, see ``swift.elastic.membership.shard_ownership``."""
-        return is_elastic(self.experiment, by_rank=self.by_rank)
 
 
 class WorkerProcess:
@@ -173,7 +127,9 @@ class WorkerProcess:
             return
         steps = self._form(order, configuration, spec)
         held = self._kept.stamps()
-        self._channel.say(Formed, number=number, held=held, found=self._found(held))
+        handover = self._handover
+        found = handover.found(self._part.process, held, self._num_classes) if handover else frozenset()
+        self._channel.say(Formed, number=number, held=held, found=found)
         leave = self._orders.wait_for_go(number)
         if leave is not None:
             with self._timed(number, "state"):
@@ -219,7 +175,7 @@ class WorkerProcess:
     def _keep_states(self) -> None:
         """Keeps what is on the devices, and forgets what is older; without room for it, this process has lost it.
 
-        Then it has what it has kept before, and whoever decides from which state to go on knows what that is.
+        Then it has what it has kept before, and the supervisor chooses the state to resume from accordingly.
         """
         with self._saving:
             for stamp in sorted(self._states.keys() - self._own):
@@ -240,14 +196,9 @@ class WorkerProcess:
             lost |= {process for process in self._handover.processes if process not in {one for one, _ in members}}
             try:
                 self._handover.hand_over(self._part.process, self._kept, self._part.copies(), lost)
-            except OSError as error:  # the others go on with what there is
+            except OSError as error:  # the others use what there is
                 print(f"not all states are handed over: {error}", file=sys.stderr, flush=True)
         self._members = members
-
-    def _found(self, held: frozenset[Stamp]) -> Found:
-        if self._handover is None:
-            return frozenset()
-        return self._handover.found(self._part.process, held, self._num_classes)
 
     def _spec_for(self, num_members: int) -> StepSpec:
         """On the ranks of a generation; what it takes to find it out leaves nothing on devices."""
@@ -283,7 +234,7 @@ class WorkerProcess:
         return NeighbourCopies(spec, self._store, self._part.copies(), self._part.process, processes, config)
 
     def _take_up(self, steps: Steps, leave: StartGeneration) -> None:
-        """Has the state to go on from on the devices, and no other."""
+        """Puts the state to resume from on the devices, and no other."""
         spec, go = steps.spec, leave.go
         live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
         if go.stamp is None:
@@ -334,11 +285,11 @@ class WorkerProcess:
                 link.abort()
             limit_s = self._limit_s
             if limit_s is not None and time.monotonic() - begun > limit_s:
-                # A connection that broke in the midst of a send may never be told so (see Link.abort); and nobody can
+                # A connection that broke in the midst of a send may never be reported (see Link.abort); and nobody can
                 # be called back from the making of a backend. Whoever takes this place finds the state.
                 print(f"cannot be called off for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
                 self._keep_states()
-                os._exit(_STUCK)
+                os._exit(STUCK)
 
         return abort
 

@@ -169,8 +169,8 @@ def test_a_recovery_is_told_with_its_parts_once_all_have_finished_an_iteration(l
     }
     assert live.texts() == [
         "process 1:1 is killed on purpose",
-        "process 1:1 died (signal 9); 3 of 4 go on",
-        "going on after iteration 3 with 3 processes: 3.50 s after the failure (detection 0.25, agreement 0.38, "
+        "process 1:1 died (signal 9); 3 of 4 continue",
+        "resumed after iteration 3 with 3 processes: 3.50 s after the failure (detection 0.25, agreement 0.38, "
         "leave 0.25, link 0.12, program 0.50, state 0.25, first step 1.50)",
     ]
 
@@ -196,7 +196,7 @@ def test_parts_that_nobody_has_told_are_not_known(live):
     (recovery,) = live.noted("recovery")
     assert [recovery.fields[f"{part}_s"] for part in ("leave", "first_step")] == [None, None]
     assert "leave" not in live.journal.goodput(live.time)["recovery_parts"]
-    assert live.texts()[-1] == "going on after iteration 3 with 3 processes: 1.00 s after the failure"
+    assert live.texts()[-1] == "resumed after iteration 3 with 3 processes: 1.00 s after the failure"
 
 
 def test_iterations_that_somebody_had_finished_are_run_again(live):
@@ -205,7 +205,7 @@ def test_iterations_that_somebody_had_finished_are_run_again(live):
     live.at(7).form(held={3}).enter(4).at(8).finish(4).enter(5).at(9).finish(5)
     (recovery,) = live.noted("recovery")
     assert recovery.fields["rerun_steps"] == 1
-    assert recovery.text.startswith("going on after iteration 3 with 3 processes, 1 iteration again: 1.50 s")
+    assert recovery.text.startswith("resumed after iteration 3 with 3 processes, 1 iteration again: 1.50 s")
     assert live.spent() == {"startup": 2, "useful": 3 + 1 + 1, "reconfiguration": 0.5, "rerun": 0.5 + 1}
     assert live.journal.goodput(live.time)["rerun_steps"] == 1
 
@@ -259,9 +259,9 @@ def test_several_deaths_are_one_recovery_from_the_first_on(live):
     assert recovery.fields["failed"] == ["1:1", "1:0"]
     assert recovery.fields["recovery_s"] == 2
     assert live.texts() == [
-        "process 1:1 died (signal 9); 3 of 4 go on",
-        "process 1:0 died (signal 9); 2 of 4 go on",
-        "going on after iteration 3 with 2 processes: 2.00 s after the first of 2 failures (agreement 1.00)",
+        "process 1:1 died (signal 9); 3 of 4 continue",
+        "process 1:0 died (signal 9); 2 of 4 continue",
+        "resumed after iteration 3 with 2 processes: 2.00 s after the first of 2 failures (agreement 1.00)",
     ]
     assert live.journal.goodput(live.time)["num_deaths"] == 2
 
@@ -286,7 +286,7 @@ def test_who_comes_back_is_admitted_and_costs_what_it_takes_after_the_last_itera
     recovering(live)
     live.enter(5).texts()
     live.at(9.25).start(D)
-    assert live.texts() == ["process 1:1 is back, admitted after iteration 6"]
+    assert live.texts() == ["process 1:1 has rejoined, admitted after iteration 6"]
     live.at(9.75).finish(5, A, B, C).at(10.75).finish(6, A, B, C)
     live.took(D, link=0.5).at(12).form(held={5, 6}).enter(7).at(13.25).finish(7)
     (join,) = live.noted("join")
@@ -299,7 +299,7 @@ def test_who_comes_back_is_admitted_and_costs_what_it_takes_after_the_last_itera
         "rerun_steps": 0,
     }
     assert live.texts() == [
-        "going on after iteration 6 with 4 processes: 4.00 s after process 1:1 was admitted (agreement 2.25, link 0.50)"
+        "resumed after iteration 6 with 4 processes: 4.00 s after process 1:1 was admitted (agreement 2.25, link 0.50)"
     ]
     assert live.spent()["reconfiguration"] == 2 + 1.25 + 0.25
     assert live.journal.goodput(live.time)["num_joins"] == 1
@@ -321,7 +321,10 @@ def test_a_death_while_joiners_are_taken_in_makes_it_a_recovery(live):
     assert live.noted("join") == []
     recovery = live.noted("recovery")[-1]
     assert [recovery.fields[name] for name in ("joined", "recovery_s", "rerun_steps")] == [["1:1"], 1.5, 1]
-    assert [note.text for note in live.noted("form")][2:] == ["process 1:1 is back, admitted after iteration 6", None]
+    assert [note.text for note in live.noted("form")][2:] == [
+        "process 1:1 has rejoined, admitted after iteration 6",
+        None,
+    ]
 
 
 def test_a_death_after_the_last_iteration_before_joiners_breaks_nothing_off(live):
@@ -342,7 +345,7 @@ def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live)
 
 def test_a_member_that_cannot_go_on_is_a_failure_too(live):
     live.of(Ready, A, 0, 1).tick().at(6).form(held={3}).enter(4).at(7).finish(4)
-    assert "process 0:0 lives, but cannot go on in generation 1" in live.texts()
+    assert "process 0:0 lives, but cannot continue in generation 1" in live.texts()
     goodput = live.journal.goodput(live.time)
     assert [goodput[f"num_{what}"] for what in ("deaths", "recoveries")] == [0, 1]
 
@@ -351,12 +354,12 @@ def test_a_stage_without_a_process_is_waited_for(live):
     live.texts()
     live.die(B).at(6).die(D)
     assert live.texts() == [
-        "process 0:1 died (signal 9); 3 of 4 go on",
+        "process 0:1 died (signal 9); 3 of 4 continue",
         "process 1:1 died (signal 9)",
         "stage 1 has no process left: the others wait",
     ]
     live.at(8).alive().at(9).start(D)
-    assert live.texts() == ["process 1:1 is back"]
+    assert live.texts() == ["process 1:1 has rejoined"]
     live.at(10).form(held={3}).enter(4).at(11).finish(4)
     assert live.spent() == {"startup": 2, "useful": 4, "reconfiguration": 2, "waiting": 3}
     assert live.noted("recovery")[0].fields["recovery_s"] == 6
@@ -378,7 +381,7 @@ def test_all_who_are_started_again_are_one_line_and_one_recovery(live):
         "stages 0 and 1 have no process left: the others wait",
     ]
     live.start(*ALL)
-    assert live.texts() == ["processes 0:0, 0:1, 1:0 and 1:1 are back"]
+    assert live.texts() == ["processes 0:0, 0:1, 1:0 and 1:1 have rejoined"]
     live.at(19.5).form(held={3}).enter(4).at(20.5).finish(4)
     assert live.noted("recovery")[0].fields["detection_s"] == 6.5
     # The iteration that the new generation broke off had taken 6.5 s by then.

@@ -44,7 +44,7 @@ def test_survivors_keep_their_states_where_shared_memory_is_small_or_runs_full(t
             while True:
                 file.write(bytes(1 << 16))
         os.kill(members(config)["1:0"], signal.SIGKILL)
-        wait_for(process, "going on after iteration")
+        wait_for(process, "resumed after iteration")
         logs = config.parent / "run" / "logs"
         assert ("is on a disk" in (logs / "0-0.log").read_text()) == (size == "400m")
         go_on(process, config, *NO_CHECKPOINTS)

@@ -81,7 +81,7 @@ def test_who_comes_back_is_killed_while_it_joins(tmp_path, delay_s):
         wait_for(process, "running with 2 processes")
         time.sleep(2)
         os.kill(members(config)["0:0"], signal.SIGKILL)
-        wait_for(process, "0:0 is back")
+        wait_for(process, "0:0 has rejoined")
         time.sleep(delay_s)
         os.kill(members(config)["0:0"], signal.SIGKILL)
         wait_for(process, "with 1 process")

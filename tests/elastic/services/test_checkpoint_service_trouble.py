@@ -186,14 +186,14 @@ PROCESS = """
 import resource, sys
 from pathlib import Path
 from swift.cli.configuration import load_experiment
-from swift.elastic.services import checkpoint_service
+from swift.elastic.services import checkpoint_process, checkpoint_service
 config, run_dir, keeps, handed, most_bytes = sys.argv[1:]
 load = checkpoint_service.load_state
 checkpoint_service.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
 experiment = load_experiment(Path(config))
 data = experiment.loader("train").state()
-checkpoint_service.run_checkpoint_service(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
+checkpoint_process.run_checkpoint_service(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
 """
 
 

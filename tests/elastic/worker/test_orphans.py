@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.worker.worker import WorkerSpec
+from swift.elastic.worker.worker_spec import WorkerSpec
 
 
 class Exited(BaseException):
