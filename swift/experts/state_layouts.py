@@ -65,12 +65,12 @@ class Decoupled:
     compute_dtype: DTypeLike
     wire_dtype: DTypeLike
 
-    def init(self, params_LEW: Float[Array, "L E W"], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L N ..."]:
+    def init(self, params_LEW: Float[Array, "L E W"], placement_LNS: Any) -> Float[Array, "L N ..."]:
         """See Layout; ``[L, N, E, w]``."""
         del placement_LNS
         return to_slices(params_LEW, self.num_ranks)
 
-    def classes(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E W"]:
+    def classes(self, master: Float[Array, "L ..."], placement_LNS: Any) -> Float[Array, "L E W"]:
         """See Layout."""
         del placement_LNS
         return from_slices(master, self.size)
