@@ -22,12 +22,17 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).parents[1]
-CHECKED = ("experts", "mesh", "pipeline", "checkpoint")
-"""Packages whose annotated shapes and dtypes are checked at every call, under pytest only."""
+CHECKED = ("experts", "mesh", "pipeline", "checkpoint/partial", "checkpoint/memory")
+"""Packages whose annotated shapes and dtypes are checked at every call, under pytest only.
+
+The rest of `checkpoint` has no annotated arrays, and a checked settings class would take any name.
+"""
 
 # The hook acts on modules as they are imported, so all of them are imported here, before any test imports them.
 import_module("tests.array_check")
-with install_import_hook([f"swift.{package}" for package in CHECKED], "tests.array_check.check_arrays"):
+with install_import_hook(
+    [f"swift.{package.replace('/', '.')}" for package in CHECKED], "tests.array_check.check_arrays"
+):
     for path in (path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     from swift.jaxprs import scan_counts

@@ -642,5 +642,5 @@ class Chaos(RuleBasedStateMachine):
 
 def test_in_a_thousand_generations_and_more_members_never_disagree_and_always_come_together_again():
     World.num_generations = 0
-    run_state_machine_as_test(Chaos, settings=settings(max_examples=200, stateful_step_count=80, deadline=None))
+    run_state_machine_as_test(Chaos, settings=settings(max_examples=250, stateful_step_count=80, deadline=None))
     assert World.num_generations >= 1000
