@@ -1,4 +1,4 @@
-"""What all runs of a campaign share."""
+"""The directories and abilities that all runs of a campaign share."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Place:
-    """What all runs of a campaign share.
+    """Directories and abilities of the machine that all runs of a campaign share.
 
     Attributes:
         directory: directory of the campaign.

@@ -5,7 +5,7 @@ against their digests.
 """
 
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays
-from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, settled_digests
+from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, raw_bytes, settled_digests
 from swift.checkpoint.storage.directory import (
     begin_save,
     checkpoint_path,
@@ -46,6 +46,7 @@ __all__ = [
     "load_plan",
     "overview",
     "plan_restore",
+    "raw_bytes",
     "read_manifest",
     "record_restore",
     "restore_facts",

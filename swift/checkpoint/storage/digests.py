@@ -20,7 +20,7 @@ def array_digest(arrays: Iterable[np.ndarray]) -> str:
     """Digest of the values of arrays, one array after the other."""
     whole = hashlib.blake2b(digest_size=_SIZE)
     for array in arrays:
-        whole.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        whole.update(raw_bytes(array))
     return whole.hexdigest()
 
 
@@ -31,8 +31,13 @@ def array_checksum(arrays: Iterable[np.ndarray]) -> int:
     """
     checksum = 0
     for array in arrays:
-        checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, checksum)
+        checksum = zlib.crc32(raw_bytes(array), checksum)
     return checksum
+
+
+def raw_bytes(array: np.ndarray) -> memoryview:
+    """Bytes of an array's values in C order, without a copy where they lie so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def file_digest(path: Path) -> str:

@@ -202,7 +202,7 @@ class CheckpointClient:
 
 
 def remedy(newest: int | None) -> str:
-    """What a user can do once a run has stopped.
+    """Advice to the user of a run that has stopped.
 
     Args:
         newest: the iteration of its newest checkpoint; None: there is none.

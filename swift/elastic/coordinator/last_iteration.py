@@ -7,7 +7,7 @@ from swift.elastic.membership import Membership
 from swift.elastic.transport import Halt
 
 _HEARING_S = 1.0
-"""How long it may take until all members have received something."""
+"""Time limit for all members to receive a command."""
 _NUM_TIMED = 10
 """Iterations whose minimum is the duration to reckon with: a single one may have waited for something."""
 
@@ -40,7 +40,7 @@ class LastIteration:
         return Halt(self._halted, self._last)
 
     def awaited(self, membership: Membership, written: int, saved: int, *, is_busy: bool) -> str:
-        """What a run that stops still waits for; empty where all that there is to keep is kept.
+        """Describes what a stopping run still waits for; empty once all that can be saved is saved.
 
         Args:
             membership: the present one.

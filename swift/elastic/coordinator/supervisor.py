@@ -155,7 +155,9 @@ class Supervisor:
         self._listen()
         self._decide(time.monotonic())
         self._saving.try_again_if_due()
-        self._inject_faults()
+        newest = max((status.finished for status in self._membership.statuses.values()), default=0)
+        self._inject_faults(newest)
+        self._restart_dead(newest)
         if self._membership.generation is not None and not self._membership.is_recovering:
             self._preparing.follow()  # members that recover need the cores more
         self._reporter.show(self._membership)
@@ -238,20 +240,21 @@ class Supervisor:
         text = f"node {news.node} {'has joined' if news.is_there else 'is lost'}"
         self._reporter.note("node", self._reporter.written, text, **news._asdict())
 
-    def _inject_faults(self) -> None:
-        """Harms processes as fault injection asks, and has dead ones started again where that is due."""
-        chaos, statuses = self._run_spec.chaos, self._membership.statuses
-        newest = max((status.finished for status in statuses.values()), default=0)
-        for trouble in chaos.harm(newest):
-            member = statuses[trouble.process].member
+    def _inject_faults(self, newest: int) -> None:
+        """Harms processes as fault injection asks after the ``newest`` iteration."""
+        for trouble in self._run_spec.chaos.harm(newest):
+            member = self._membership.statuses[trouble.process].member
             if member in self._children:
                 self._harm(trouble.kind, member)
+
+    def _restart_dead(self, newest: int) -> None:
+        """Has dead processes restarted, except those that fault injection keeps down after the ``newest`` iteration."""
         if self._is_stopping and self._run_spec.policy.recovery == "live":
             return  # a process that rejoins would only delay the others
         if dead := self._membership.dead:
             times = {process: self._children.away_s(process) for process in self._membership.processes}
             away = {process: away_s for process, away_s in times.items() if away_s}
-            held_down = frozenset(process for process in dead if chaos.keeps_down(process, newest))
+            held_down = frozenset(process for process in dead if self._run_spec.chaos.keeps_down(process, newest))
             self._report(MayRestart(time.monotonic(), away, held_down))
 
     def _harm(self, how: str, member: Member) -> None:

@@ -156,7 +156,7 @@ class Journal:
         return [self._note("death", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
 
     def _fail(self, member: Member, failure: Failure, time: float) -> None:
-        """Where others were to join, it is a recovery now: they are members of the generation that follows."""
+        """Turns the current interval into a recovery; awaited joiners become members of the next generation."""
         self._goodput.fail(failure.since, failure.known, time)
         change = self._change if self._change is not None and self._change.failed else Transition(failure.since)
         self._change = change.after_failure(member.process, failure)

@@ -1,4 +1,4 @@
-"""What lies between two generations: recovery from failures or admission of joiners; how long it takes, by part."""
+"""Timing of the interval between two generations, part by part: recovery from failures or admission of joiners."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

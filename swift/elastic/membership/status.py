@@ -9,7 +9,7 @@ from swift.elastic.membership.processes import Member, Process, Stamp
 
 
 class State(StrEnum):
-    """What a process does, as far as the supervisor knows."""
+    """Activity of a process, as far as the supervisor knows."""
 
     DEAD = "dead"
     STARTING = "starting"
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """What is known of a process.
+    """Status of a process.
 
     Attributes:
         member: its newest incarnation; -1 if it was never started.

@@ -14,7 +14,7 @@ Recovery = Literal["live", "restart"]
 
 @dataclass(frozen=True)
 class RecoveryPolicy:
-    """How a run recovers from failures.
+    """Settings of recovery from failures.
 
     Attributes:
         recovery: ``live``: survivors stay in their processes; ``restart``: they are started again, too.
@@ -31,7 +31,7 @@ class RecoveryPolicy:
 
 @dataclass(frozen=True)
 class MembershipView:
-    """What is known of a run's processes and generations.
+    """Known state of a run's processes and generations.
 
     Attributes:
         processes: all that the run may have, of all stages.

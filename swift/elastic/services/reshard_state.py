@@ -98,7 +98,7 @@ class Resharding:
         return replace(state, slots={}), state.slots or None, lost
 
     def _part(self, old: StepSpec, process: Process, stamp: Stamp) -> TrainState | None:
-        """What a process has handed over of a state, or was to resume from; None: nothing that is sound."""
+        """Part of a state that a process handed over or was to resume from; None: no sound one."""
         for keep, specs, shapes in (
             (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
             (self.handover.parts(process), _without_slots(old), old.abstract()),

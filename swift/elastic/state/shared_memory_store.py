@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from swift.checkpoint.storage import array_checksum, digest
+from swift.checkpoint.storage import array_checksum, digest, raw_bytes
 from swift.elastic.membership import Process, Stamp
 from swift.elastic.state.disk_spill import remove_kept, share_kept, write_kept
 from swift.errors import RunError
@@ -61,7 +61,7 @@ class SharedMemoryStore:
             file.write(json.dumps(head).encode() + b"\n")
             for array in arrays:
                 file.seek(_aligned(file.tell()))
-                file.write(_bytes(array).data)
+                file.write(raw_bytes(array))
             file.truncate()
 
         if write_kept(self._path(stamp), self._temporary(stamp), write):
@@ -150,10 +150,6 @@ def place_of(name: str) -> Process:
 
 def _shape(leaf: Any) -> list[Any]:
     return [str(leaf.dtype), list(leaf.shape)]
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
 
 
 def _aligned(offset: int) -> int:

@@ -37,6 +37,7 @@ class Codec(Generic[M]):
 
     def __init__(self, *kinds: type[M], implied: Sequence[str] = ()):
         self._kinds = {kind.__name__: kind for kind in kinds}
+        self._types = {kind: get_type_hints(kind) for kind in kinds}
         self._implied = frozenset(implied)
 
     def line(self, message: M) -> str:
@@ -46,8 +47,8 @@ class Codec(Generic[M]):
 
     def line_of(self, kind: type[M], **fields: Any) -> str:
         """The line of a message of this kind, from all its fields that are not implied."""
-        names = [name for name in get_type_hints(kind) if name not in self._implied]
-        assert self._kinds.get(kind.__name__) is kind, f"{kind.__name__} is not a message of this codec"
+        assert kind in self._types, f"{kind.__name__} is not a message of this codec"
+        names = [name for name in self._types[kind] if name not in self._implied]
         assert sorted(names) == sorted(fields), f"{kind.__name__} has the fields {names}"
         return json.dumps({"kind": kind.__name__} | {name: fields[name] for name in names}, default=sorted) + "\n"
 
@@ -66,7 +67,7 @@ class Codec(Generic[M]):
             kind = self._kinds.get(_as(str, fields.pop("kind", None), "kind"))
             if kind is None:
                 raise ValueError("an unknown kind of message")
-            types = get_type_hints(kind)
+            types = self._types[kind]
             for name in types.keys() & self._implied:
                 fields[name] = implied[name]
             if types.keys() != fields.keys():
