@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = command_line().parse_args(arguments)
     # Ctrl-C ends the process at once, since an exception inside JAX can crash or get lost; see train.interrupt.
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
+    sys.unraisablehook = _ignore_late_writes
     try:
         # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
         module = importlib.import_module(_MODULES.get(options.command, "swift.cli.commands"))
@@ -54,8 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, previous[0])
+        sys.unraisablehook = previous[1]
     return 0
+
+
+def _ignore_late_writes(unraisable: Any) -> None:
+    """Reports exceptions that nobody can catch, except those of file writes that end after a failed save.
+
+    Orbax 0.12.8 closes its event loop at the first write that fails, while TensorStore completes the others and prints
+    a traceback for each. The failure itself is raised, and what they write is removed by the next save.
+    """
+    if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(unraisable)
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import checkpoint_steps, plan_restore, set_aside_newer, settle
-from swift.checkpoint.storage import digests, directory, manifest, writer
+from swift.checkpoint.storage import digests, directory, manifest, orbax_files, writer
 from swift.checkpoint.storage.inspection import damages
 from swift.checkpoint.storage.verification import Checker
 from swift.errors import SettingError
@@ -283,6 +283,19 @@ def test_a_full_disk_costs_nothing_that_was_there(small_run, monkeypatch, where)
     assert checkpoint_steps(run.directory) == [2, 4]
     run.run(8)
     assert run.lose_all().step == 8
+
+
+def test_a_disk_without_room_is_not_filled(small_run, monkeypatch):
+    run = small_run(experts_per_layer=1, every=2).run(2)
+    room = [*os.statvfs(run.directory)]
+    room[4] = 0  # f_bavail
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: os.statvfs_result(room))
+        patch.setattr(orbax_files.ocp, "save_async", None)
+        with pytest.raises(OSError, match=r"No space left on device: \d+ bytes are needed, \d+ are free"):
+            run.run(4)
+    run.run(6)
+    assert checkpoint_steps(run.directory) == [2, 6]
 
 
 def test_a_checkpoint_has_its_name_on_the_disk_before_older_ones_go(small_run, monkeypatch):
