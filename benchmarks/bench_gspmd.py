@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from bench_pipeline import Stepped, draw_batch, experiment
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from measure import Trainee, cost_of, demo, median, publish, ratio, turns
+from pipeline_steps import Stepped, draw_batch, experiment
 
 from swift.data import Batch
 from swift.experts import Load

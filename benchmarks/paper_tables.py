@@ -5,9 +5,11 @@ Such a document has a line ``<!-- table: NAME -->`` where a table begins and ``<
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from markdown_tables import by_strategy, markdown, percent
 
 Results = dict[str, dict[str, Any]]
 """Documents by file name."""
@@ -29,18 +31,6 @@ def rewrite_tables(text: str, results: Results) -> str:
         return f"{match['begin']}\n{body}\n\n{match['end']}"
 
     return _BLOCK.sub(rewritten, text)
-
-
-def markdown(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Formats a Markdown table."""
-    cells = list(heading)
-    lines = [cells, ["---"] * len(cells), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-def percent(share: float | None) -> str:
-    """Formats a share as a percentage with one digit."""
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def symi_convergence(found: dict[str, Any]) -> str:
@@ -126,16 +116,6 @@ def recycle_ablation(found: dict[str, Any]) -> str:
         rows[-1] += [span(by["lower bounds"]), f"{whole['decoupled, staggered']:g}"]
     heading = ["pipelines x stages", "1F1B, no failure", "re-routed", "+ decoupled", "+ staggered", "bound"]
     return markdown([*heading, "zero-bubble, no failure"], rows)
-
-
-def by_strategy(heading: list[str], rows: list[tuple[list[Any], dict[str, float | None]]]) -> str:
-    """Ratios, a column for each strategy, after some cells of their own."""
-    names = list(dict.fromkeys(name for _, ratios in rows for name in ratios))
-
-    def cell(ratio: float | None) -> str:
-        return "cannot run" if ratio is None else f"{ratio:.3f}"
-
-    return markdown([*heading, *names], ([*cells, *(cell(ratios.get(of)) for of in names)] for cells, ratios in rows))
 
 
 def recycle_failures(found: dict[str, Any]) -> str:

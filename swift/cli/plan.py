@@ -5,15 +5,14 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from swift.cli.options import Written, costs_of, nearest, workers_of
-from swift.errors import SettingError, check_count, check_number
+from swift.cli.options import Written, costs_of, nearest, translated, workers_of
+from swift.errors import SettingError, check_count, renamed_settings
 from swift.files import replace_file
 from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, num_plans, plans_to_prepare
 from swift.schedules.plans import COST_NAMES, document
@@ -42,7 +41,7 @@ _OPTIONS = {
 def plan(options: argparse.Namespace) -> None:
     """``swift plan --pipelines D --stages P --microbatches M``."""
     form = _format(options)
-    with _users_words(options):
+    with translated(lambda error: _translate(error, options)):
         problem = _problem(options)
         planner, store = _Timed(_planner(options)), _store(options)
         schedule = planner(problem) if store is None else store.plan(problem, options.solver, planner)
@@ -85,7 +84,6 @@ class _Timed:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    costs = costs_of(options.costs)
     num_ops = 3 * options.pipelines * options.stages * options.microbatches * options.iterations
     if num_ops > MAX_OPS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
@@ -95,20 +93,13 @@ def _problem(options: argparse.Namespace) -> Problem:
         Topology(options.pipelines, options.stages),
         options.microbatches,
         workers_of("--fail", options.fail),
-        costs,
+        costs_of(options.costs),
         num_iterations=options.iterations,
         decoupled=not options.no_decouple,
         staggered=not options.no_stagger,
     )
-    units = options.memory_limit
-    if units is None:
-        return problem
-    check_number("--memory-limit", units, above=0)
-    least = costs.microbatch_peak / costs.f_stash
-    if units < least * (1 - 1e-9):
-        raise SettingError("--memory-limit", units, f"must be at least {least:g}, which a single micro-batch takes")
-    # A rounding error may make the product less than what a single micro-batch takes.
-    return replace(problem, memory_limit=max(units * costs.f_stash, costs.microbatch_peak))
+    with renamed_settings({"Problem.memory_limit": "--memory-limit"}):
+        return problem.limited(options.memory_limit)
 
 
 def _planner(options: argparse.Namespace) -> Callable[[Problem], Schedule]:
@@ -211,15 +202,6 @@ def _write(out: Path | None, content: bytes | str) -> None:
             replace_file(out, data)
     except OSError as error:
         raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _users_words(options: argparse.Namespace) -> Iterator[None]:
-    """Renames the settings of errors in the block to the options that the user gave."""
-    try:
-        yield
-    except SettingError as error:
-        raise _translate(error, options) from error
 
 
 def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:

@@ -5,12 +5,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options import Written, costs_of, named_numbers, nearest
-from swift.errors import SettingError, check_count, check_number
+from swift.cli.options import Written, costs_of, named_numbers, nearest, translated
+from swift.errors import SettingError, check_count
 from swift.files import replace_file
 from swift.schedules import Problem
 from swift.tools.simulate import (
@@ -73,7 +72,7 @@ def simulate(options: argparse.Namespace) -> None:
         if name not in STRATEGIES:
             known = f"must be one of {', '.join(STRATEGIES)}"
             raise SettingError("--strategy", name, nearest(name, STRATEGIES, known))
-    with _users_words(options):
+    with translated(lambda error: _translate(error, options)):
         job, model = _job(options), published(options.model) if options.model else None
         trace = _trace(options, job.num_workers)
         chosen = strategies(job, trace, model, options.strategy or STRATEGIES)
@@ -91,12 +90,7 @@ def simulate(options: argparse.Namespace) -> None:
 
 def _job(options: argparse.Namespace) -> Job:
     topology = Topology(options.pipelines, options.stages, options.expert_ranks)
-    limit, costs = options.memory_limit, costs_of(options.costs)
-    if limit is not None:
-        check_number("--memory-limit", limit, above=0)
-    problem = Problem(
-        topology, options.microbatches, costs=costs, memory_limit=None if limit is None else limit * costs.f_stash
-    )
+    problem = Problem(topology, options.microbatches, costs=costs_of(options.costs)).limited(options.memory_limit)
     values: dict[str, Any] = named_numbers("--job", options.job, JOB_NAMES, "iteration=2")
     for name in _WHOLE:
         if name in values and values[name] % 1 == 0:
@@ -200,15 +194,6 @@ def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{row['name']}: {row['why'] if row['spent_s'] is None else row['source']}"
     for one in facts["left_out"]:
         yield f"{one['name']} is left out: {one['why']}"
-
-
-@contextmanager
-def _users_words(options: argparse.Namespace) -> Iterator[None]:
-    """Renames the settings of errors in the block to the options that the user gave."""
-    try:
-        yield
-    except SettingError as error:
-        raise _translate(error, options) from error
 
 
 def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:

@@ -45,8 +45,22 @@ class Layout(Protocol):
         """Gathers this rank's slot weights ``[L, S, W or more]`` from the master weights, in the compute dtype."""
 
 
+class _Unmoved:
+    """Base of layouts in which state stays where it is and each number of it is on one rank."""
+
+    def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
+        """See Layout."""
+        del placement_LNS
+        return jnp.sum(jnp.square(gradients))
+
+    def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
+        """See Layout: nothing moves."""
+        del old_LNS, new_LNS
+        return state
+
+
 @dataclass(frozen=True)
-class Decoupled:
+class Decoupled(_Unmoved):
     """Each rank always holds the same 1/N of every expert (SYMI, section 3).
 
     A dense group is one expert with a slot on every rank.
@@ -83,23 +97,13 @@ class Decoupled:
         padded = jnp.pad(gradients_LSW, ((0, 0), (0, 0), (0, padding)))
         return collect(padded, placement_LNS, self.num_classes, self.wire_dtype)
 
-    def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """See Layout."""
-        del placement_LNS
-        return jnp.sum(jnp.square(gradients))
-
-    def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
-        """See Layout: nothing moves."""
-        del old_LNS, new_LNS
-        return state
-
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
         """See Layout."""
         return materialize(master.astype(self.compute_dtype), placement_LNS)
 
 
 @dataclass(frozen=True)
-class ReplicaShards:
+class ReplicaShards(_Unmoved):
     """The r replicas of an expert share its state, 1/r each; the placement is round-robin and never changes.
 
     This is DeepSpeed's expert parallelism with ZeRO-1: ranks E/S apart hold the same experts, and a group of such
@@ -150,16 +154,6 @@ class ReplicaShards:
         padding = padded_size(self.size, self.num_replicas) - gradients_LSW.shape[-1]
         padded = jnp.pad(gradients_LSW, ((0, 0), (0, 0), (0, padding)))
         return lax.psum_scatter(padded, EXPERT_AXIS, scatter_dimension=2, axis_index_groups=self._groups, tiled=True)
-
-    def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """See Layout."""
-        del placement_LNS
-        return jnp.sum(jnp.square(gradients))
-
-    def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
-        """See Layout: the placement never changes."""
-        del old_LNS, new_LNS
-        return state
 
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
         """See Layout."""

@@ -75,12 +75,12 @@ class PeerSum:
         return lax.psum(leaf, WORKER_AXIS, axis_index_groups=self.groups)
 
     def _rounds(self, leaf: jax.Array) -> jax.Array:
-        row, num_rows = lax.axis_index(WORKER_AXIS), sum(map(len, self.groups))
+        row, num_live = lax.axis_index(WORKER_AXIS), sum(map(len, self.groups))
         rounds = tree_rounds(self.groups)
         for pairs in rounds:
             leaf = leaf + lax.ppermute(leaf, WORKER_AXIS, pairs)  # zeros where nothing arrives
         for pairs in reversed(rounds):
-            arrives_R = np.zeros(num_rows, bool)
+            arrives_R = np.zeros(num_live, bool)
             arrives_R[[upper for upper, _ in pairs]] = True
             total = lax.ppermute(leaf, WORKER_AXIS, tuple((lower, upper) for upper, lower in pairs))
             leaf = jnp.where(jnp.asarray(arrives_R)[row], total, leaf)

@@ -84,11 +84,7 @@ class Problem:
         check_count("Problem.num_iterations", self.num_iterations, least=1)
         self.topology.live_workers(self.failed)
         if self.memory_limit is not None:
-            check_number("Problem.memory_limit", self.memory_limit, above=0)
-            if self.memory_limit < self.costs.microbatch_peak:
-                least = math.ceil(1000 * self.costs.microbatch_peak) / 1000
-                takes = "which a single micro-batch takes with its message and while B runs"
-                raise SettingError("Problem.memory_limit", self.memory_limit, f"must be at least {least:g}, {takes}")
+            self._check_memory(self.memory_limit, self.costs.microbatch_peak)
 
     @property
     def num_pipelines(self) -> int:
@@ -104,6 +100,19 @@ class Problem:
     def num_ops(self) -> int:
         """Number of Fs, Bs and Ws of one iteration."""
         return 3 * self.num_pipelines * self.num_microbatches * self.num_stages
+
+    def limited(self, num_stashes: float | None) -> "Problem":
+        """Limits the memory of a worker to so many F-stashes, the unit in which users give it; None: no limit.
+
+        Raises:
+            SettingError: the limit, in F-stashes, is too small for a single micro-batch.
+        """
+        if num_stashes is None:
+            return replace(self, memory_limit=None)
+        unit = self.costs.f_stash
+        # A rounding error may make the product less than what a single micro-batch takes.
+        self._check_memory(num_stashes, self.costs.microbatch_peak / unit * (1 - 1e-9))
+        return replace(self, memory_limit=max(num_stashes * unit, self.costs.microbatch_peak))
 
     def single_pipeline(self) -> "Problem":
         """Reduces the problem to one pipeline without failures."""
@@ -125,3 +134,10 @@ class Problem:
         for d, p in live:
             by_stage[p].append(d)
         return tuple(tuple(pipelines) for pipelines in by_stage)
+
+    def _check_memory(self, limit: float, least: float) -> None:
+        check_number("Problem.memory_limit", limit, above=0)
+        if limit < least:
+            takes = "which a single micro-batch takes with its message and while B runs"
+            allowed = f"must be at least {math.ceil(1000 * least) / 1000:g}, {takes}"
+            raise SettingError("Problem.memory_limit", limit, allowed)

@@ -38,7 +38,7 @@ class Round:
         return Round(executor_DMP, start_3DMP, self.update_P, self.period)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Schedule:
     """All ops of a window, one row each, sorted by worker, iteration and start: the order in which workers run them.
 
@@ -148,4 +148,15 @@ def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.n
     worker, kind, iteration, pipeline, microbatch, stage = (
         np.ascontiguousarray(name[order], np.int32) for name in names
     )
-    return Schedule(problem, solver, worker, kind, iteration, pipeline, microbatch, stage, start[order], end[order])
+    return Schedule(
+        problem=problem,
+        solver=solver,
+        worker=worker,
+        kind=kind,
+        iteration=iteration,
+        pipeline=pipeline,
+        microbatch=microbatch,
+        stage=stage,
+        start=start[order],
+        end=end[order],
+    )

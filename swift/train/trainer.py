@@ -8,7 +8,7 @@ import jax
 
 from swift.checkpoint import RestorePlan, restore_lines
 from swift.data import find_index
-from swift.errors import RunError
+from swift.errors import RunError, renamed_settings
 from swift.runlog import Lease
 from swift.train.checkpoints import Checkpointer, ledger_after
 from swift.train.emulated_cluster import EmulatedCluster
@@ -49,7 +49,7 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration in which it came is saved.
     """
     try_placement(experiment)
-    with own_run(options) as lease:
+    with renamed_settings({"planner": "Experiment.planner"}), own_run(options) as lease:
         return _train(experiment, options, failures, lease)
 
 

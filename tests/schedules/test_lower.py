@@ -260,7 +260,7 @@ def test_forward_only(problems, random_schedule, data):
 
 def test_interval_slots():
     rows, since, until = np.array([[0, 0, 3], [0, 1, 2], [0, 2, 4], [1, 0, 9], [0, 2, 3], [0, 4, 5]]).T
-    slots = interval_slots(rows, since, until, num_rows=2)
+    slots = interval_slots(rows, since, until, num_live=2)
     assert slots[3] == 0
     assert sorted(slots[[0, 2, 4]]) == [0, 1, 2]
     assert slots.max() == 2

@@ -56,5 +56,5 @@ def test_an_own_planner_plans_for_a_failure():
 
 
 def test_a_schedule_that_breaks_a_rule_does_not_run():
-    with pytest.raises(SettingError, match=r"Experiment\.planner = 'shifted': must make valid schedules"):
+    with pytest.raises(SettingError, match=r"^planner = 'shifted': must make valid schedules"):
         plan_with(Shifted(), PROBLEM)

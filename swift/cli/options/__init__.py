@@ -2,7 +2,7 @@
 
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
 from swift.cli.options.kinds import Written, checked
-from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake
+from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
 from swift.cli.options.named import costs_of, named_numbers, workers_of
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "named_numbers",
     "nearest",
     "parse_mistake",
+    "translated",
     "workers_of",
 ]

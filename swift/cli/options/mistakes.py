@@ -10,7 +10,8 @@ A message about a statement ends with its place::
 import difflib
 import re
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swift.cli.options.kinds import Written, written
@@ -77,6 +78,15 @@ def build_mistake(error: Exception, path: str) -> SettingError:
     if macro:
         return SettingError("CONFIG", path, f"uses %{macro[1]}, which is set nowhere")
     return SettingError("CONFIG", path, re.split(r"\n  (?:In call to|No values supplied)", str(error))[0])
+
+
+@contextmanager
+def translated(translate: Callable[[SettingError], SettingError]) -> Iterator[None]:
+    """Raises a mistake in the block in the user's words, those of the options that were given."""
+    try:
+        yield
+    except SettingError as error:
+        raise translate(error) from error
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

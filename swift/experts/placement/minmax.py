@@ -27,10 +27,7 @@ class MinMax(StartsUniform):
     [[[0, 0], [1, 1], [1, 2]]]
     """
 
-    @property
-    def name(self) -> str:
-        """Short name for tables."""
-        return "minmax"
+    name = "minmax"
 
     def __call__(
         self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState

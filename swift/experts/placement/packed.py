@@ -28,10 +28,7 @@ class Packed(StartsUniform):
     [[[0, 3], [1, 2]]]
     """
 
-    @property
-    def name(self) -> str:
-        """Short name for tables."""
-        return "packed"
+    name = "packed"
 
     def __call__(
         self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState

@@ -19,10 +19,7 @@ class Static:
     [[[0, 1], [2, 3], [0, 1], [2, 3]]]
     """
 
-    @property
-    def name(self) -> str:
-        """Short name for tables."""
-        return "static"
+    name = "static"
 
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int

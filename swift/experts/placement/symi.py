@@ -24,10 +24,7 @@ class Symi(StartsUniform):
     [[[0, 1], [1, 1], [1, 2]]]
     """
 
-    @property
-    def name(self) -> str:
-        """Short name for tables."""
-        return "symi"
+    name = "symi"
 
     def __call__(
         self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState

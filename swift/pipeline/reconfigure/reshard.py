@@ -89,8 +89,8 @@ def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState
 
 def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
     """The slices ``[P, row, N, E, w]`` of a group on other ranks and stages."""
-    num_stages, num_rows, _, num_classes, _ = slices.shape
-    whole = slices.swapaxes(2, 3).reshape(num_stages, num_rows, num_classes, -1)[..., : old.gpt.groups[name].size]
+    num_stages, num_layers, _, num_classes, _ = slices.shape
+    whole = slices.swapaxes(2, 3).reshape(num_stages, num_layers, num_classes, -1)[..., : old.gpt.groups[name].size]
     if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
         end = whole[{"embedding": 0, "head": -1}[name]]
         whole = np.broadcast_to(end, (new.num_stages, *end.shape))

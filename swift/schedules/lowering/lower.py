@@ -70,11 +70,11 @@ class _Placed:
     tick_n: np.ndarray
     row_n: np.ndarray
     num_ticks: int
-    num_rows: int
+    num_live: int
 
     def spread(self, *columns: tuple[np.ndarray, np.ndarray], empty: int = NONE) -> np.ndarray:
         """Scatters values of ops into a table, int32[T, R]."""
-        table_TR = np.full((self.num_ticks, self.num_rows), empty, np.int32)
+        table_TR = np.full((self.num_ticks, self.num_live), empty, np.int32)
         for ops, values in columns:
             table_TR[self.tick_n[ops], self.row_n[ops]] = values
         return table_TR
@@ -83,13 +83,13 @@ class _Placed:
         """Allocates slots on the readers' workers, each occupied from its writer's tick to its reader's."""
         rows, since, until = self.row_n[readers], self.tick_n[writers], self.tick_n[readers]
         assert (since < until).all(), "an op runs before what it reads is there"
-        flat = interval_slots(rows.ravel(), since.ravel(), until.ravel(), self.num_rows)
+        flat = interval_slots(rows.ravel(), since.ravel(), until.ravel(), self.num_live)
         return flat.reshape(readers.shape)
 
     def moves(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> Moves:
         """Makes the messages from the writers to the readers."""
         ticks, senders, receivers = self.tick_n[writers], self.row_n[writers], self.row_n[readers]
-        return move(ticks.ravel(), senders.ravel(), receivers.ravel(), slots.ravel(), self.num_ticks, self.num_rows)
+        return move(ticks.ravel(), senders.ravel(), receivers.ravel(), slots.ravel(), self.num_ticks, self.num_live)
 
     def turns(self, ops: np.ndarray) -> np.ndarray:
         """Number of these ops that the same row ran before, for each op."""
@@ -101,7 +101,7 @@ class _Placed:
 
     def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Lists three numbers per op for every row, int32[R, most ops of a row, 3]."""
-        list_Rn = np.full((self.num_rows, _count(places), 3), NONE, np.int32)
+        list_Rn = np.full((self.num_live, _count(places), 3), NONE, np.int32)
         list_Rn[self.row_n[ops], places] = values
         return list_Rn
 
@@ -109,7 +109,7 @@ class _Placed:
         """Computes the bounds of the phases that end with these Us, int32[H + 1], and their iterations, int32[H, R]."""
         last_ticks, phase = np.unique(self.tick_n[updates], return_inverse=True)
         assert last_ticks[-1] == self.num_ticks - 1, "an op after all updates"
-        update_HR = np.full((len(last_ticks), self.num_rows), NONE, np.int32)
+        update_HR = np.full((len(last_ticks), self.num_live), NONE, np.int32)
         update_HR[phase, self.row_n[updates]] = iterations
         return np.append(0, last_ticks + 1).astype(np.int32), update_HR
 

@@ -40,7 +40,7 @@ class Moves:
 
 
 def move(
-    tick_e: np.ndarray, sender_e: np.ndarray, receiver_e: np.ndarray, slot_e: np.ndarray, num_ticks: int, num_rows: int
+    tick_e: np.ndarray, sender_e: np.ndarray, receiver_e: np.ndarray, slot_e: np.ndarray, num_ticks: int, num_live: int
 ) -> Moves:
     """Groups messages into rounds, in which no worker receives twice, and covers the rounds by a few permutations.
 
@@ -53,7 +53,7 @@ def move(
         sender_e, receiver_e: rows.
         slot_e: slot in the receiver's inbox.
         num_ticks: number of ticks, T.
-        num_rows: number of live workers, R.
+        num_live: number of live workers, R.
     """
     by_tick = np.lexsort((sender_e, receiver_e, tick_e))
     in_tick = np.split(by_tick, np.cumsum(np.bincount(tick_e, minlength=num_ticks))[:-1])
@@ -62,14 +62,14 @@ def move(
         alike[np.stack([sender_e[in_tick[tick]], receiver_e[in_tick[tick]]]).tobytes()].append(tick)
     first = {ticks[0]: ticks for ticks in alike.values()}
     needed = {tick: int(np.bincount(receiver_e[in_tick[tick]]).max()) for tick in first}
-    palette, rounds = _Palette(num_rows), {}
+    palette, rounds = _Palette(num_live), {}
     for tick in sorted(first, key=lambda tick: (needed[tick], -len(first[tick]), -len(in_tick[tick]))):
         is_rare = len(first[tick]) < _RARE * num_ticks
         messages = in_tick[tick]
         rounds[tick] = palette.cover(sender_e[messages], receiver_e[messages], needed[tick] + is_rare)
     num_rounds = max(map(len, rounds.values()), default=0)
     permutation_TQ = np.full((num_ticks, num_rounds), NONE, np.int32)
-    slot_TQR = np.full((num_ticks, num_rounds, num_rows), NONE, np.int32)
+    slot_TQR = np.full((num_ticks, num_rounds, num_live), NONE, np.int32)
     for tick, ticks in first.items():
         for turn, (permutation, chosen) in enumerate(rounds[tick]):
             permutation_TQ[ticks, turn] = permutation
@@ -82,9 +82,9 @@ def move(
 class _Palette:
     """Permutations so far; each may still grow by pairs of unused rows. c: permutations."""
 
-    def __init__(self, num_rows: int):
-        self.receiver_cR = np.full((0, num_rows), NONE, np.int32)
-        self.sender_cR = np.full((0, num_rows), NONE, np.int32)
+    def __init__(self, num_live: int):
+        self.receiver_cR = np.full((0, num_live), NONE, np.int32)
+        self.sender_cR = np.full((0, num_live), NONE, np.int32)
 
     def cover(self, sender_e: np.ndarray, receiver_e: np.ndarray, most_rounds: int) -> list[tuple[int, np.ndarray]]:
         """Chooses the rounds that carry the messages of a tick, as (permutation, indices of its messages).
@@ -133,20 +133,20 @@ class _Palette:
         )
 
 
-def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, num_rows: int) -> np.ndarray:
+def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, num_live: int) -> np.ndarray:
     """Allocates a slot to each interval on its row, using only as many slots as intervals overlap.
 
     Args:
         row_i: row of each interval.
         start_i, end_i: first and last tick; a slot freed in a tick can be taken in the same tick.
-        num_rows: number of live workers, R.
+        num_live: number of live workers, R.
 
     Returns:
         int32[i], from 0.
     """
     slot_i = np.full(len(row_i), NONE, np.int32)
-    free = np.zeros((num_rows, int(np.bincount(row_i, minlength=1).max())), np.int32)
-    num_free, num_used = np.zeros((2, num_rows), np.int32)
+    free = np.zeros((num_live, int(np.bincount(row_i, minlength=1).max())), np.int32)
+    num_free, num_used = np.zeros((2, num_live), np.int32)
     given_back = np.split(np.argsort(end_i, kind="stable"), np.cumsum(np.bincount(end_i, minlength=1)))
     taken = np.argsort(start_i, kind="stable")
     taken_in = np.split(taken, np.cumsum(np.bincount(start_i, minlength=1)))

@@ -21,7 +21,7 @@ class TableShape(NamedTuple):
     """The static part of a table: one compiled program runs all tables of equal shape.
 
     Attributes:
-        num_ticks, num_rows, num_phases: T, R, H.
+        num_ticks, num_live, num_phases: T, R, H.
         num_data: micro-batches that a worker processes, n.
         num_activation_rounds, num_gradient_rounds: rounds of a tick in either direction, Q.
         activation_permutations, gradient_permutations: permutations that a round can use.
@@ -29,7 +29,7 @@ class TableShape(NamedTuple):
     """
 
     num_ticks: int
-    num_rows: int
+    num_live: int
     num_phases: int
     num_data: int
     num_activation_rounds: int
@@ -114,7 +114,7 @@ class TickTable:
         """Shape for which a program that runs this table is compiled."""
         return TableShape(
             num_ticks=self.num_ticks,
-            num_rows=len(self.workers),
+            num_live=len(self.workers),
             num_phases=self.num_phases,
             num_data=self.data_Rn.shape[1],
             num_activation_rounds=self.activations.permutation_TQ.shape[1],
@@ -136,7 +136,7 @@ class TickTable:
                 ``common_shape``.
         """
         assert common_shape([shape, self.shape]) == shape, f"no room in {shape} for {self.shape}"
-        T, R, H, n = shape.num_ticks, shape.num_rows, shape.num_phases, shape.num_data
+        T, R, H, n = shape.num_ticks, shape.num_live, shape.num_phases, shape.num_data
         return replace(
             self,
             **self._map_columns(lambda column_TR, empty: _filled(column_TR, (T, R), empty)),
@@ -186,7 +186,7 @@ class TickTable:
 
 def common_shape(shapes: Sequence[TableShape]) -> TableShape:
     """Finds the smallest shape to which tables of these shapes can be padded; all must have equally many rows."""
-    assert len({shape.num_rows for shape in shapes}) == 1, "tables with different numbers of workers"
+    assert len({shape.num_live for shape in shapes}) == 1, "tables with different numbers of workers"
     activation = dict.fromkeys(permutation for shape in shapes for permutation in shape.activation_permutations)
     gradient = dict.fromkeys(permutation for shape in shapes for permutation in shape.gradient_permutations)
     largest = {

@@ -69,5 +69,5 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     try:
         verify(schedule)
     except ScheduleError as error:
-        raise SettingError("Experiment.planner", planner.name, f"must make valid schedules: {error}") from error
+        raise SettingError("planner", planner.name, f"must make valid schedules: {error}") from error
     return schedule

@@ -99,16 +99,16 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
     kind = schedule.kind[rows]
     of_microbatch = np.array(normalized.pipeline_D)[schedule.pipeline[rows]]
     return Schedule(
-        normalized.original,
-        schedule.solver,
-        worker,
-        kind,
-        schedule.iteration[rows],
-        np.where(kind == Kind.U, worker // P, of_microbatch).astype(np.int32),
-        schedule.microbatch[rows],
-        schedule.stage[rows],
-        schedule.start[rows],
-        schedule.end[rows],
+        problem=normalized.original,
+        solver=schedule.solver,
+        worker=worker,
+        kind=kind,
+        iteration=schedule.iteration[rows],
+        pipeline=np.where(kind == Kind.U, worker // P, of_microbatch).astype(np.int32),
+        microbatch=schedule.microbatch[rows],
+        stage=schedule.stage[rows],
+        start=schedule.start[rows],
+        end=schedule.end[rows],
     )
 
 

@@ -33,11 +33,6 @@ class Periods:
         """True if the periods are those of plans, False if they are bounds."""
         return self.problem.num_ops <= MAX_PLANNED_OPS
 
-    @property
-    def num_known(self) -> int:
-        """Number of normalized failure sets computed so far."""
-        return len(self._known)
-
     def ratio(self, failures_P: tuple[int, ...]) -> float:
         """Divides the period under failures by the fault-free one; at least 1.
 

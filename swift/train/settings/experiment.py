@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
-from swift.errors import SettingError, check_count, check_number, check_seed, renamed_settings
+from swift.errors import SettingError, check_count, check_seed, renamed_settings
 from swift.experts import (
     Decoupled,
     ExpertConfig,
@@ -24,8 +24,9 @@ from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Group, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs, stage_sizes
-from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner, Problem
+from swift.schedules import FAULT_FREE, PLANNERS, Costs, OwnPlanner, Problem
 from swift.topology import Topology, Worker
+from swift.train.settings.compatibility import check_coupled, check_snapshots
 from swift.train.settings.failure_list import FailureList, parse_failures
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
@@ -109,9 +110,12 @@ class Experiment:
         # Refused here, before anything is written or JAX has started.
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
-        self._check_snapshots()
+        check_snapshots(self.checkpoint, self.topology)
         if self.optimizer.layout == "coupled":
-            self._check_coupled()
+            check_coupled(self.experts, self.placement, self.topology, self.ranks, self.checkpoint)
+            if self.failures:
+                allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
+                raise SettingError("OptimizerConfig.layout", "coupled", allowed)
 
     def _check_parts(self) -> None:
         parts = (ModelConfig, ExpertConfig, Topology, DataConfig, OptimizerConfig, CheckpointConfig)
@@ -137,44 +141,13 @@ class Experiment:
             if 0 < period < self.window:
                 allowed = f"must be at most {name} = {period}, or no window would ever be whole"
                 raise SettingError("Experiment.window", self.window, allowed)
-        if self.memory_limit is not None:
-            check_number("Experiment.memory_limit", self.memory_limit, least=1)
+        self.problem(Costs())
         if isinstance(self.planner, str) and self.planner not in PLANNERS:
             raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
         if any(event.rank is None for event in self.failure_list.events) and self.planner in FAULT_FREE:
             able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
             allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
             raise SettingError("Experiment.planner", self.planner, allowed)
-
-    def _check_snapshots(self) -> None:
-        setting, every = "CheckpointConfig.snapshot_every", self.checkpoint.snapshot_every
-        if every and self.topology.num_pipelines > 1:
-            raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
-        if every and self.topology.num_expert_ranks == 1:
-            raise SettingError(setting, every, "must be 0 with one expert rank: there is no other to keep its snapshot")
-
-    def _check_coupled(self) -> None:
-        if len(self.topology.workers) > 1:
-            shape = (self.topology.num_pipelines, self.topology.num_stages)
-            allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
-            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
-        if self.checkpoint.experts_per_layer != "all":
-            allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
-            raise SettingError("CheckpointConfig.experts_per_layer", self.checkpoint.experts_per_layer, allowed)
-        if self.checkpoint.snapshot_every:
-            allowed = "must be 0 with OptimizerConfig.layout = 'coupled', whose state is tied to its ranks"
-            raise SettingError("CheckpointConfig.snapshot_every", self.checkpoint.snapshot_every, allowed)
-        if self.failures:
-            allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
-            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
-        if isinstance(self.placement, Static) and self.ranks == "virtual":
-            allowed = "with a static placement reduces over groups of ranks, which virtual ranks cannot: use decoupled"
-            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
-        classes, slots, ranks = self.experts.num_classes, self.experts.slots_per_rank, self.topology.num_expert_ranks
-        if isinstance(self.placement, Static) and (classes % slots or ranks % max(1, classes // slots)):
-            allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
-            allowed += f"and the quotient to divide Topology.num_expert_ranks = {ranks}"
-            raise SettingError("OptimizerConfig.layout", "coupled", allowed)
 
     @property
     def failure_list(self) -> FailureList:
@@ -253,7 +226,18 @@ class Experiment:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
         spec = self.step_spec(live)
-        return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
+        with renamed_settings({"planner": "Experiment.planner"}):
+            return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
+
+    def problem(self, costs: Costs) -> Problem:
+        """Makes the planning problem of a window on all workers.
+
+        Raises:
+            SettingError: there is too little memory for a single micro-batch.
+        """
+        with renamed_settings({"Problem.memory_limit": "Experiment.memory_limit"}):
+            problem = Problem(self.topology, self.num_microbatches, costs=costs, num_iterations=self.window)
+            return problem.limited(self.memory_limit)
 
     def plan_settings(self, spec: StepSpec) -> PlanSettings:
         """Makes the settings that all plans of this experiment share.
@@ -262,14 +246,7 @@ class Experiment:
             SettingError: there is too little memory for a single micro-batch.
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
-        with renamed_settings({"Problem.memory_limit": "Experiment.memory_limit"}):
-            problem = Problem(
-                self.topology,
-                self.num_microbatches,
-                costs=stage_costs(spec, per_rank),
-                memory_limit=self.memory_limit,
-                num_iterations=self.window,
-            )
+        problem = self.problem(stage_costs(spec, per_rank))
         return PlanSettings(problem, self.planner, stage_sizes(spec, per_rank), self.move_roles)
 
     def identity(self) -> dict[str, Any]:
