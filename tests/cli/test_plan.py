@@ -114,11 +114,12 @@ REFUSED = {
     "--costs tU=-1": "--costs = tU=-1: must be a number of at least 0",
     "--costs tB=nan": "--costs = tB=nan: must be a number above 0",
     "--costs tB=1e300": "--costs = 'tB=1e300': must be at most 1e+18: take a larger unit",
-    "--memory-limit 0.5": "--memory-limit = 0.5: must be at least 1, which a single micro-batch takes",
+    "--memory-limit 0.5": "--memory-limit = 0.5: must be at least 1, which a single micro-batch takes with its "
+    "message and while B runs",
     "--memory-limit nan": "--memory-limit = nan: must be a number above 0",
     "--memory-limit -2": "--memory-limit = -2.0: must be a number above 0",
     "--costs F-stash=4 W-stash=6 inbox=1 --memory-limit 1.7": "--memory-limit = 1.7: must be at least 1.75, which a "
-    "single micro-batch takes",
+    "single micro-batch takes with its message and while B runs",
     "--pipelines 0": "--pipelines = 0: must be a whole number of at least 1",
     "--stages 0": "--stages = 0: must be a whole number of at least 1",
     "--microbatches 0": "--microbatches = 0: must be a whole number of at least 1",

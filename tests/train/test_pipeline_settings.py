@@ -65,7 +65,11 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
             {"pipelines": 1, "stages": 1, "memory_limit": 4},
             "Experiment.memory_limit = 4: must be None with a single worker",
         ),
-        ({"memory_limit": 0.9}, "Experiment.memory_limit = 0.9: must be at least 1, which a single micro-batch takes"),
+        (
+            {"memory_limit": 0.9},
+            "Experiment.memory_limit = 0.9: must be at least 1, which a single micro-batch takes with its message and "
+            "while B runs",
+        ),
         ({"memory_limit": float("nan")}, "Experiment.memory_limit = nan: must be a number above 0"),
         ({"remat": "full"}, "Experiment.remat = 'full': must be True or False"),
         ({"move_roles": 1}, "Experiment.move_roles = 1: must be True or False"),
