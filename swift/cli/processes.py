@@ -19,9 +19,15 @@ def member(options: argparse.Namespace) -> None:
     experiment, scratch = _given(options)
     settle_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
-    part = WorkerSpec(experiment, process, options.by_rank, scratch, options.keeps_all)
+    worker_spec = WorkerSpec(
+        experiment=experiment,
+        process=process,
+        by_rank=options.by_rank,
+        scratch=scratch,
+        keeps_all=options.keeps_all,
+    )
     try:
-        WorkerProcess(part, sys.stdin).run()
+        WorkerProcess(worker_spec, sys.stdin).run()
     except SettingError:
         raise
     except BaseException:
@@ -32,8 +38,7 @@ def member(options: argparse.Namespace) -> None:
 def keeper(options: argparse.Namespace) -> None:
     """Runs the process that writes and reads checkpoints."""
     experiment, scratch = _given(options)
-    directories = options.run_dir, scratch.snapshots, scratch.handed
-    run_checkpoint_service(experiment, *directories, options.by_rank, scratch.data(), sys.stdin)
+    run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank)
 
 
 def preparer(options: argparse.Namespace) -> None:

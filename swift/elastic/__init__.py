@@ -1,15 +1,12 @@
 """Training by real processes, one for each worker or expert rank, that may die and return.
 
-``membership`` decides who runs in which generation, ``coordinator`` carries that out, ``worker`` trains, ``services``
-write checkpoints and compile ahead, ``transport`` carries messages within and between nodes, ``state`` outlives
-processes, and ``events`` records what happens. Here are the groups of processes that JAX forms.
+``membership`` decides which processes form each generation and how the run recovers; ``coordinator`` carries that out;
+``worker`` trains; ``services`` write checkpoints and compile programs ahead; ``transport`` starts processes and carries
+messages within and between nodes; ``state`` outlives processes; ``reporting`` records what happens. The groups of
+processes that JAX forms are here: ``jax_group``, and ``compile_only_group`` to compile for one that does not exist.
 """
 
-from swift.elastic.elastic_programs import is_elastic
+from swift.elastic.elastic_ranks import is_elastic
 from swift.elastic.jax_group import LOOPBACK, check_support
 
-__all__ = [
-    "LOOPBACK",
-    "check_support",
-    "is_elastic",
-]
+__all__ = ["LOOPBACK", "check_support", "is_elastic"]

@@ -1,38 +1,37 @@
-"""A group of which only this process exists, to compile for: what it compiles, the real group can run.
+"""A group of which only this process exists: the real group can run what it compiles.
 
-The program of a group is bound to the ids of its devices, and those depend on the places of its processes only (see
-``swift.elastic.jax_group``). When a backend of several processes starts, each leaves word of its devices with the
-coordination service, and the first gathers them. Here one process takes all the places, one after the other, to leave
-that word, and stays at the first.
+The program of a group is bound to the ids of its devices, which depend on the indices of its processes only (see
+``swift.elastic.jax_group``). When a backend of several processes starts, each process publishes its devices at the
+coordination service, and the first one collects them. Here one process publishes devices as each of the processes in
+turn, and continues as the first.
 
-JAX can compile for devices that are not there (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
+JAX can compile for devices that do not exist (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
 """
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import jax
 from jax.extend.backend import clear_backends
 
-from swift.elastic.jax_group import CoordinationService, Link
+from swift.elastic.jax_group import CoordinationService, JaxGroup
 from swift.errors import RunError
 
 _TIMEOUT = "jax_cpu_get_global_topology_timeout_minutes"
-_WORDS = "cpu:local_topology/"
+_PUBLISHED = "cpu:local_topology/"
 
 
-class CompileOnlyGroup(Link):
-    """A group that can be compiled for; a context manager. One follows the other, in a process without another link.
+class CompileOnlyGroup(JaxGroup):
+    """A group to compile for; a context manager. A process can have one at a time, and no other group meanwhile.
 
-    Nothing can be run over its devices: the collectives would wait for ever. Arrays can be put on this process's own.
+    Nothing can run on its devices: collectives would wait forever. Arrays can be put on this process's own devices.
 
     Args:
-        num_processes: of the group, each with as many devices as this process (``jax_num_cpu_devices``).
-        sockets: a directory that only its owner may enter.
+        num_processes: number of processes, each with as many devices as this one (``jax_num_cpu_devices``).
+        sockets: directory that only its owner may enter.
 
     Raises:
-        RunError: this JAX forms its groups in another way.
+        RunError: this version of JAX forms groups in another way.
     """
 
     def __init__(self, num_processes: int, sockets: Path):
@@ -41,54 +40,52 @@ class CompileOnlyGroup(Link):
             super().__init__(self._service.address, 0, num_processes)
             self.join()
         except RuntimeError as error:
-            unlike = f"jax {jax.__version__} does not form groups in a way that one process can rehearse"
+            unlike = f"jax {jax.__version__} forms groups in a way in which one process cannot pose as all"
             raise RunError(f"{unlike}: {error}") from error
 
     def _make_backend(self) -> None:
         try:
-            self._leave_words()
+            self._publish_others()
         except AttributeError as error:
-            raise RuntimeError(f"it has other names: {error}") from error
-        self._take_place(0)
+            raise RuntimeError(f"it uses other names: {error}") from error
+        self._configure_backend(0)
         num_devices = self._num_processes * jax.local_device_count()
         if len({device.id for device in jax.devices()}) != num_devices or jax.process_index() != 0:
             raise RuntimeError(f"{num_devices} devices expected, there are {jax.devices()}")
 
-    def _leave_words(self) -> None:
-        """In the place of each process but the first, which would wait for minutes for a word that is not there."""
+    def _publish_others(self) -> None:
+        """Publishes devices as every process except the first, which would wait for minutes for missing ones."""
         config = jax.config
         usual = getattr(config, _TIMEOUT)
-        config.update(_TIMEOUT, 0)  # the others are not to wait for the first
+        config.update(_TIMEOUT, 0)  # the others must not wait for the first
         try:
             for other in range(1, self._num_processes):
-                self._take_place(other)
+                self._configure_backend(other)
                 _start_backend()
         finally:
             config.update(_TIMEOUT, usual)
-        words = len(self._client.key_value_dir_get_bytes(_WORDS))
-        if words != self._num_processes - 1:
-            raise RuntimeError(f"{words} of {self._num_processes - 1} processes left word of their devices")
+        published = len(self._client.key_value_dir_get_bytes(_PUBLISHED))
+        if published != self._num_processes - 1:
+            raise RuntimeError(f"{published} of {self._num_processes - 1} processes have published their devices")
 
     def leave(self) -> None:
-        """Drops the devices; programs that were compiled for them are of no use here after."""
+        """Drops the devices, with the programs compiled for them."""
         super().leave()
         self._service.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
 
 def _start_backend() -> None:
-    """As far as it gets without the first process."""
+    """Starts a backend as far as that is possible without the first process."""
     try:
         jax.devices()
     except RuntimeError:
         return
     finally:
         clear_backends()
-    raise RuntimeError("a process does not wait for the first")
+    raise RuntimeError("its processes do not wait for the first")

@@ -223,7 +223,15 @@ def _collect(
         return Recovered(host, checkpointer.ledger, [], {})
     copies, split = checkpointer.copies({rank for _, rank in gone}), split_of(old)
     return recover_ranks(
-        host, slots, split, gone, copies, done, checkpointer.ledger, lambda: checkpointer.load(old), names
+        host,
+        slots,
+        split,
+        gone,
+        copies=copies,
+        step=done,
+        ledger=checkpointer.ledger,
+        stored=lambda: checkpointer.load(old),
+        names=names,
     )
 
 

@@ -164,9 +164,9 @@ def test_every_slice_comes_from_the_best_copy_that_is_left(loss):
         with pytest.raises(
             RunError, match=r"^rank \d is lost, and its slice of .* in no other memory and in no checkpoint$"
         ):
-            recover_ranks(*call)
+            recover(*call)
         return
-    found = recover_ranks(*call)
+    found = recover(*call)
     lost_LE = np.zeros((stages * LAYERS, CLASSES), np.int64)
     expected = {name: leaf.copy() for name, leaf in by_name(state).items()}
     for (stage, rank, unit), (of_weights, of_moments, in_slots) in wanted.items():
@@ -190,6 +190,10 @@ def test_every_slice_comes_from_the_best_copy_that_is_left(loss):
     assert told == set(parts)
 
 
+def recover(state, slots, split, lost, copies, step, ledger, stored):
+    return recover_ranks(state, slots, split, lost, copies=copies, step=step, ledger=ledger, stored=stored)
+
+
 def small(ranks=4, has_moments=True):
     state = cut(1, ranks, NOW, has_moments)
     return state, StateSplit(state, SPECS, has_classes=True)
@@ -204,7 +208,7 @@ def test_lines_say_what_came_from_where():
     state, split = small()
     state["placement"][0] = [[[0], [0], [1], [2]], [[1], [0], [2], [0]]]
     stored = lambda: (cut(1, 4, 8), plan_of(dict.fromkeys(np.ndindex(LAYERS, CLASSES), 8)))  # noqa: E731
-    found = recover_ranks(
+    found = recover(
         state, slots_of(state), split, [(0, 0), (0, 3)], [all_copies(split, 17, 0, 1, [[0, 1], [0, 1]])], NOW,
         ledger_of(split), stored,
     )  # fmt: skip
@@ -223,11 +227,11 @@ def test_lines_say_what_came_from_where():
 def test_a_snapshot_of_this_iteration_has_all_of_a_rank_and_nothing_is_lost():
     state, split = small()
     now = all_copies(split, NOW, 2, 3)
-    found = recover_ranks(state, slots_of(state), split, [(0, 2)], [now], NOW, ledger_of(split), never)
+    found = recover(state, slots_of(state), split, [(0, 2)], [now], NOW, ledger_of(split), never)
     assert found.lines == ["rank 2 is lost: dense and experts 0-2: snapshot of rank 3, 0 steps old"]
     assert found.facts["plt"] == 0
     one_older = all_copies(split, NOW - 1, 2, 3)
-    found = recover_ranks(state, None, split, [(0, 2)], [one_older], NOW, ledger_of(split), never)
+    found = recover(state, None, split, [(0, 2)], [one_older], NOW, ledger_of(split), never)
     assert found.lines == ["rank 2 is lost: dense and experts 0-2: snapshot of rank 3, 1 step old"]
     assert found.facts["plt"] > 0
 
@@ -235,7 +239,7 @@ def test_a_snapshot_of_this_iteration_has_all_of_a_rank_and_nothing_is_lost():
 def test_an_optimizer_without_moments_needs_replicas_alone():
     state, split = small(has_moments=False)
     state["placement"][0] = [[[0], [1], [2], [2]]] * LAYERS
-    found = recover_ranks(state, slots_of(state), split, [(0, 3)], [], NOW, ledger_of(split), never)
+    found = recover(state, slots_of(state), split, [(0, 3)], [], NOW, ledger_of(split), never)
     assert found.lines == ["rank 3 is lost: dense and experts 0-2: replicas on ranks 0, 1, 2"]
     np.testing.assert_array_equal(
         found.state["master"]["expert"][0, :, 3], state["master"]["expert"][0, :, 3] + IN_SLOTS
@@ -245,8 +249,8 @@ def test_an_optimizer_without_moments_needs_replicas_alone():
 def test_what_a_later_fault_finds_has_not_been_lost_twice():
     """The slice that went back contains less from now on; a copy that is newer than that loses nothing."""
     state, split = small()
-    back = recover_ranks(state, None, split, [(0, 1)], [all_copies(split, 5, 1, 2)], NOW, ledger_of(split), never)
-    again = recover_ranks(
+    back = recover(state, None, split, [(0, 1)], [all_copies(split, 5, 1, 2)], NOW, ledger_of(split), never)
+    again = recover(
         back.state, None, split, [(0, 0)], [all_copies(split, NOW, 0, 1)], NOW, back.ledger, never
     )  # fmt: skip
     assert again.ledger.tally.lost_L.tolist() == back.ledger.tally.lost_L.tolist()
@@ -258,7 +262,7 @@ def test_a_checkpoint_that_is_newer_than_the_snapshot_is_taken_while_it_is_sound
     saved, old = dict.fromkeys(np.ndindex(LAYERS, CLASSES), 19), all_copies(split, 5, 1, 2)
 
     def restored(stored):
-        return recover_ranks(state, None, split, [(0, 1)], [old], NOW, ledger_of(split, saved), stored).lines
+        return recover(state, None, split, [(0, 1)], [old], NOW, ledger_of(split, saved), stored).lines
 
     def damaged():
         raise RunError("cannot be restored")
@@ -277,6 +281,6 @@ def test_no_more_is_lost_than_there_was():
     copies = [
         replace(all_copies(split, 5, rank, 3), contained_LE=np.zeros((LAYERS, CLASSES), int)) for rank in range(3)
     ]
-    found = recover_ranks(state, None, split, [(0, 0), (0, 1), (0, 2)], copies, NOW, one, never)
+    found = recover(state, None, split, [(0, 0), (0, 1), (0, 2)], copies, NOW, one, never)
     assert found.ledger.tally.contained_LE.tolist() == [[0] * CLASSES] * LAYERS
     assert found.ledger.tally.plt == 1

@@ -21,6 +21,6 @@ def test_the_option_reaches_the_process_that_prepares(flags):
         keeps_all=False,
         trims=launch.trim_executables,
     )
-    _, _, _, *words = commands.preparer()
+    _, _, _, *words = commands.compile_service()
     assert command_line().parse_args(words).trim_executables == bool(flags)
-    assert "--trim-executables" not in commands.keeper(Path("run"))
+    assert "--trim-executables" not in commands.checkpoint_service(Path("run"))

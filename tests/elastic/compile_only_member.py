@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.elastic import compile_only_group
 from swift.elastic.compile_only_group import CompileOnlyGroup
-from swift.elastic.jax_group import Link
+from swift.elastic.jax_group import JaxGroup
 from swift.errors import RunError
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 
@@ -28,7 +28,7 @@ def rehearse(sockets, programs, counts):
 
 def join(programs, address, index, count):
     """Runs what was compiled for a group like this one."""
-    link = Link(address, index, count)
+    link = JaxGroup(address, index, count)
     link.join()
     grid = link.grid(jax.local_device_count())
 

@@ -1,4 +1,4 @@
-"""A run of two expert ranks, each of which is a process, and the keeper of its checkpoints."""
+"""A run of two expert ranks, each of which is a process, and the checkpoint service of its checkpoints."""
 
 import shutil
 from dataclasses import replace
@@ -56,35 +56,39 @@ def ranks():
 
 
 @pytest.fixture
-def keeper(two_ranks, trained, tmp_path):
+def checkpoint_service(two_ranks, trained, tmp_path):
     """Of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
     (tmp_path / "keeps").mkdir()
-    keeper = CheckpointService(
-        two_ranks, tmp_path / "run" / "checkpoints", tmp_path / "keeps", True, two_ranks.loader("train").state()
+    checkpoint_service = CheckpointService(
+        experiment=two_ranks,
+        checkpoints=tmp_path / "run" / "checkpoints",
+        snapshots=tmp_path / "keeps",
+        by_rank=True,
+        data=two_ranks.loader("train").state(),
     )
-    assert keeper.load(generation=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
-    return keeper
+    assert checkpoint_service.load(generation=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
+    return checkpoint_service
 
 
 @pytest.fixture
-def elsewhere(keeper, tmp_path):
-    """A keeper that writes to another run directory."""
+def elsewhere(checkpoint_service, tmp_path):
+    """A checkpoint service that writes to another run directory."""
     (tmp_path / "elsewhere").mkdir()
     for name in (METRICS, CLASS_COUNTS):
         shutil.copy(tmp_path / "run" / name, tmp_path / "elsewhere")
-    return replace(keeper, checkpoints=tmp_path / "elsewhere" / "checkpoints")
+    return replace(checkpoint_service, checkpoints=tmp_path / "elsewhere" / "checkpoints")
 
 
 @pytest.fixture(scope="session")
 def kept():
     """What a process has kept."""
 
-    def load(keeper, process, stamp):
-        num_devices = 1 if keeper.by_rank else keeper.experiment.topology.num_expert_ranks
-        specs = replace(keeper.spec.specs, slots={})
-        return SharedMemoryStore(keeper.keeps, process).load(
-            stamp, part_shapes(specs, keeper.spec.abstract(), num_devices)
+    def load(checkpoint_service, process, stamp):
+        num_devices = 1 if checkpoint_service.by_rank else checkpoint_service.experiment.topology.num_expert_ranks
+        specs = replace(checkpoint_service.spec.specs, slots={})
+        return SharedMemoryStore(checkpoint_service.snapshots, process).load(
+            stamp, part_shapes(specs, checkpoint_service.spec.abstract(), num_devices)
         )
 
     return load

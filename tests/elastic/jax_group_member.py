@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.elastic.jax_group import Link, is_called_off
+from swift.elastic.jax_group import JaxGroup, is_aborted
 
 
-def say(**what):
+def send(**what):
     print(json.dumps(what), flush=True)
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     while (order := orders.get()) is not None:
         for link in links:
             link.leave()
-        links[:] = [Link(order["address"], order["index"], order["count"])]
+        links[:] = [JaxGroup(order["address"], order["index"], order["count"])]
         if order.get("dies"):
             links[0]._client.connect()
             os._exit(9)
@@ -52,9 +52,9 @@ def run(order, link, orders):
         link.join()
         add_up(order, link, orders)
     except Exception as error:
-        if not is_called_off(error):
+        if not is_aborted(error):
             raise
-        say(generation=order["generation"], broken=True)
+        send(generation=order["generation"], broken=True)
 
 
 def add_up(order, link, orders):
@@ -68,12 +68,12 @@ def add_up(order, link, orders):
     ids = [device.id for device in mesh.devices.flat]
     for number in range(10**9):
         if number == 1:
-            say(generation=order["generation"], going_on=True)
+            send(generation=order["generation"], going_on=True)
         total = float(np.asarray(step(array).addressable_shards[0].data)[0])
         if number == 0:
-            say(generation=order["generation"], total=total, ids=ids)
+            send(generation=order["generation"], total=total, ids=ids)
         if order.get("stays_away"):
-            say(generation=order["generation"], away=True)
+            send(generation=order["generation"], away=True)
             time.sleep(1000)
         if not orders.empty():
             return

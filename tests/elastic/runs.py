@@ -143,8 +143,8 @@ def members(config):
     return found
 
 
-def keeper(config):
-    """The process id of the keeper, once it is there."""
+def checkpoint_service(config):
+    """The process id of the checkpoint service, once it is there."""
     while not (found := [pid for pid, kind in left_behind(config).items() if kind == "keeper"]):
         assert left_behind(config), "all are gone"
         time.sleep(0.05)

@@ -135,7 +135,7 @@ def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):
 
 
 def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
-    made, real = [], CoordinationService._made
+    made, real = [], CoordinationService._start_service
 
     def taken(service, num_processes):
         made.append(service.address)
@@ -143,14 +143,14 @@ def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
             raise RuntimeError("in use")
         return real(service, num_processes)
 
-    monkeypatch.setattr(CoordinationService, "_made", taken)
+    monkeypatch.setattr(CoordinationService, "_start_service", taken)
     CoordinationService(1, LOOPBACK).close()
     assert len(set(made)) == 3
 
     def never(*_):
         raise RuntimeError("in use")
 
-    monkeypatch.setattr(CoordinationService, "_made", never)
+    monkeypatch.setattr(CoordinationService, "_start_service", never)
     with pytest.raises(RunError, match=r"no coordination service could be started.*in use"):
         CoordinationService(1, LOOPBACK)
 

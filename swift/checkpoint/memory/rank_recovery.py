@@ -42,6 +42,7 @@ def recover_ranks(
     slots: Mapping[str, np.ndarray] | None,
     split: StateSplit,
     lost: Collection[tuple[int, int]],
+    *,
     copies: Sequence[RankCopy],
     step: int,
     ledger: Ledger,

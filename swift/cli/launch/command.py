@@ -15,17 +15,18 @@ from swift.cli.launch.job import LaunchJob
 from swift.cli.launch.nodes import Entrance
 from swift.elastic import check_support
 from swift.elastic.coordinator import (
-    KEEPER,
-    PREPARER,
+    CHECKPOINT_SERVICE,
+    COMPILE_SERVICE,
     CheckpointClient,
     CompileClient,
+    RunContext,
     RunSpec,
     StorageLocation,
     Supervisor,
 )
-from swift.elastic.events import BackgroundCalls, Display, Journal, Reporter, goodput_table
+from swift.elastic.reporting import BackgroundCalls, Display, Journal, Reporter, goodput_table
 from swift.elastic.state import RunFiles
-from swift.elastic.transport import Children, coming, serve
+from swift.elastic.transport import Children, announcing_arrival, serve_node
 from swift.errors import RunError
 from swift.runlog import Lease, RunDirectory, read_run
 from swift.train import (
@@ -71,17 +72,17 @@ def _serve(job: LaunchJob) -> None:
     run_dir, is_trusted = job.options.run_dir, job.options.insecure_network
     storage = job.storage(run_dir)
     job.show(storage.text)
-    with coming(run_dir, job.nodes.own, is_trusted):
+    with announcing_arrival(run_dir, job.nodes.own, is_trusted):
         corpus = job.corpus()
     with job.interrupt() as interrupt:
-        serve(
+        serve_node(
             run_dir,
             job.nodes.own,
-            job.deadlines,
-            os.environ,
-            storage.path,
-            corpus,
-            lambda: interrupt.requested,
+            deadlines=job.deadlines,
+            environment=os.environ,
+            storage=storage.path,
+            corpus=corpus,
+            is_end_requested=lambda: interrupt.requested,
             is_trusted=is_trusted,
         )
 
@@ -113,7 +114,7 @@ def _supervise(
     directory: RunDirectory,
     done: int,
     scratch: RunFiles,
-    family: AbstractContextManager[Children],
+    starting: AbstractContextManager[Children],
     interrupt: Interrupt,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary."""
@@ -122,30 +123,32 @@ def _supervise(
     _log_start(experiment, directory, done, run_spec)
     with (
         Display(directory.path.name, experiment.num_steps, begun) as display,
-        BackgroundCalls() as behind,
-        family as children,
+        BackgroundCalls() as background,
+        starting as children,
     ):
         run_spec.logs.mkdir(exist_ok=True)
-        reporter = Reporter(Journal(begun), display, directory, behind, done)
-        saving, preparing = _clients(job, directory, scratch, run_spec, children)
+        reporter = Reporter(Journal(begun), display, directory, background, done)
+        context = _context(job, directory, scratch, run_spec, children, reporter)
+        checkpoints = context.checkpoints
         if experiment.checkpoint.every:
-            reporter.saved(saving.newest)
+            reporter.saved(checkpoints.newest)
         try:
-            with Supervisor(run_spec, children, saving, preparing, reporter) as supervisor:
-                _run(supervisor, saving, interrupt)
+            with Supervisor(context) as supervisor:
+                _run(supervisor, checkpoints, interrupt)
         except RunError:
             with suppress(OSError, RunError):  # an error of the record may have ended the run
                 reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
             raise
         if interrupt.requested:
-            how = "no checkpoint was saved" if saving.newest is None else f"--resume continues from {saving.newest}"
+            newest = checkpoints.newest
+            how = "no checkpoint was saved" if newest is None else f"--resume continues from {newest}"
             text = f"interrupted after iteration {reporter.written}; {how}"
             reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
-            behind.settle()  # a stop without a complete record is an error
+            background.settle()  # a stop without a complete record is an error
             raise KeyboardInterrupt
         goodput = reporter.goodput()
         reporter.note("finish", experiment.num_steps, None, goodput=goodput)
-        behind.settle()
+        background.settle()
         summary = summarize(experiment, directory, "cpu", goodput=goodput)
     Console(stderr=True).print(goodput_table(goodput))
     return summary
@@ -163,25 +166,36 @@ def _log_start(experiment: Experiment, directory: RunDirectory, done: int, run_s
     )
 
 
-def _clients(
-    job: LaunchJob, directory: RunDirectory, scratch: RunFiles, run_spec: RunSpec, children: Children
-) -> tuple[CheckpointClient, CompileClient]:
-    """Makes the clients of the processes that write checkpoints and compile ahead, which start later."""
+def _context(
+    job: LaunchJob,
+    directory: RunDirectory,
+    scratch: RunFiles,
+    run_spec: RunSpec,
+    children: Children,
+    reporter: Reporter,
+) -> RunContext:
+    """Puts the parts of a run together; the services of its clients start later."""
     commands, limits = job.commands(scratch), run_spec.deadlines
-    preparer = commands.preparer() if job.options.prepare == "next" else None
-    saving = CheckpointClient(
-        children,
-        commands.keeper(directory.path),
-        run_spec.log(KEEPER),
-        directory.checkpoints_path,
-        run_spec.processes,
-        limits.start,
-        limits.saving,
+    checkpoints = CheckpointClient(
+        children=children,
+        command=commands.checkpoint_service(directory.path),
+        log=run_spec.log(CHECKPOINT_SERVICE),
+        directory=directory.checkpoints_path,
+        processes=run_spec.processes,
+        start_s=limits.start,
+        deadline_s=limits.saving,
     )
-    return saving, CompileClient(children, preparer, run_spec.log(PREPARER), limits.start, limits.heartbeat)
+    programs = CompileClient(
+        children=children,
+        command=commands.compile_service() if job.options.prepare == "next" else None,
+        log=run_spec.log(COMPILE_SERVICE),
+        start_s=limits.start,
+        silence_s=limits.heartbeat,
+    )
+    return RunContext(spec=run_spec, children=children, checkpoints=checkpoints, programs=programs, reporter=reporter)
 
 
-def _run(supervisor: Supervisor, saving: CheckpointClient, interrupt: Interrupt) -> None:
+def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Interrupt) -> None:
     """Runs to the end; raises RunError, after keeping the newest state elsewhere, if it could not be saved."""
     try:
         supervisor.run(lambda: interrupt.requested)
@@ -190,13 +204,17 @@ def _run(supervisor: Supervisor, saving: CheckpointClient, interrupt: Interrupt)
         text = str(error)
         if isinstance(error, OSError):
             newest = (
-                "there is no checkpoint yet" if saving.newest is None else f"--resume continues from {saving.newest}"
+                "there is no checkpoint yet"
+                if checkpoints.newest is None
+                else f"--resume continues from {checkpoints.newest}"
             )
             text = f"{error}: stopped; {newest}"
         raise RunError(text if kept is None else f"{text}; {kept}") from error
     kept = supervisor.keep_unsaved()
     if kept is not None:
         newest = (
-            "no other checkpoint is" if saving.newest is None else f"the checkpoint of iteration {saving.newest} is"
+            "no other checkpoint is"
+            if checkpoints.newest is None
+            else f"the checkpoint of iteration {checkpoints.newest} is"
         )
         raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {newest} there")

@@ -22,7 +22,7 @@ from swift.elastic.coordinator import (
     MemoryDemand,
     RunSpec,
     StorageLocation,
-    choose_place,
+    choose_storage,
     parse_chaos,
 )
 from swift.elastic.membership import Process, RecoveryPolicy, processes_of
@@ -51,7 +51,7 @@ class LaunchJob:
         by_rank: whether each expert rank is a process, rather than each worker.
         nodes: machines of the run.
         deadlines: time limits.
-        chaos: failures to be made on purpose.
+        faults: faults to be injected.
     """
 
     experiment: Experiment
@@ -60,7 +60,7 @@ class LaunchJob:
     by_rank: bool
     nodes: Nodes
     deadlines: Deadlines
-    chaos: FaultInjection
+    faults: FaultInjection
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
@@ -78,12 +78,12 @@ class LaunchJob:
             by_rank=by_rank,
             deadlines=deadlines_of(options.deadline, OF_PROCESSES),
             nodes=nodes_of(options, os.environ),
-            chaos=parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps),
+            faults=parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps),
         )
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the run can continue on any ranks that are left."""
+        """Returns whether the run can continue on any ranks that are left."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def show(self, text: str) -> None:
@@ -95,11 +95,11 @@ class LaunchJob:
         """Chooses where the processes of this node keep states; raises SettingError if there is no room."""
         settle_jax(self.experiment, num_devices=1)
         count = len(self.processes)
-        here = [one for index, one in enumerate(self.processes) if self.nodes.place(index, count) == self.nodes.own]
+        here = [one for index, one in enumerate(self.processes) if self.nodes.node_of(index, count) == self.nodes.own]
         is_alone = self.nodes.count == 1
         demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone)
         clear_backends()  # the supervisor has no use for devices
-        return choose_place(demand, run_dir)
+        return choose_storage(demand, run_dir)
 
     def corpus(self) -> Path | None:
         """Finds or builds the index of the corpus."""
@@ -133,13 +133,13 @@ class LaunchJob:
                 is_resumed=self.options.resume,
                 is_elastic=self.is_elastic,
             ),
-            chaos=self.chaos,
+            faults=self.faults,
             services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
         )
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:
-    """Whether each expert rank is a process; raises SettingError if neither these nor the workers are as many."""
+    """Returns whether each expert rank is a process; raises SettingError if the number fits neither."""
     num_workers, num_ranks = len(topology.workers), topology.num_devices
     if num_processes not in (num_workers, num_ranks):
         allowed = f"must be {num_workers}, one for each worker of {topology}"

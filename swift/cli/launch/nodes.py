@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Self
 
 from swift.cli.options import Written
@@ -17,7 +16,7 @@ from swift.deadlines import Deadlines
 from swift.elastic import LOOPBACK
 from swift.elastic.membership import Member, Process
 from swift.elastic.state import RunFiles
-from swift.elastic.transport import MEMORY, Children, Fleet, Heard, OwnChildren, Rendezvous, check_network
+from swift.elastic.transport import MEMORY, Children, Fleet, LocalChildren, Rendezvous, check_network
 from swift.errors import SettingError, check_count
 
 _BACKLOG = 1024
@@ -42,10 +41,10 @@ class Nodes:
     host: str = LOOPBACK
     port: int = 0
 
-    def place(self, index: int, num_processes: int) -> int:
+    def node_of(self, index: int, num_processes: int) -> int:
         """Returns the node of a process; consecutive processes share one, so that pipelines stay together.
 
-        >>> [Nodes(count=2).place(index, 6) for index in range(6)]
+        >>> [Nodes(count=2).node_of(index, 6) for index in range(6)]
         [0, 0, 0, 1, 1, 1]
         """
         return index * self.count // num_processes
@@ -107,23 +106,23 @@ class ProcessCommands:
     keeps_all: bool
     trims: bool
 
-    def node(self, who: Hashable) -> int:
+    def node(self, child: Hashable) -> int:
         """Returns the node of a process or of one of its incarnations; all others are on the first."""
-        process = who.process if isinstance(who, Member) else who
+        process = child.process if isinstance(child, Member) else child
         if process not in self.processes:
             return 0
-        return self.nodes.place(self.processes.index(process), len(self.processes))
+        return self.nodes.node_of(self.processes.index(process), len(self.processes))
 
     def member(self, process: Process) -> list[str]:
         """Returns the command that starts a worker process."""
         flags = ["--keeps-all"] * self.keeps_all
         return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
 
-    def keeper(self, run_dir: Path) -> list[str]:
+    def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the process that writes and reads checkpoints."""
         return self._command("keeper", str(run_dir))
 
-    def preparer(self) -> list[str]:
+    def compile_service(self) -> list[str]:
         """Returns the command that starts the process that compiles ahead."""
         return self._command("preparer", *["--trim-executables"] * self.trims)
 
@@ -171,20 +170,25 @@ class Entrance:
             deadlines: time limits of the run.
         """
         if self._listener is None:
-            with OwnChildren(os.environ, scratch.memory) as children:
+            with LocalChildren(os.environ, scratch.memory) as children:
                 yield children
             return
-        meeting = Rendezvous.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
-        heard = SimpleQueue[Heard]()
-        own = OwnChildren(os.environ, scratch.memory, heard)
-        listener, key, count = self._listener, meeting.key, self._nodes.count
+        rendezvous = Rendezvous.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
 
         def is_first() -> bool:
-            return Rendezvous.find(run_dir) in (meeting, None)
+            return Rendezvous.find(run_dir) in (rendezvous, None)
 
         with (
-            meeting.announced(run_dir),
-            Fleet(own, heard, node_of, count, listener, key, is_first, deadlines.heartbeat) as fleet,
+            rendezvous.announced(run_dir),
+            Fleet(
+                LocalChildren(os.environ, scratch.memory),
+                node_of=node_of,
+                num_nodes=self._nodes.count,
+                listener=self._listener,
+                key=rendezvous.key,
+                is_first=is_first,
+                silence_s=deadlines.heartbeat,
+            ) as fleet,
         ):
             yield fleet
 

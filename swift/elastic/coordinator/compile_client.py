@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swift.elastic.transport import (
-    COMPILE_NEWS,
+    COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
     Children,
@@ -15,25 +15,27 @@ from swift.elastic.transport import (
     Prepared,
 )
 
-PREPARER = "preparer"
-"""The name of the preparer among the children."""
-_MAX_LIVES = 3
+COMPILE_SERVICE = "preparer"
+"""Name of the compile service among the children, in logs and in events."""
+_MAX_STARTS = 3
 
 
 class CompileClient:
-    """Has programs prepared by a process of its own, without which the run continues, and compiles for itself.
+    """Has programs prepared by the compile service. Without the service the run continues, and members compile.
 
     Args:
-        children: among which the preparer is.
-        command: that starts it; None: nothing is prepared.
-        log: for what it prints.
-        start_s: from its start to its first sign of life.
-        silence_s: between two of them. One that is silent for longer is ended: it may have the lock of a program.
-        clock: in seconds.
+        children: processes among which the service runs.
+        command: command that starts it; None: no programs are prepared.
+        log: log file of the service.
+        start_s: time limit from its start to its first sign of life, in seconds.
+        silence_s: time limit between two signs of life, in seconds. A service that is silent for longer is killed, as
+            it may hold the lock of a program.
+        clock: function that returns the time, in seconds.
     """
 
     def __init__(
         self,
+        *,
         children: Children,
         command: Sequence[str] | None,
         log: Path,
@@ -43,46 +45,46 @@ class CompileClient:
     ):
         self._children, self._command, self._log = children, command, log
         self._start_s, self._silence_s, self._clock = start_s, silence_s, clock
-        self._wish: CompileRequest | None = None
+        self._request: CompileRequest | None = None
         self._is_sent = False
-        self._due: float | None = None  # when it has to be heard next; None: it is not there, or is being ended
-        self._num_lives = 0  # in a row that have made nothing ready
+        self._due: float | None = None  # time limit of the next sign of life; None: not running, or being killed
+        self._num_starts = 0  # in a row, without a program compiled in between
 
-    def ask(self, wish: CompileRequest) -> None:
-        """Sets what is to be made ready from now on, see ``follow``."""
-        self._wish, self._is_sent = wish, False
+    def request(self, request: CompileRequest) -> None:
+        """Sets the newest request, see ``send_request``."""
+        self._request, self._is_sent = request, False
 
-    def follow(self) -> None:
-        """Sends the newest request, once; starts the service where it does not run, unless it is given up."""
-        if self._command is None or self._wish is None or self._is_sent:
+    def send_request(self) -> None:
+        """Sends the newest request, once; starts the service if it is not running, unless it has died too often."""
+        if self._command is None or self._request is None or self._is_sent:
             return
-        if PREPARER not in self._children:
-            if self._num_lives == _MAX_LIVES:
+        if COMPILE_SERVICE not in self._children:
+            if self._num_starts == _MAX_STARTS:
                 return
-            self._num_lives += 1
-            self._children.start(PREPARER, self._command, self._log)
+            self._num_starts += 1
+            self._children.start(COMPILE_SERVICE, self._command, self._log)
             self._due = self._clock() + self._start_s
-        self._children.say(PREPARER, COMPILE_REQUESTS.line(self._wish))
+        self._children.send(COMPILE_SERVICE, COMPILE_REQUESTS.line(self._request))
         self._is_sent = True
 
-    def hear(self, line: str, when: float) -> Prepared | CompileFailed | None:
-        """Takes a message of the service; None: a sign of life."""
-        said = COMPILE_NEWS.read(line)
+    def take_answer(self, line: str, time: float) -> Prepared | CompileFailed | None:
+        """Reads a message of the service, received at ``time``; returns None for a mere sign of life."""
+        answer = COMPILE_ANSWERS.read(line)
         if self._due is not None:
-            self._due = when + self._silence_s
-        if isinstance(said, Prepared) and said.compiled:
-            self._num_lives = 1
-        return None if isinstance(said, Alive) else said
+            self._due = time + self._silence_s
+        if isinstance(answer, Prepared) and answer.compiled:
+            self._num_starts = 1
+        return None if isinstance(answer, Alive) else answer
 
-    def end_if_silent(self) -> bool:
-        """Kills a service that was not heard in time, and returns whether it was; its death follows."""
+    def kill_if_silent(self) -> bool:
+        """Kills the service if it has been silent for too long, and returns whether it was; its death follows."""
         if self._due is None or self._clock() <= self._due:
             return False
         self._due = None
-        self._children.signal(PREPARER, signal.SIGKILL)
+        self._children.signal(COMPILE_SERVICE, signal.SIGKILL)
         return True
 
     def died(self) -> bool:
-        """Has a next life of the service get the same request; returns whether there will be one."""
+        """Has the next incarnation of the service get the same request; returns False if it has died too often."""
         self._due, self._is_sent = None, False
-        return self._num_lives < _MAX_LIVES
+        return self._num_starts < _MAX_STARTS

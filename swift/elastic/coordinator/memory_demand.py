@@ -1,4 +1,4 @@
-"""How many bytes the processes of a node keep in its memory, and the place that has room for them."""
+"""Memory that the processes of a node need for states, and the choice of a directory with room for them."""
 
 import os
 import tempfile
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
+from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
 from swift.elastic.membership import Process
-from swift.elastic.state import copy_shapes, remove_left_behind
+from swift.elastic.state import copy_shapes, remove_leftovers
 from swift.elastic.worker import NUM_SNAPSHOTS
 from swift.errors import SettingError
 from swift.mesh import part_shapes
@@ -21,18 +21,18 @@ from swift.train.checkpoints import split_of
 
 SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3
-"""States that a process keeps at a time: of the last two iterations, and one that they take the place of."""
+"""States that a process keeps at a time: those of the last two iterations, and one that is about to replace one."""
 
 
 @dataclass(frozen=True)
 class MemoryDemand:
-    """Bytes that the processes of a node keep at most, as long as no two workers of a stage take turns at saving.
+    """Upper bounds on the bytes that a node's processes keep, if the workers of a stage do not take turns at saving.
 
     Attributes:
-        num_processes: of the node.
-        states: whole states, between two generations.
-        snapshots: states without slots, to be saved, restored or cut anew; 0 where they are in the run directory.
-        copies: of the slices of other ranks.
+        num_processes: number of processes of the node.
+        states: bytes of whole states, between two generations.
+        snapshots: bytes of states without slots, to be saved, restored or resharded; 0 if kept in the run directory.
+        copies: bytes of copies of other ranks' slices.
     """
 
     num_processes: int
@@ -42,56 +42,56 @@ class MemoryDemand:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all bytes."""
         return self.states + self.snapshots + self.copies
 
     @classmethod
     def of(
         cls, experiment: Experiment, processes: Sequence[Process], *, by_rank: bool, is_alone: bool
     ) -> "MemoryDemand":
-        """What a run needs on one node, by the shapes of its arrays; no array is made.
+        """Computes the demand of a run on one node from the shapes of its arrays, without making any.
 
         Args:
-            experiment: what is run.
-            processes: of this node.
-            by_rank: whether a process is an expert rank, and not a whole worker.
+            experiment: settings of the run.
+            processes: processes of this node.
+            by_rank: whether a process is an expert rank, rather than a whole worker.
             is_alone: whether there is no other node.
         """
         num_ranks = experiment.topology.num_expert_ranks
         counts = {num_ranks}
         if is_elastic(experiment, by_rank=by_rank) and num_ranks > 1:
-            counts.add(num_ranks - 1)  # then each rank that is left has more
-        programs = ElasticPrograms(experiment)
-        found = [cls._on(programs, count, experiment, processes, by_rank, is_alone) for count in counts]
+            counts.add(num_ranks - 1)  # then each remaining rank has larger slices
+        specs = ElasticSpecs(experiment)
+        found = [cls._on(specs, count, experiment, processes, by_rank, is_alone) for count in counts]
         return max(found, key=lambda one: one.total)
 
     @classmethod
     def _on(
         cls,
-        programs: ElasticPrograms,
+        specs: ElasticSpecs,
         num_ranks: int,
         experiment: Experiment,
         processes: Sequence[Process],
         by_rank: bool,
         is_alone: bool,
     ) -> "MemoryDemand":
-        """With so many expert ranks of each worker; of an elastic run each is a process."""
-        spec, num_here = programs.on(num_ranks), len(processes)
+        """Computes the demand with ``num_ranks`` expert ranks in each worker."""
+        spec, num_here = specs.on(num_ranks), len(processes)
         num_devices = 1 if by_rank else num_ranks
         if num_ranks < experiment.topology.num_expert_ranks and is_alone:
             num_here = num_ranks
-        specs = replace(spec.specs, slots={})
+        without_slots = replace(spec.specs, slots={})
         whole = _num_bytes(part_shapes(spec.specs, spec.abstract(with_slots=True), num_devices))
-        saved = _num_bytes(part_shapes(specs, spec.abstract(), num_devices))
+        saved = _num_bytes(part_shapes(without_slots, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
-        # One is being written while those before are there; of the others each gets one that was restored, or two.
+        # A saving process writes one more while the others wait; the rest get one restored state each, or two.
         snapshots = saved * ((NUM_SNAPSHOTS + 1) * num_saving + 2 * (num_here - num_saving)) if is_alone else 0
         config, copies = experiment.checkpoint, 0
         if config.snapshot_every and num_ranks > 1 and is_elastic(experiment, by_rank=by_rank):
             split = split_of(spec)
             num_classes = split.num_classes
             k = config.snapshot_k(num_classes)
-            # The first has all experts; the others go round them, and one is being written.
+            # The first copy has all experts, the others take turns at them, and one is being written.
             num_some = -(-num_classes // k) + 1
             of_all, of_some = (_num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k))
             copies = num_here * (of_all + num_some * of_some)
@@ -99,50 +99,49 @@ class MemoryDemand:
 
 
 class StorageLocation(NamedTuple):
-    """Where a node keeps what its processes have to.
+    """The directory in which a node keeps the states of its processes.
 
     Attributes:
-        path: a directory.
-        text: what is needed, and what is there, for people.
+        path: directory.
+        text: line on the memory needed and available, for the terminal.
     """
 
     path: Path
     text: str
 
 
-def choose_place(
-    demand: MemoryDemand,
-    run_dir: Path,
-    shared_memory: Path = SHARED_MEMORY,
-    free: Callable[[Path], int] | None = None,
+def choose_storage(
+    demand: MemoryDemand, run_dir: Path, shared_memory: Path = SHARED_MEMORY, free: Callable[[Path], int] | None = None
 ) -> StorageLocation:
-    """The directory in which a node keeps what it has to: in its memory, else for temporary files, else of the run.
+    """Chooses the first directory with room: in shared memory, for temporary files, or in the run directory.
 
     What dead runs have left behind there is removed first.
 
     Args:
-        demand: what it has to have room for.
-        run_dir: the run directory; it may not be there yet.
-        shared_memory: a directory in memory, where this machine has one.
-        free: tells the bytes that are free in a directory.
+        demand: memory that is needed.
+        run_dir: run directory; it may not exist yet.
+        shared_memory: directory in memory, if this machine has one.
+        free: function that returns the free bytes of a directory.
 
     Raises:
         SettingError: none of them has room.
     """
     free = free or _free_bytes
     temporary = Path(tempfile.gettempdir())
-    places = [shared_memory] if shared_memory.is_dir() else []
-    places += [temporary, run_dir.absolute()]
-    for place in places[:-1]:  # in a run directory other nodes may have theirs
-        remove_left_behind(place)
-    room = {place: free(place) for place in places}
-    chosen = next((place for place, there in room.items() if there >= demand.total), None)
+    directories = [shared_memory] if shared_memory.is_dir() else []
+    directories += [temporary, run_dir.absolute()]
+    for directory in directories[:-1]:  # a run directory may hold those of other nodes
+        remove_leftovers(directory)
+    room = {directory: free(directory) for directory in directories}
+    chosen = next((directory for directory, num_bytes in room.items() if num_bytes >= demand.total), None)
     need = f"the states of {demand.num_processes} processes take up to {_text(demand.total)}"
-    there = ", ".join(f"{_text(free)} in {place}" for place, free in room.items())
     if chosen is None:
-        raise SettingError("TMPDIR", str(temporary), f"{need}, and nowhere are so many bytes free: {there}")
-    slow = "" if chosen == places[0] else f", and not in {places[0]} ({_text(room[places[0]])} free): that is slower"
-    return StorageLocation(chosen, f"{need}, of {_text(room[chosen])} that are free in {chosen}{slow}")
+        found = ", ".join(f"{_text(num_bytes)} in {directory}" for directory, num_bytes in room.items())
+        raise SettingError("TMPDIR", str(temporary), f"{need}, and nowhere is that much free: {found}")
+    first, slow = directories[0], ""
+    if chosen != first:
+        slow = f", and not in {first} ({_text(room[first])} free): that is slower"
+    return StorageLocation(chosen, f"{need}, of {_text(room[chosen])} free in {chosen}{slow}")
 
 
 def _free_bytes(directory: Path) -> int:
@@ -158,7 +157,7 @@ def _num_bytes(shapes: Any) -> int:
 
 
 def _text(num_bytes: int) -> str:
-    """Such as ``64.0 MB``.
+    """Formats a number of bytes.
 
     >>> _text(64_000_000), _text(2_500_000_000), _text(1_234)
     ('64.0 MB', '2.5 GB', '0.0 MB')

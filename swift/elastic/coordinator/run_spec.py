@@ -1,27 +1,31 @@
-"""Specification of how a run of processes is executed."""
+"""Specification of a run of processes, and the parts that its supervisor works with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from swift.deadlines import Deadlines
+from swift.elastic.coordinator.checkpoint_client import CheckpointClient
+from swift.elastic.coordinator.compile_client import CompileClient
 from swift.elastic.coordinator.fault_injection import FaultInjection
 from swift.elastic.jax_group import LOOPBACK
 from swift.elastic.membership import Process, RecoveryPolicy
+from swift.elastic.reporting import Reporter
+from swift.elastic.transport import Children
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """Everything that is settled before the run begins.
 
     Attributes:
         processes: all processes of the run.
-        command: the command that starts one of them.
-        logs: the directory of their logs; a process has one, for all its lives.
-        deadlines: the time limits.
-        policy: how the run recovers from failures.
-        chaos: the faults to be injected.
-        services: where coordination services listen, see ``CoordinationService``.
+        command: function that returns the command that starts a process.
+        logs: directory of the logs; a process has one log for all its incarnations.
+        deadlines: time limits.
+        policy: settings of recovery from failures.
+        faults: faults to be injected.
+        services: socket directory or address of coordination services, see ``CoordinationService``.
     """
 
     processes: Sequence[Process]
@@ -29,9 +33,36 @@ class RunSpec:
     logs: Path
     deadlines: Deadlines = field(default_factory=Deadlines)
     policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
-    chaos: FaultInjection = field(default_factory=FaultInjection)
+    faults: FaultInjection = field(default_factory=FaultInjection)
     services: Path | str = LOOPBACK
 
     def log(self, name: str) -> Path:
-        """The log of a process, of all its lives."""
+        """Path of the log of a process."""
         return self.logs / f"{name.replace(':', '-').replace(' ', '-')}.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The parts of a run that its supervisor works with.
+
+    Attributes:
+        spec: specification of the run.
+        children: processes that the run has started.
+        checkpoints: client of the checkpoint service.
+        programs: client of the compile service.
+        reporter: writer of the record and of the terminal.
+    """
+
+    spec: RunSpec
+    children: Children
+    checkpoints: CheckpointClient
+    programs: CompileClient
+    reporter: Reporter
+
+    @property
+    def remedy(self) -> str:
+        """Advice to the user of a run that has stopped."""
+        newest = self.checkpoints.newest
+        if newest is None:
+            return "there is no checkpoint; start again in another --run-dir"
+        return f"resume from the checkpoint of iteration {newest} with --resume"

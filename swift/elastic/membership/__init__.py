@@ -1,17 +1,17 @@
 """Membership of a run of processes.
 
-Which processes belong to a run's generations, and how it recovers: the events that the supervisor reports, the commands
-that it carries out, the state machine that decides (formation, restore, resharding, restarts, deadlines), and which
-slices of which state exist. Pure functions of events and times; no JAX and no clock.
+A state machine that decides which processes form each generation and how the run recovers from failures: pure functions
+of events and times, without JAX and without a clock. The supervisor reports the events and carries out the commands.
+``failure_detector`` finds processes that have stopped responding, and ``shard_ownership`` the slices of a state that
+still exist.
 """
 
 from swift.elastic.membership.commands import (
     Command,
-    Commands,
     Enter,
     Form,
     GiveUp,
-    Go,
+    GoLive,
     Kill,
     ReshardState,
     RestartAll,
@@ -24,25 +24,26 @@ from swift.elastic.membership.commands import (
 )
 from swift.elastic.membership.events import (
     PARTS,
-    Beat,
+    CheckpointsListed,
     Departed,
     Died,
     Done,
     Event,
+    FaultInjected,
     Formed,
-    Harmed,
+    Heartbeat,
     MayRestart,
     Message,
+    PartTimed,
     Ready,
     Restored,
     RestoreFailed,
     Started,
-    Stored,
     Tick,
-    Took,
     Woke,
 )
-from swift.elastic.membership.processes import (
+from swift.elastic.membership.known_state import RecoveryPolicy
+from swift.elastic.membership.members import (
     Member,
     Process,
     ShardLayout,
@@ -51,36 +52,36 @@ from swift.elastic.membership.processes import (
     processes_of,
     whole_workers,
 )
-from swift.elastic.membership.shard_ownership import Found
+from swift.elastic.membership.shard_ownership import FoundSlices
 from swift.elastic.membership.state_machine import Membership
-from swift.elastic.membership.status import ProcessStatus, State
-from swift.elastic.membership.view import Recovery, RecoveryPolicy
+from swift.elastic.membership.status import ProcessState, ProcessStatus
 
 __all__ = [
     "PARTS",
-    "Beat",
+    "CheckpointsListed",
     "Command",
-    "Commands",
     "Departed",
     "Died",
     "Done",
     "Enter",
     "Event",
+    "FaultInjected",
     "Form",
     "Formed",
-    "Found",
+    "FoundSlices",
     "GiveUp",
-    "Go",
-    "Harmed",
+    "GoLive",
+    "Heartbeat",
     "Kill",
     "MayRestart",
     "Member",
     "Membership",
     "Message",
+    "PartTimed",
     "Process",
+    "ProcessState",
     "ProcessStatus",
     "Ready",
-    "Recovery",
     "RecoveryPolicy",
     "ReshardState",
     "RestartAll",
@@ -94,11 +95,8 @@ __all__ = [
     "StartGeneration",
     "StartProcess",
     "Started",
-    "State",
     "StopRun",
-    "Stored",
     "Tick",
-    "Took",
     "Woke",
     "agreed_stamp",
     "processes_of",

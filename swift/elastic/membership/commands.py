@@ -1,17 +1,17 @@
-"""Commands of the membership, which the supervisor carries out."""
+"""Commands of the membership, which the supervisor carries out. ``number`` is the number of a generation."""
 
 from typing import NamedTuple
 
-from swift.elastic.membership.processes import Member, Process, ShardLayout, Stamp
+from swift.elastic.membership.members import Member, Process, ShardLayout, Stamp
 
 
 class Form(NamedTuple):
-    """To all members: leave the generation that you are in for this one, and answer ``Departed``.
+    """To all members: leave the current generation and join this one; each answers ``Departed``.
 
     Attributes:
-        number: the generation, larger than any before.
-        members: its members, by process.
-        after: run until this iteration is done, unless you are beyond it; None: abort at once.
+        number: number of the generation, larger than any before.
+        members: its members, sorted by process.
+        after: iteration to finish before leaving; None: abort the current iteration at once.
     """
 
     number: int
@@ -20,27 +20,26 @@ class Form(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """To all members, once each has left: form the generation now, so that nobody waits long; answer ``Formed``."""
+    """To all members, once every one has left: connect to each other; each answers ``Formed``."""
 
     number: int
     members: tuple[Member, ...]
 
 
-class Go(NamedTuple):
-    """All members have formed the generation: it is live. The supervisor answers with ``Stored``.
+class GoLive(NamedTuple):
+    """Make a generation live that all members have formed; the supervisor reports ``CheckpointsListed``.
 
     Attributes:
-        number: the generation.
-        stamp: the state to resume from, all others are to be forgotten; None: members hold no common state.
-        holders: the members that have that state; any other copies from one of its stage.
-        cut: the layout of that state, where it has to be resharded before the members can use it; else None.
-        is_whole: whether all slices of the state exist; else some have to come from older states.
+        stamp: state to resume from; None: the members have no common state.
+        holders: members that have this state; the others copy it from a peer.
+        layout: layout of this state if it has to be resharded before the members can use it; None otherwise.
+        is_whole: whether all slices of the state exist; otherwise some have to come from older states.
     """
 
     number: int
     stamp: Stamp | None
     holders: tuple[Member, ...] = ()
-    cut: ShardLayout | None = None
+    layout: ShardLayout | None = None
     is_whole: bool = True
 
 
@@ -51,77 +50,76 @@ class RestoreState(NamedTuple):
 
 
 class ReshardState(NamedTuple):
-    """Divide a state anew for the members of a generation; report ``Restored``.
+    """Reshard a state for the members of a generation; report ``Restored``.
 
     Attributes:
-        number: the generation.
-        stamp: the state.
-        cut: its present layout.
+        stamp: state to reshard.
+        layout: its present layout.
     """
 
     number: int
     stamp: Stamp
-    cut: ShardLayout
+    layout: ShardLayout
 
 
 class StartGeneration(NamedTuple):
     """To all members: run.
 
     Attributes:
-        go: the generation, its state and who holds it.
-        written: the last iteration whose record is written.
-        is_restored: the state is that of a checkpoint, or resharded, and lies among every member's snapshots.
+        go: command that made the generation live: its state, and which members have it.
+        written: last iteration whose record is written.
+        is_restored: whether the state was loaded or resharded, and is among every member's snapshots.
     """
 
-    go: Go
+    go: GoLive
     written: int = 0
     is_restored: bool = False
 
 
 class Kill(NamedTuple):
-    """Kill a process if it still exists; ``Died`` follows, or in the end ``Retire``."""
+    """Kill a process if it still exists; ``Died`` follows, or eventually ``Retire``."""
 
     member: Member
     why: str
 
 
 class Retire(NamedTuple):
-    """Count a killed process that has not died as gone; never start it again, nor anything on its node."""
+    """Treat a killed process that does not die as dead; never restart it, nor start anything else on its node."""
 
     member: Member
     why: str
 
 
 class StartProcess(NamedTuple):
-    """Start a dead process again; report ``Started``."""
+    """Restart a dead process; report ``Started``."""
 
     process: Process
 
 
 class RestartAll(NamedTuple):
-    """Kill all processes and start them again: nobody can be blamed."""
+    """Kill and restart all processes: the one at fault cannot be identified."""
 
     why: str
 
 
 class StageLost(NamedTuple):
-    """No process is left that could serve these stages; the next generation waits until there is one."""
+    """Report that no process is left to serve these stages; the next generation waits for one."""
 
     stages: tuple[int, ...]
 
 
 class GiveUp(NamedTuple):
-    """A process dies again and again before it is of any use."""
+    """Stop the run: a process dies repeatedly before it is live."""
 
     process: Process
     why: str
 
 
 class StopRun(NamedTuple):
-    """The run cannot continue.
+    """Stop the run: it cannot continue.
 
     Attributes:
-        why: the reason.
+        why: reason.
         remedy: what the user can do; None: resume from the newest checkpoint.
     """
 
@@ -130,7 +128,7 @@ class StopRun(NamedTuple):
 
 
 Command = (
-    (Form | Enter | Go | RestoreState | ReshardState | StartGeneration)
+    (Form | Enter | GoLive | RestoreState | ReshardState | StartGeneration)
     | (Kill | Retire | StartProcess | RestartAll)
     | (StageLost | GiveUp | StopRun)
 )

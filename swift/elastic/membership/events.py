@@ -1,24 +1,25 @@
-"""Events that the supervisor reports to the membership: what it sees, and what processes say.
+"""Events of a run: observations of the supervisor, and messages of its processes.
 
-Every event has its time, in seconds of any clock that never goes back.
+``member`` is the process that an event is about, or the sender of a message; ``number`` is the number of a generation;
+``time`` is when the event was observed or received, in seconds of any monotonic clock.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from swift.elastic.membership.processes import Member, Process, Stamp
+from swift.elastic.membership.members import Member, Process, Stamp
 
 
 class Started(NamedTuple):
-    """The supervisor has started a process whose last life has ended."""
+    """A process has been started, for the first time or after its death."""
 
     member: Member
     time: float
 
 
 class Ready(NamedTuple):
-    """A process waits for the next generation. ``number``: the one in which it could not continue, or 0."""
+    """A process waits for the next generation. ``number``: the one that it could not continue, or 0."""
 
     member: Member
     time: float
@@ -26,13 +27,11 @@ class Ready(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A process is gone for certain: its exit was collected, or it can never be heard again.
+    """A process is known to be dead: its exit status was collected, or it can never be reached again.
 
     Attributes:
-        member: the process.
-        time: when the death was detected.
-        why: the cause, in a few words.
-        is_own: whether the process itself failed, rather than the node that it was on.
+        why: cause, in a few words.
+        is_own: whether the process itself failed, rather than the node that it ran on.
     """
 
     member: Member
@@ -42,7 +41,7 @@ class Died(NamedTuple):
 
 
 class Departed(NamedTuple):
-    """A member has left the generation before ``number``, and what it has of its state is kept."""
+    """A member has left the generation before ``number``, and has kept its part of the state."""
 
     member: Member
     number: int
@@ -50,14 +49,11 @@ class Departed(NamedTuple):
 
 
 class Formed(NamedTuple):
-    """A member is ready to run.
+    """A member is connected to the others and ready to run.
 
     Attributes:
-        member: the sender.
-        number: the generation.
-        held: the states of which it has its part; empty if it has none.
-        time: when this was received.
-        found: slices that it knows to be somewhere else than with their process: whose, and of which states.
+        held: states of which it has its part; empty if none.
+        found: further slices whose location it knows: (owner, state).
     """
 
     member: Member
@@ -67,15 +63,13 @@ class Formed(NamedTuple):
     found: frozenset[tuple[Process, Stamp]] = frozenset()
 
 
-class Beat(NamedTuple):
-    """A heartbeat.
+class Heartbeat(NamedTuple):
+    """A sign of life, with progress.
 
     Attributes:
-        member: the sender.
-        number: the generation that it runs; 0: none.
-        entered: the newest iteration, from 1, that it has begun in this generation; 0: none yet.
-        finished: the newest iteration that it has finished; 0: none yet.
-        time: when this was received.
+        number: generation that it runs; 0: none.
+        entered: newest iteration, from 1, that it has begun in this generation; 0: none yet.
+        finished: newest iteration that it has finished; 0: none yet.
     """
 
     member: Member
@@ -85,17 +79,15 @@ class Beat(NamedTuple):
     time: float
 
 
-class Took(NamedTuple):
-    """The time that a member took for a part of the transition between two generations.
+class PartTimed(NamedTuple):
+    """The time that a member took for one part of the transition between two generations.
 
-    ``link`` says that it has met all the others: from then on it may have to compile.
+    Part ``link`` also means that it is connected to all the others: from then on it may have to compile.
 
     Attributes:
-        member: the sender.
-        number: the generation to be formed.
+        number: generation that is being formed.
         part: one of ``PARTS``.
-        seconds: the duration.
-        time: when this was received.
+        seconds: duration, in seconds.
     """
 
     member: Member
@@ -106,41 +98,40 @@ class Took(NamedTuple):
 
 
 PARTS = ("leave", "link", "program", "state", "first_step")
-"""The parts of a transition, from ``Form`` to the end of a member's first iteration: it keeps its state on the host and
-drops its devices, connects new ones with the others, loads or compiles its program, has its state on the devices again,
-and runs one iteration."""
+"""Parts of a transition, from ``Form`` to the end of a member's first iteration: keeping its state on the host and
+dropping its devices, connecting to the others, loading or compiling the program, restoring the state on the devices,
+and running one iteration."""
 
 
 class Done(NamedTuple):
-    """A member has run all iterations that it is to run in this generation."""
+    """A member has run all its iterations of this generation."""
 
     member: Member
     number: int
     time: float
 
 
-class Harmed(NamedTuple):
-    """Fault injection has harmed a process: this death does not count towards the limit of restarts."""
+class FaultInjected(NamedTuple):
+    """A fault was injected into a process: its death does not count towards the limit of restarts."""
 
     member: Member
     time: float
 
 
 class Woke(NamedTuple):
-    """The supervisor was suspended and has not heard yet what was sent meanwhile."""
+    """The supervisor was suspended, and has not yet read the messages sent meanwhile."""
 
     time: float
 
 
-class Stored(NamedTuple):
-    """The checkpoints that exist as a generation goes live.
+class CheckpointsListed(NamedTuple):
+    """The checkpoints that exist when a generation goes live.
 
     Attributes:
-        time: when they were listed.
-        newest: the iteration of the newest checkpoint; None: there is none.
-        is_full: whether that is sound and holds every expert's state of that iteration.
-        is_busy: whether a save or a load is still under way.
-        written: the last iteration whose record is written.
+        newest: iteration of the newest checkpoint; None: there is none.
+        is_full: whether it is sound and holds the state of every expert after that iteration.
+        is_busy: whether a save or a load is still in progress.
+        written: last iteration whose record is written.
     """
 
     time: float
@@ -151,12 +142,11 @@ class Stored(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The state for a generation, read from a checkpoint or resharded, lies among every member's snapshots.
+    """The state for a generation, loaded from a checkpoint or resharded, is among every member's snapshots.
 
     Attributes:
-        stamp: the state; its generation is the one that waits for it.
-        time: when this was received.
-        written: the last iteration whose record is written.
+        stamp: stamp of the state, with the generation that waits for it.
+        written: last iteration whose record is written.
     """
 
     stamp: Stamp
@@ -165,11 +155,10 @@ class Restored(NamedTuple):
 
 
 class RestoreFailed(NamedTuple):
-    """A state could be neither read nor resharded.
+    """A state could be neither loaded nor resharded.
 
     Attributes:
-        number: the generation that waits for it.
-        time: when this was received.
+        number: generation that waits for it.
         why: what is lost.
         remedy: what the user can do; None: resume from the newest checkpoint.
     """
@@ -182,12 +171,11 @@ class RestoreFailed(NamedTuple):
 
 @dataclass(frozen=True)
 class MayRestart:
-    """Dead processes may be started again now.
+    """Dead processes may be restarted now.
 
     Attributes:
-        time: when.
-        away: for how long the node of a process has been away, in seconds, where it is.
-        held_down: the processes that fault injection keeps down for now.
+        away: seconds since the node of a process was lost, by process, for lost nodes only.
+        held_down: processes that fault injection keeps down for now.
     """
 
     time: float
@@ -196,11 +184,13 @@ class MayRestart:
 
 
 class Tick(NamedTuple):
-    """Everything seen so far has been reported: it is time to decide."""
+    """Everything observed so far has been reported: decide now."""
 
     time: float
 
 
-Message = Ready | Departed | Formed | Beat | Took | Done
-"""Events that processes send themselves; the others the supervisor observes."""
-Event = Started | Died | Harmed | Message | Woke | Stored | Restored | RestoreFailed | MayRestart | Tick
+Message = Ready | Departed | Formed | Heartbeat | PartTimed | Done
+"""Events that processes send; the supervisor observes the others."""
+Event = (Started | Died | FaultInjected | Message | Woke | Tick) | (
+    CheckpointsListed | Restored | RestoreFailed | MayRestart
+)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swift.elastic.membership.commands import Form, Go, ReshardState, RestoreState
-from swift.elastic.membership.processes import Member, Process, Stamp
+from swift.elastic.membership.commands import Form, GoLive, ReshardState, RestoreState
+from swift.elastic.membership.members import Member, Process, Stamp
 
 
-class State(StrEnum):
-    """Activity of a process, as far as the supervisor knows."""
+class ProcessState(StrEnum):
+    """Phase in the life of a process, as far as the supervisor knows."""
 
     DEAD = "dead"
     STARTING = "starting"
@@ -25,27 +25,27 @@ class ProcessStatus:
 
     Attributes:
         member: its newest incarnation; -1 if it was never started.
-        state: what that does.
-        seen: when it was started or last heard, in seconds.
+        state: phase of this incarnation.
+        seen: when it was started or last sent a message, in seconds.
         is_dying: whether it is being killed.
         killed: when it was killed, in seconds.
-        spared: whether it is killed with all others, through no fault of its own.
-        is_harmed: whether fault injection has harmed this incarnation.
-        lived: the newest generation in which it was live; 0: none.
-        deaths: how many of its deaths count towards the limit of restarts.
-        quick_deaths: how many incarnations in a row, up to the last that died, were never live.
-        entered: the newest iteration that it has begun in the newest live generation; 0: none yet.
-        finished: the newest that it has finished there.
+        is_blameless: whether it is killed together with all others, through no fault of its own.
+        has_injected_fault: whether a fault was injected into this incarnation.
+        last_live: newest generation in which it was live; 0: none.
+        deaths: number of its deaths that count towards the limit of restarts.
+        quick_deaths: number of consecutive incarnations, up to the last that died, that were never live.
+        entered: newest iteration that it has begun in the newest live generation; 0: none yet.
+        finished: newest iteration that it has finished there.
     """
 
     member: Member
-    state: State = State.DEAD
+    state: ProcessState = ProcessState.DEAD
     seen: float = 0.0
     is_dying: bool = False
     killed: float = 0.0
-    spared: bool = False
-    is_harmed: bool = False
-    lived: int = 0
+    is_blameless: bool = False
+    has_injected_fault: bool = False
+    last_live: int = 0
     deaths: int = 0
     quick_deaths: int = 0
     entered: int = 0
@@ -53,13 +53,13 @@ class ProcessStatus:
 
     @property
     def is_present(self) -> bool:
-        """Whether it can be a member of the next generation."""
-        return self.is_there and self.state is not State.STARTING and not self.is_dying
+        """Returns whether it can be a member of the next generation."""
+        return self.is_there and self.state is not ProcessState.STARTING and not self.is_dying
 
     @property
     def is_there(self) -> bool:
-        """Whether it may be heard, and has to be waited for."""
-        return self.state not in (State.DEAD, State.RETIRED)
+        """Returns whether it may send messages, and others may have to wait for it."""
+        return self.state not in (ProcessState.DEAD, ProcessState.RETIRED)
 
 
 @dataclass(frozen=True)
@@ -67,46 +67,46 @@ class Generation:
     """The newest generation.
 
     Attributes:
-        form: the command that began it.
-        since: when it last advanced, in seconds: it began, or went live; a member met the others; running members
+        form: command that began it.
+        since: time of its last progress, in seconds: it began or went live, a member was connected, or running members
             finished an iteration.
-        left: the members that have left the generation before.
-        linked: those that have met all the others.
-        held: the states that each formed member has.
-        found: slices that these members know of elsewhere.
-        go: the command with which it went live; None before.
-        restoring: the state that its members wait for; None: they wait for none.
-        base: the iteration after which its members run; None before they do.
-        done: the members that have run all iterations they were to run.
+        departed: members that have left the generation before.
+        linked: members that are connected to all the others.
+        held: states that each formed member has.
+        found: slices that these members know to be kept elsewhere than by their owner.
+        go: command that made it live; None before.
+        restoring: command for the state that its members wait for; None: they wait for none.
+        base: iteration after which its members run; None before they do.
+        done: members that have run all their iterations.
     """
 
     form: Form
     since: float
-    left: frozenset[Member] = frozenset()
+    departed: frozenset[Member] = frozenset()
     linked: frozenset[Member] = frozenset()
     held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
     found: frozenset[tuple[Process, Stamp]] = frozenset()
-    go: Go | None = None
+    go: GoLive | None = None
     restoring: RestoreState | ReshardState | None = None
     base: int | None = None
     done: frozenset[Member] = frozenset()
 
     @property
     def is_live(self) -> bool:
-        """Whether all members have formed it."""
+        """Returns whether all members have formed it."""
         return self.go is not None
 
     @property
-    def missing(self) -> tuple[Member, ...]:
-        """The members that have not formed yet."""
+    def not_formed(self) -> tuple[Member, ...]:
+        """Members that have not formed it yet."""
         return tuple(member for member in self.form.members if member not in self.held)
 
     @property
-    def staying(self) -> tuple[Member, ...]:
-        """The members that have not left the generation before."""
-        return tuple(member for member in self.form.members if member not in self.left)
+    def not_departed(self) -> tuple[Member, ...]:
+        """Members that have not left the generation before."""
+        return tuple(member for member in self.form.members if member not in self.departed)
 
     @property
     def is_done(self) -> bool:
-        """Whether all members have run all iterations they were to run."""
+        """Returns whether all members have run all their iterations."""
         return self.is_live and set(self.form.members) <= self.done

@@ -2,51 +2,48 @@
 
 import os
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from swift.checkpoint import settle
 from swift.elastic.services.checkpoint_service import CheckpointService
-from swift.elastic.worker import settle_jax, take_output
+from swift.elastic.state import RunFiles
+from swift.elastic.worker import LineWriter, settle_jax
 from swift.runlog import writes_checkpoints
 from swift.train import Experiment
 
 
 def run_checkpoint_service(
-    experiment: Experiment,
-    run_dir: Path,
-    keeps: Path,
-    handed: Path,
-    by_rank: bool,
-    data: Mapping[str, Any],
-    commands: TextIO,
+    experiment: Experiment, run_dir: Path, scratch: RunFiles, commands: TextIO, *, by_rank: bool
 ) -> NoReturn:
-    """Runs the process: follows commands, and answers on standard output.
+    """Runs the process: carries out commands, and answers on standard output.
 
     Both are lines of ``swift.elastic.transport.checkpoint_messages``. The process ends after the last command. JAX must
     not have started.
 
     Args:
-        experiment: the experiment that is run.
-        run_dir: the run directory.
-        keeps: the directory of the processes' states, see ``SharedMemoryStore``.
-        handed: the directory of the states that they hand over, see ``Handover``.
-        by_rank: whether a process is an expert rank, and not a whole worker.
-        data: the state of a loader of the run.
-        commands: the stream of commands.
+        experiment: settings of the run.
+        run_dir: run directory.
+        scratch: files that the processes of the run share.
+        commands: stream of commands.
+        by_rank: whether a process is an expert rank, rather than a whole worker.
     """
-    answers = take_output()
+    output = LineWriter(lambda: os._exit(0))  # there is no reader of answers any more
     settle_jax(experiment, num_devices=1)
-    keeper = CheckpointService(experiment, run_dir / "checkpoints", keeps, by_rank, data, handed)
+    service = CheckpointService(
+        experiment=experiment,
+        checkpoints=run_dir / "checkpoints",
+        snapshots=scratch.snapshots,
+        by_rank=by_rank,
+        data=scratch.data(),
+        handed_over=scratch.handed_over,
+    )
     try:
         with writes_checkpoints(run_dir):
-            settle(keeper.checkpoints)
-            keeper.rehearse()
-            with suppress(BrokenPipeError):  # nobody is left to hear the answer
-                keeper.serve(commands, answers)
+            settle(service.checkpoints)
+            service.rehearse()
+            service.serve(commands, output.write)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)  # in peace it would wait for threads of a failed save, which Orbax leaves behind for minutes
+    os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes

@@ -1,19 +1,18 @@
-"""The checkpoint service, also called keeper: a process that writes and reads the checkpoints of a run of processes.
+"""The checkpoint service: a process that writes and reads the checkpoints of a run of processes.
 
-It is in no generation: inside of one Orbax would wait for all processes, and for ever where one of them dies. The state
-comes and goes through shared memory, see ``swift.elastic.state.shared_memory_store``; its slots are left out, they are
-made anew.
+It is a member of no generation: there Orbax would wait for all processes, and forever if one of them dies. States pass
+through shared memory, see ``swift.elastic.state.shared_memory_store``, without their slots, which are recomputed.
 """
 
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,23 +32,22 @@ from swift.checkpoint import (
     set_aside_newer,
 )
 from swift.data import check_same_data
-from swift.elastic.elastic_programs import ElasticPrograms, is_elastic
+from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
 from swift.elastic.membership import Process, Stamp, processes_of
 from swift.elastic.services.reshard_state import Resharding
-from swift.elastic.state import Handover, LedgerCounts, SharedMemoryStore, cut_parts, join_parts
+from swift.elastic.state import Handover, LedgerCounts, SharedMemoryStore, join_parts, process_parts
 from swift.elastic.transport import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
-    Anew,
     CheckpointAnswer,
     CheckpointCommand,
-    Failed,
-    Kept,
+    CommandFailed,
+    KeptElsewhere,
     LoadCheckpoint,
-    Loaded,
     Reshard,
     SaveCheckpoint,
     Saved,
+    StateRestored,
 )
 from swift.errors import RunError, SettingError
 from swift.experts.placement import unsound_placement
@@ -59,66 +57,70 @@ from swift.runlog import sync_record
 from swift.train import Experiment
 from swift.train.checkpoints import extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
-_PATIENCE_S = 20.0
-"""For the record of an iteration whose state is there."""
+_RECORD_S = 20.0
+"""Time limit for the record of an iteration whose state is being saved, in seconds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointService:
-    """Writes and reads the checkpoints of a run, which are those of ``swift train``.
+    """Writes and reads the checkpoints of a run, in the format of ``swift train``.
 
     Attributes:
-        experiment: the experiment that is run.
-        checkpoints: the directory of the run's checkpoints.
-        keeps: the directory of the processes' states, see ``SharedMemoryStore``.
-        by_rank: whether a process is an expert rank, and not a whole worker.
-        data: the state of a loader of the run.
-        handed: the directory of the states that they hand over, see ``Handover``; for elastic runs only.
+        experiment: settings of the run.
+        checkpoints: directory of the run's checkpoints.
+        snapshots: directory of states to be saved and of restored ones, see ``SharedMemoryStore``.
+        by_rank: whether a process is an expert rank, rather than a whole worker.
+        data: state of a loader of the run.
+        handed_over: directory of the states that processes hand over, see ``Handover``; for elastic runs only.
     """
 
     experiment: Experiment
     checkpoints: Path
-    keeps: Path
+    snapshots: Path
     by_rank: bool
     data: Mapping[str, Any]
-    handed: Path | None = None
+    handed_over: Path | None = None
 
     @cached_property
     def spec(self) -> StepSpec:
-        """The run's, on the mesh that holds what a checkpoint has."""
-        return self._programs.on(self.experiment.topology.num_expert_ranks)
+        """Step spec of the run on the mesh of a checkpoint."""
+        return self._elastic_specs.on(self.experiment.topology.num_expert_ranks)
 
     @cached_property
-    def _programs(self) -> ElasticPrograms:
-        return ElasticPrograms(self.experiment)
+    def _elastic_specs(self) -> ElasticSpecs:
+        return ElasticSpecs(self.experiment)
 
     @cached_property
     def _counts(self) -> LedgerCounts:
-        return LedgerCounts(self.experiment, self.checkpoints, self.keeps / "losses.json")
+        return LedgerCounts(self.experiment, self.checkpoints, self.snapshots / "losses.json")
 
     @cached_property
     def split(self) -> StateSplit:
-        """How the state falls into a dense part and experts."""
+        """Division of the state into a dense part and experts."""
         return split_of(self.spec)
 
     @cached_property
     def _specs(self) -> TrainState:
         return replace(self.spec.specs, slots={})
 
-    def serve(self, commands: TextIO, answers: TextIO) -> None:
-        """Follows one command after the other, until there are no more; each is finished before the next is read."""
-        for line in commands:
-            answers.write(CHECKPOINT_ANSWERS.line(self.follow(CHECKPOINT_COMMANDS.read(line))))
-            answers.flush()
+    def serve(self, commands: Iterable[str], answer: Callable[[str], None]) -> None:
+        """Carries out commands until there are no more; each is finished before the next is read.
 
-    def follow(self, command: CheckpointCommand) -> CheckpointAnswer:
-        """Does what a command says; a failure is an answer, and does not raise."""
+        Args:
+            commands: lines of commands.
+            answer: function that sends the line of an answer.
+        """
+        for line in commands:
+            answer(CHECKPOINT_ANSWERS.line(self.carry_out(CHECKPOINT_COMMANDS.read(line))))
+
+    def carry_out(self, command: CheckpointCommand) -> CheckpointAnswer:
+        """Carries out a command; a failure is an answer, and does not raise."""
         begun = time.perf_counter()
         try:
             match command:
                 case SaveCheckpoint(stamp, holders, is_full, True):
                     write = partial(self.save, stamp, holders, is_full=is_full)
-                    return Kept(stamp.step, keep_elsewhere(self.checkpoints, stamp.step, write))
+                    return KeptElsewhere(stamp.step, keep_elsewhere(self.checkpoints, stamp.step, write))
                 case SaveCheckpoint(stamp, holders, is_full):
                     facts = save_facts(self.save(stamp, holders, is_full=is_full))
                     path = checkpoint_path(self.checkpoints, stamp.step)
@@ -126,11 +128,13 @@ class CheckpointService:
                 case LoadCheckpoint(step, generation, processes):
                     plan = self.load(generation, processes, step)
                     after = ledger_after(self.experiment, plan)
-                    return Loaded(Stamp(generation, plan.step), restore_lines(plan, after), restore_facts(plan, after))
+                    stamp, facts = Stamp(generation, plan.step), restore_facts(plan, after)
+                    return StateRestored(stamp, restore_lines(plan, after), facts)
                 case Reshard():
-                    lines, facts = self.recutting.follow(command)
+                    lines, facts = self.resharding.reshard(command)
+                    facts |= {"recut_ms": 1000 * (time.perf_counter() - begun)}
                     stamp = Stamp(command.generation, command.stamp.step)
-                    return Anew(stamp, lines, facts | {"recut_ms": 1000 * (time.perf_counter() - begun)})
+                    return StateRestored(stamp, lines, facts, is_resharded=True)
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 
@@ -140,26 +144,26 @@ class CheckpointService:
         """Writes a checkpoint of the parts that processes have kept.
 
         Args:
-            stamp: of the state.
-            holders: whose parts: one process for every stage, or for every stage and rank.
-            directory: for checkpoints; the run's unless given.
-            is_full: save all experts, whatever K is; that of the last iteration always is.
+            stamp: stamp of the state.
+            holders: processes that have kept its parts: one for every stage, or for every stage and rank.
+            directory: directory of checkpoints; that of the run unless given.
+            is_full: whether to save all experts, whatever K is; after the last iteration all are saved anyway.
 
         Returns:
             The checkpoint's manifest.
 
         Raises:
-            RunError: a part is damaged or not of this state, the weights are not finite, or a class has no slot.
-            OSError: a part is not there, or the checkpoint cannot be written.
+            RunError: a part is damaged or of another state, weights are not finite, or an expert has no slot.
+            OSError: a part does not exist, or the checkpoint cannot be written.
         """
         spec = self._spec_of(holders)
         shapes, split = spec.abstract(), split_of(spec)
         like = part_shapes(self._specs, shapes, len(self._ranks(0)))
-        parts = [SharedMemoryStore(self.keeps, process).load(stamp, like) for process in self._in_order(holders)]
+        parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
         _check_state(state, stamp.step, spec.experts.num_classes)
-        ledger, config = self._counts.at(spec, stamp.step, _PATIENCE_S), self.experiment.checkpoint
-        if directory is None:  # what the ledger counts must not be lost while the checkpoint stays
+        ledger, config = self._counts.at(spec, stamp.step, _RECORD_S), self.experiment.checkpoint
+        if directory is None:  # a record that the ledger counts must not be lost while the checkpoint stays
             sync_record(self.checkpoints.parent)
         chosen_LK = ledger.choose(config.selection, full=is_full or stamp.step == self.experiment.num_steps)
         manifest = save_checkpoint(
@@ -169,7 +173,7 @@ class CheckpointService:
             split,
             ledger,
             identity=self.experiment.identity(),
-            # Batches are by number of iteration, which is all that the loader has to know.
+            # Batches depend on the number of the iteration alone, which is all that the loader has to know.
             extra=extra_of(spec, dict(self.data) | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
@@ -177,17 +181,17 @@ class CheckpointService:
         return manifest
 
     def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
-        """Reads a checkpoint and keeps for every process its part; all processes of a stage and rank get the same.
+        """Reads a checkpoint and keeps every process's part; processes of the same stage and rank get the same part.
 
-        Newer checkpoints are set aside: the run resumes from this one, and they would outlive those that it writes.
+        Newer checkpoints are set aside, as the run resumes from this one.
 
         Args:
-            generation: of the stamp under which the parts are kept.
-            processes: of that generation.
-            step: of the checkpoint; the newest that is sound unless given.
+            generation: generation of the stamp under which the parts are kept.
+            processes: processes of that generation.
+            step: iteration of the checkpoint; the newest sound one unless given.
 
         Returns:
-            Where everything came from.
+            The plan, with the source of every part of the state.
 
         Raises:
             SettingError: there is no such checkpoint, it is of another model or other data, or damaged.
@@ -198,8 +202,8 @@ class CheckpointService:
         check_same_data(plan.manifest.extra["loader"], self.data)
         for nth, process in enumerate(processes):
             rank = nth if self._is_elastic else process.rank
-            parts = cut_parts(self._specs, host, process.worker[1], self._ranks(rank))
-            SharedMemoryStore(self.keeps, process).save(Stamp(generation, plan.step), parts)
+            parts = process_parts(self._specs, host, process.worker[1], self._ranks(rank))
+            SharedMemoryStore(self.snapshots, process).save(Stamp(generation, plan.step), parts)
         for aside in set_aside_newer(self.checkpoints, plan.step):
             print(f"{aside} is set aside: the run resumes from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
@@ -207,22 +211,22 @@ class CheckpointService:
         return plan
 
     @cached_property
-    def recutting(self) -> Resharding:
-        """Reshards states."""
-        assert self.handed is not None, "only the ranks of an elastic run become others"
-        everybody = processes_of(self.experiment.topology, by_rank=self.by_rank)
-        handover = Handover(self.handed, self.keeps, everybody)
-        return Resharding(self._programs, handover, self._counts, self._stored)
+    def resharding(self) -> Resharding:
+        """Resharding of this run's states."""
+        assert self.handed_over is not None, "only the ranks of an elastic run change"
+        processes = processes_of(self.experiment.topology, by_rank=self.by_rank)
+        handover = Handover(self.handed_over, self.snapshots, processes)
+        return Resharding(self._elastic_specs, handover, self._counts, self._load_up_to)
 
     def rehearse(self) -> None:
-        """Runs once what will be needed, but for files, so that nobody waits for it later."""
+        """Runs what will be needed once, except for files, so that no process has to wait for it later."""
         self.spec.abstract()  # traces the model
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
-            self.recutting.rehearse(max(1, count))
+            self.resharding.rehearse(max(1, count))
 
-    def _stored(self, spec: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
-        """What the newest sound checkpoint up to an iteration has, as a program has it; None: there is none."""
+    def _load_up_to(self, spec: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
+        """Reads the newest sound checkpoint up to an iteration, on ``spec``; returns None if there is none."""
         for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
             with suppress(SettingError):
                 plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
@@ -234,39 +238,39 @@ class CheckpointService:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def _spec_of(self, processes: Sequence[Process]) -> StepSpec:
-        """The program of a generation."""
-        return self._programs.on(len(processes)) if self._is_elastic else self.spec
+        """Returns the step spec of a generation."""
+        return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
     def _ranks(self, rank: int) -> Sequence[int]:
-        """The expert ranks of a process."""
+        """Returns the expert ranks of a process."""
         return (rank,) if self.by_rank else range(self.experiment.topology.num_expert_ranks)
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
-        """The processes of the first stage by rank, then those of the next."""
+        """Sorts processes of different pipelines by stage, then by rank; checks that there is one for each."""
         if self._is_elastic:
             assert len(set(holders)) == len(holders), f"holders are {holders}"
             return sorted(holders)
-        places = processes_of(replace(self.experiment.topology, num_pipelines=1), by_rank=self.by_rank)
+        one_pipeline = processes_of(replace(self.experiment.topology, num_pipelines=1), by_rank=self.by_rank)
         found = {(process.worker[1], process.rank): process for process in holders}
-        wanted = [(process.worker[1], process.rank) for process in places]
+        wanted = [(process.worker[1], process.rank) for process in one_pipeline]
         assert sorted((process.worker[1], process.rank) for process in holders) == wanted, f"holders are {holders}"
-        return [found[place] for place in wanted]
+        return [found[stage_rank] for stage_rank in wanted]
 
-    def _failure(self, command: CheckpointCommand, error: Exception) -> Failed:
+    def _failure(self, command: CheckpointCommand, error: Exception) -> CommandFailed:
         why = " ".join(str(error).split())
         if not isinstance(error, SettingError | RunError | OSError):
             traceback.print_exception(error)
             why = f"{type(error).__name__}: {why}"
         if isinstance(command, SaveCheckpoint):
-            return Failed("save", command.stamp.step, why)
+            return CommandFailed("save", command.stamp.step, why)
         if isinstance(command, Reshard):
-            return Failed("recut", command.stamp.step, why, command.generation)
+            return CommandFailed("reshard", command.stamp.step, why, command.generation)
         *_, newest = None, *checkpoint_steps(self.checkpoints)
-        return Failed("load", newest if command.step is None else command.step, why, command.generation)
+        return CommandFailed("load", newest if command.step is None else command.step, why, command.generation)
 
 
 def _check_state(state: Any, step: int, num_classes: int) -> None:
-    """Raises RunError where a state must not take the place of a good checkpoint."""
+    """Raises RunError if a state must not replace a sound checkpoint."""
     found = sorted(set(state.step.tolist()))
     if found != [step]:
         raise RunError(f"the parts are of the state after iteration {found}, not {step}")
@@ -274,4 +278,4 @@ def _check_state(state: Any, step: int, num_classes: int) -> None:
         raise RunError(f"the weights are not finite after iteration {step}")
     flaw = unsound_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
     if flaw is not None:
-        raise RunError(f"{flaw} after iteration {step}: mend the policy of Experiment.placement")
+        raise RunError(f"{flaw} after iteration {step}: correct the policy of Experiment.placement")

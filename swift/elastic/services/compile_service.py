@@ -1,9 +1,9 @@
-"""A process beside a run that compiles what the run's processes may need next, while they compute.
+"""The compile service: a process that compiles programs that the run's processes may need next, while they compute.
 
-It hears which workers are down, and makes ready what the others would need now, and after one more failure or return:
-it puts the programs into the store of the run, where the processes look first. It pretends to be each group in turn,
-see ``swift.elastic.compile_only_group``. Nothing is lost if it dies, the others then compile for themselves: so it is
-the one process that may trim programs.
+It receives the failure set, and prepares the programs of the present configuration and of those after one more failure
+or return: it puts them into the run's executable cache, where the processes look first. To compile for a group it
+poses as each one in turn, see ``swift.elastic.compile_only_group``. If it dies nothing is lost, the processes then
+compile for themselves; so it is the one process that may trim executables.
 """
 
 import ctypes
@@ -21,18 +21,10 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
-from swift.elastic.elastic_programs import ElasticPrograms
+from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.state import compiled_neighbour, neighbour_key
-from swift.elastic.transport import (
-    COMPILE_NEWS,
-    COMPILE_REQUESTS,
-    Alive,
-    CompileFailed,
-    CompileNews,
-    CompileRequest,
-    Prepared,
-)
-from swift.elastic.worker import settle_jax, take_output
+from swift.elastic.transport import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileFailed, CompileRequest, Prepared
+from swift.elastic.worker import LineWriter, settle_jax
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, neighbours
@@ -45,95 +37,89 @@ from swift.pipeline.reconfigure import (
     share_key,
     slots_key,
 )
-from swift.topology import Topology, Worker
+from swift.topology import Worker
 from swift.train import Experiment
 from swift.train.checkpoints import split_of
 
-Failed = frozenset[Worker]
-_BEAT_S = 0.5
-
 
 class CompileJob(NamedTuple):
-    """What is made ready together.
+    """Programs that are prepared together.
 
     Attributes:
-        failed: the workers that would be down.
-        kinds: of the programs.
-        returning: who would have come back, and get the state of a peer.
-        num_ranks: the expert ranks that would be there, of an elastic run; None: they do not change.
+        failed: failure set.
+        kinds: kinds of programs.
+        returning: worker that would return, and copy the state of a peer; None: there is none.
+        num_ranks: number of expert ranks of an elastic run; None: it does not change.
     """
 
-    failed: Failed
+    failed: frozenset[Worker]
     kinds: tuple[StepKind, ...]
     returning: Worker | None = None
     num_ranks: int | None = None
 
 
-def jobs_for(experiment: Experiment, wish: CompileRequest) -> list[CompileJob]:
-    """What to make ready while some workers or ranks are down, the most urgent first.
+def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob]:
+    """Returns what to prepare under a failure set or number of ranks, the most urgent first.
 
-    That is what the run needs now, then after one more failure, then after a return; last what only some iterations
-    need, in the same order.
+    Programs for the present configuration come first, then after one more failure, then after a return; at the end,
+    in the same order, programs that few iterations need.
     """
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[StepKind, ...] = ("window" if experiment.window > 1 else "single",)
     kinds += ("evaluate",) if evaluates else ()
-    failed, num_ranks = wish
+    failed, num_ranks = request
     if num_ranks is not None:
-        some = range(1, experiment.topology.num_expert_ranks + 1)
+        possible = range(1, experiment.topology.num_expert_ranks + 1)
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
-        return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in some]
-    near = [failed, *_by_urgency(experiment.topology, failed)]
-    now = [CompileJob(other, kinds, next(iter(failed - other), None)) for other in near]
-    return now + [CompileJob(other, ("single",)) for other in near if experiment.window > 1]
-
-
-def _by_urgency(topology: Topology, failed: Failed) -> list[Failed]:
-    return sorted(neighbours(topology, failed), key=len, reverse=True)
+        return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
+    near = [failed, *sorted(neighbours(experiment.topology, failed), key=len, reverse=True)]
+    jobs = [CompileJob(other, kinds, next(iter(failed - other), None)) for other in near]
+    return jobs + [CompileJob(other, ("single",)) for other in near if experiment.window > 1]
 
 
 class CompileService:
-    """Makes configurations ready: compiles their programs into the run's store.
+    """Prepares configurations: compiles their programs into the run's executable cache.
 
     Args:
-        experiment: what is run.
-        programs: the directory of the run's programs.
-        sockets: a directory that only its owner may enter.
-        trims: make programs smaller, see ``ExecutableCache``.
+        experiment: settings of the run.
+        programs: directory of the run's programs.
+        sockets: directory that only its owner may enter.
+        trims: whether to trim executables, see ``ExecutableCache``.
     """
 
     def __init__(self, experiment: Experiment, programs: Path, sockets: Path, *, trims: bool = False):
-        self._experiment, self._store = experiment, ExecutableCache(programs, trims=trims)
+        self._experiment, self._executables = experiment, ExecutableCache(programs, trims=trims)
         self._sockets = sockets
-        self._programs = ElasticPrograms(experiment)
-        spec = self._programs.on(experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(experiment.plan_settings(spec), self._store)
+        self._specs = ElasticSpecs(experiment)
+        spec = self._specs.on(experiment.topology.num_expert_ranks)
+        self._configurator = Configurator(experiment.plan_settings(spec), self._executables)
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 
-    def make_ready(self, job: CompileJob) -> int:
-        """Compiles what is not in the store.
+    def prepare(self, job: CompileJob) -> int:
+        """Compiles the programs of a job that are not in the executable cache.
 
         Returns:
-            How many programs were missing.
+            The number of programs that were missing.
 
         Raises:
-            RunError: this JAX does not let a process pretend to be a group.
-            SettingError: the planner cannot plan for these failures.
-            OSError: the store has no room for the programs.
+            RunError: this version of JAX does not let a process pose as a group.
+            SettingError: the planner cannot plan for this failure set.
+            OSError: there is no room for the programs.
         """
         configuration = self._configurator.configure(job.failed)
-        spec = self._programs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
+        spec = self._specs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
         clear_backends()
-        missing = [key for key in self._keys(job, configuration, spec.live.num_ranks) if key not in self._store]
+        keys = self._keys(job, configuration, spec.live.num_ranks)
+        missing = [key for key in keys if key not in self._executables]
         if missing:
             num_devices = len(configuration.places) * spec.live.num_ranks
-            with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as rehearsal:
-                # In a function of its own: what it makes has to be gone when the devices go.
-                self._compile(rehearsal, configuration, spec, job)
+            with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as group:
+                # In a function of its own: everything that it makes must be gone when the devices are dropped.
+                self._compile(group, configuration, spec, job)
             _return_memory()
-            if any(key not in self._store for key in missing):
-                raise OSError("what was compiled cannot be kept, see the log")
+            if any(key not in self._executables for key in missing):
+                raise OSError("compiled programs cannot be kept, see the log")
         return len(missing)
 
     def _keys(self, job: CompileJob, configuration: Configuration, num_ranks: int) -> list[object]:
@@ -147,60 +133,59 @@ class CompileService:
         return keys
 
     def _experts_of_copies(self, num_ranks: int) -> list[int]:
-        """Experts of a layer that copies of a rank's slices have, see ``NeighbourCopies``."""
-        config, num_classes = self._experiment.checkpoint, split_of(self._programs.on(num_ranks)).num_classes
-        has_buddy = config.snapshot_every and num_ranks > 1
-        return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_buddy else []
+        """Returns the numbers of experts of a layer that copies of a rank's slices have, see ``NeighbourCopies``."""
+        config, num_classes = self._experiment.checkpoint, split_of(self._specs.on(num_ranks)).num_classes
+        has_neighbour = config.snapshot_every and num_ranks > 1
+        return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_neighbour else []
 
-    def _compile(
-        self, rehearsal: CompileOnlyGroup, configuration: Configuration, spec: StepSpec, job: CompileJob
-    ) -> None:
-        """Just as a process of the run does when it forms a generation."""
+    def _compile(self, group: CompileOnlyGroup, configuration: Configuration, spec: StepSpec, job: CompileJob) -> None:
+        """Compiles just as a process of the run does when it forms a generation."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
-        grid = Mesh(rehearsal.grid(topology.num_expert_ranks), AXES)
+        grid = Mesh(group.grid(topology.num_expert_ranks), AXES)
         spec = spec.at(LiveMesh(topology, configuration.places, grid))
-        steps = Steps(spec, configuration, num_sequences, self._store, keep_state=True)
+        steps = Steps(spec, configuration, num_sequences, self._executables, keep_state=True)
         for kind in job.kinds:
-            if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._store:
+            if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._executables:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
         if not all(has_R):
-            compiled_share(spec, self._store, has_R)
+            compiled_share(spec, self._executables, has_R)
         if job.num_ranks is not None:
-            compiled_slots(spec, self._store)
+            compiled_slots(spec, self._executables)
             for k in self._experts_of_copies(job.num_ranks):
-                compiled_neighbour(spec, self._store, k)
+                compiled_neighbour(spec, self._executables, k)
 
 
 def run_compile_service(
     experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int, *, trims: bool = False
 ) -> NoReturn:
-    """The main function of the process: follows what comes on standard input until that ends.
+    """Runs the process: follows requests on standard input until that ends.
 
     Args:
-        experiment: what is run.
-        programs: the directory of the run's programs.
-        sockets: a directory that only its owner may enter.
-        num_local_devices: of each process of the run: all expert ranks of a worker, or one.
-        trims: make programs smaller, see ``ExecutableCache``.
+        experiment: settings of the run.
+        programs: directory of the run's programs.
+        sockets: directory that only its owner may enter.
+        num_local_devices: number of devices of each process of the run: all expert ranks of a worker, or one.
+        trims: whether to trim executables, see ``ExecutableCache``.
     """
     settle_jax(experiment, num_local_devices)
-    channel = _Voice()
-    wishes = SimpleQueue[CompileRequest]()
-    listener = threading.Thread(target=_listen, args=(sys.stdin, wishes), name="wishes", daemon=True)
+    output = LineWriter(lambda: os._exit(0))
+    output.repeat(lambda: COMPILE_ANSWERS.line(Alive()))
+    requests = SimpleQueue[CompileRequest]()
+    listener = threading.Thread(target=_listen, args=(sys.stdin, requests), name="requests", daemon=True)
     listener.start()
     try:
-        preparer = CompileService(experiment, programs, sockets, trims=trims)
+        service = CompileService(experiment, programs, sockets, trims=trims)
         while True:
-            wish = wishes.get()
-            for job in jobs_for(experiment, wish):
-                if not wishes.empty():
+            request = requests.get()
+            for job in jobs_for(experiment, request):
+                if not requests.empty():
                     break
-                channel.say(_outcome(preparer, job))
-    except RunError as error:  # which every other job would meet, too
-        channel.say(CompileFailed(str(error)))
+                output.write(COMPILE_ANSWERS.line(_outcome(service, job)))
+    except RunError as error:  # every other job would fail in the same way
+        output.write(COMPILE_ANSWERS.line(CompileFailed(str(error))))
     while True:
-        listener.join()  # which ends the process
+        listener.join()  # ends the process
 
 
 def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
@@ -208,49 +193,27 @@ def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
 
 
 def _return_memory() -> None:
-    """To the system, what the compiler has freed: glibc keeps it, some 100 MB more with every large program."""
+    """Returns memory freed by the compiler to the system: glibc keeps some 100 MB more with every large program."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _listen(source: TextIO, wishes: SimpleQueue[CompileRequest]) -> None:
+def _listen(source: TextIO, requests: SimpleQueue[CompileRequest]) -> None:
     try:
         for line in source:
-            wishes.put(COMPILE_REQUESTS.read(line))
+            requests.put(COMPILE_REQUESTS.read(line))
     finally:  # the main thread may be in XLA, which cannot be interrupted
         os._exit(0)
 
 
-def _outcome(preparer: CompileService, job: CompileJob) -> Prepared | CompileFailed:
+def _outcome(service: CompileService, job: CompileJob) -> Prepared | CompileFailed:
     begun = time.perf_counter()
     try:
-        compiled = preparer.make_ready(job)
+        compiled = service.prepare(job)
     except RunError:
         raise
-    except Exception as error:  # whatever it is: the run continues, and compiles for itself
+    except Exception as error:  # whatever it is: the run continues, and its processes compile for themselves
         down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
         return CompileFailed(f"{where}: {error}")
     return Prepared(job.failed, job.num_ranks, job.kinds, compiled, round(time.perf_counter() - begun, 3))
-
-
-class _Voice:
-    """Says what there is to say, from any thread, and that the process is alive."""
-
-    def __init__(self) -> None:
-        self._output, self._lock = take_output(), threading.Lock()
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
-
-    def say(self, said: CompileNews) -> None:
-        """Ends the process where nobody listens."""
-        try:
-            with self._lock:
-                self._output.write(COMPILE_NEWS.line(said))
-                self._output.flush()
-        except BrokenPipeError:
-            os._exit(0)
-
-    def _beat(self) -> None:
-        while True:
-            self.say(Alive())
-            time.sleep(_BEAT_S)

@@ -1,4 +1,4 @@
-"""A state of some expert ranks made one of others: what processes have handed over, and the best of what is lost."""
+"""Resharding of an elastic run's state for other ranks, from what processes have handed over and other copies."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,70 +10,78 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.checkpoint import RestorePlan, recover_ranks
-from swift.elastic.elastic_programs import ElasticPrograms
+from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.membership import Process, Stamp
-from swift.elastic.state import Handover, LedgerCounts, cut_parts, join_parts
+from swift.elastic.state import Handover, LedgerCounts, join_parts, process_parts
 from swift.elastic.transport import Reshard
 from swift.errors import RunError
 from swift.mesh import part_shapes
 from swift.pipeline import StepSpec, TrainState, reshape_state
 from swift.train.checkpoints import split_of
 
-Stored = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
-"""(program, iteration) -> the state of the newest sound checkpoint up to that iteration, and where it came from."""
+LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
+"""(step spec, iteration) -> state of the newest sound checkpoint up to that iteration, with its plan; or None."""
 
 
 @dataclass(frozen=True)
 class Resharding:
-    """Cuts the states of an elastic run anew.
+    """Reshards the states of an elastic run.
 
     Attributes:
-        programs: of the run.
-        handover: what processes have handed over.
-        counts: of the run.
-        stored: reads checkpoints.
+        specs: step specs of the run.
+        handover: states and copies that processes have handed over.
+        counts: token updates of the run.
+        load_up_to: function that reads checkpoints.
     """
 
-    programs: ElasticPrograms
+    specs: ElasticSpecs
     handover: Handover
     counts: LedgerCounts
-    stored: Stored
+    load_up_to: LoadUpTo
 
-    def follow(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
-        """Keeps for every process of a generation its part of a state that was cut for others.
+    def reshard(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
+        """Keeps for every process of a generation its part of a state with another layout.
 
         Returns:
-            (where slices of lost ranks came from, a line each; the same for the events).
+            (sources of the slices of lost ranks, in lines for the terminal; the same for the events).
 
         Raises:
-            RunError: the slices of a lost rank are nowhere, or nobody has anything of the state.
+            RunError: there is no copy of a lost rank's slices, or no part of the state.
             OSError: a part cannot be kept.
         """
-        stamp, cut, generation, processes = command
-        old, new = (self.programs.on(len(of)) for of in (cut.processes, processes))
-        state, slots, lost = self._joined(old, cut.processes, stamp)
+        stamp, layout, generation, processes = command
+        old, new = (self.specs.on(len(of)) for of in (layout.processes, processes))
+        state, slots, lost = self._joined(old, layout.processes, stamp)
         lines, facts = list[str](), dict[str, Any]()
         if lost:
             split = split_of(old)
-            copies = self.handover.rank_copies(split, cut, lost, lambda step: self.counts.contained(old, step))
+            copies = self.handover.rank_copies(split, layout, lost, lambda step: self.counts.contained(old, step))
             ledger, last = self.counts.so_far(old, stamp.step)
-            places = [(0, cut.processes.index(process)) for process in lost]
-            names = [process.rank for process in cut.processes]
-            read = partial(self.stored, old, stamp.step)
-            found = recover_ranks(state, slots, split, places, list(copies), stamp.step, ledger, read, names)
+            found = recover_ranks(
+                state,
+                slots,
+                split,
+                [(0, layout.processes.index(process)) for process in lost],
+                copies=list(copies),
+                step=stamp.step,
+                ledger=ledger,
+                stored=partial(self.load_up_to, old, stamp.step),
+                names=[process.rank for process in layout.processes],
+            )
             state, lines, facts = found.state, found.lines, {"lost": [str(process) for process in lost], **found.facts}
             self.counts.note_loss(found.ledger, last)
         host = reshape_state(state, old, new)
         for rank, process in enumerate(processes):
-            parts = cut_parts(_without_slots(new), host, process.worker[1], [rank])
+            parts = process_parts(_without_slots(new), host, process.worker[1], [rank])
             self.handover.parts(process).save(Stamp(generation, stamp.step), parts)
-        if old.experts.slots_per_rank != new.experts.slots_per_rank:
-            lines.append(f"slots of a rank: {new.experts.slots_per_rank}, and were {old.experts.slots_per_rank}")
-        return lines, facts | {"ranks": len(processes), "ranks_before": len(cut.processes)}
+        slots_before, slots_now = old.experts.slots_per_rank, new.experts.slots_per_rank
+        if slots_before != slots_now:
+            lines.append(f"each rank now has {slots_now} slots instead of {slots_before}")
+        return lines, facts | {"ranks": len(processes), "ranks_before": len(layout.processes)}
 
     def rehearse(self, num_ranks: int) -> None:
-        """Compiles what places experts on so many ranks: better now than when all wait for it."""
-        spec = self.programs.on(num_ranks)
+        """Compiles the placement of experts on ``num_ranks`` ranks, so that no process has to wait for it later."""
+        spec = self.specs.on(num_ranks)
         layers, classes, slots = spec.num_moe_layers, spec.experts.num_classes, spec.experts.slots_per_rank
         if layers:
             placement, policy = spec.policy.init(layers, classes, num_ranks, slots)
@@ -82,30 +90,33 @@ class Resharding:
     def _joined(
         self, old: StepSpec, processes: Sequence[Process], stamp: Stamp
     ) -> tuple[TrainState, dict[str, np.ndarray] | None, list[Process]]:
-        """The state and the slots that there are, and who has lost theirs: nothing in it is what these had."""
+        """Returns the state and the slots from the parts there are, and the processes whose parts are lost.
+
+        The values in the place of lost parts are arbitrary.
+        """
         parts = [self._part(old, process, stamp) for process in processes]
         lost = [process for process, part in zip(processes, parts, strict=True) if part is None]
-        there = [part for part in parts if part is not None]
-        if not there:
+        found = [part for part in parts if part is not None]
+        if not found:
             raise RunError(f"nothing is left of the state after iteration {stamp.step}")
-        has_slots = all(part.slots for part in there)
+        has_slots = all(part.slots for part in found)
         if not has_slots:
-            there = [replace(part, slots={}) for part in there]
+            found = [replace(part, slots={}) for part in found]
         specs = old.specs if has_slots else _without_slots(old)
-        given = iter(there)
-        parts = [there[0] if part is None else next(given) for part in parts]
+        given = iter(found)
+        parts = [found[0] if part is None else next(given) for part in parts]
         state = join_parts(specs, old.abstract(with_slots=has_slots), parts)
         return replace(state, slots={}), state.slots or None, lost
 
     def _part(self, old: StepSpec, process: Process, stamp: Stamp) -> TrainState | None:
-        """Part of a state that a process handed over or was to resume from; None: no sound one."""
-        for keep, specs, shapes in (
+        """Returns the part that a process handed over or was to resume from; None if there is no sound one."""
+        for store, specs, shapes in (
             (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
             (self.handover.parts(process), _without_slots(old), old.abstract()),
         ):
-            if stamp in keep.stamps():
+            if stamp in store.stamps():
                 try:
-                    return keep.load(stamp, part_shapes(specs, shapes, num_devices=1))
+                    return store.load(stamp, part_shapes(specs, shapes, num_devices=1))
                 except RunError as error:
                     print(f"passed over: {error}", file=sys.stderr)
         return None

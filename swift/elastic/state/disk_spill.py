@@ -1,7 +1,7 @@
-"""Files that are kept in memory, and on a disk where that is full.
+"""Files in memory that spill to a disk when the memory is full.
 
-A run's directory in the memory of a node has a link to one on a disk, see ``own_memory``. What does not fit is written
-there, and has a link in its place.
+A run's directory in the memory of a node has a link to one on a disk, see ``node_memory``. A file that does not fit is
+written there, with a link in its place.
 """
 
 import errno
@@ -14,20 +14,20 @@ from typing import BinaryIO
 from uuid import uuid4
 
 SPILL = "swift-spill"
-"""The name of the link, among what lies in the memory."""
+"""Name of the link to the directory on the disk."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_kept(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> bool:
-    """Writes a file under a temporary name and renames it; whoever looks for it finds it whole or not at all.
+def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> bool:
+    """Writes a file under a temporary name and renames it, so that readers find it complete or not at all.
 
     Args:
-        path: of the file; one that is there is replaced.
-        temporary: a name in the same directory, of which there is no other writer.
-        write: writes the content; is called again where that did not fit.
+        path: path of the file; an existing file is replaced.
+        temporary: path in the same directory, without another writer.
+        write: function that writes the content; called again if the content did not fit.
 
     Returns:
-        Whether it was written to the disk, as the memory is full.
+        Whether the file was written to the disk, because the memory is full.
 
     Raises:
         OSError: it fits nowhere, or cannot be written; nothing is left of it.
@@ -49,20 +49,20 @@ def write_kept(path: Path, temporary: Path, write: Callable[[BinaryIO], object])
         except BaseException:
             spilled.unlink(missing_ok=True)
             raise
-    _put(temporary, path)
+    _rename(temporary, path)
     return spilled is not None
 
 
-def share_kept(path: Path, other: Path, temporary: Path) -> None:
-    """Has a file in another place, too; on the same file system that costs nothing.
+def share_or_copy(path: Path, other: Path, temporary: Path) -> None:
+    """Makes a file available under another path; free of cost on the same file system.
 
     Args:
-        path: of the file.
-        other: of the other place.
-        temporary: a name in the directory of that, of which there is no other writer.
+        path: path of the file.
+        other: its other path.
+        temporary: path in the directory of ``other``, without another writer.
 
     Raises:
-        OSError: it fits nowhere, or cannot be read.
+        OSError: the file fits nowhere, or cannot be read.
     """
     temporary.unlink(missing_ok=True)
     spill = _spill_of(other)
@@ -70,25 +70,26 @@ def share_kept(path: Path, other: Path, temporary: Path) -> None:
         shared = spill / uuid4().hex
         os.link(path.resolve(), shared)
         temporary.symlink_to(shared)
-        _put(temporary, other)
+        _rename(temporary, other)
         return
     try:
         os.link(path.resolve(), temporary)
-        _put(temporary, other)
+        _rename(temporary, other)
     except OSError:
         with path.open("rb") as file:
-            write_kept(other, temporary, lambda copy: _copy(file, copy))
+            write_or_spill(other, temporary, lambda copy: _copy(file, copy))
 
 
-def remove_kept(path: Path) -> None:
-    """Removes a file, wherever it is."""
+def remove_with_spill(path: Path) -> None:
+    """Removes a file, wherever its content is."""
     target = path.resolve() if path.is_symlink() else None
     path.unlink(missing_ok=True)
     if target is not None:
         target.unlink(missing_ok=True)
 
 
-def _put(temporary: Path, path: Path) -> None:
+def _rename(temporary: Path, path: Path) -> None:
+    """Renames a file, and removes the spilled content of the one that it replaces."""
     before = path.resolve() if path.is_symlink() else None
     temporary.replace(path)
     if before is not None:
@@ -101,11 +102,11 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _spill_of(path: Path) -> Path | None:
-    """The directory on a disk that belongs to the memory in which a file is to be."""
+    """Returns the directory on a disk that belongs to the memory directory of a file; None if there is none."""
     with suppress(OSError):
         for parent in path.parent.resolve().parents:
             link = parent / SPILL
-            # Anybody may make one in a directory that is everybody's, such as that for temporary files.
+            # In a directory open to everybody, such as that for temporary files, others could have made the link.
             if link.is_symlink() and link.lstat().st_uid == os.getuid() and link.is_dir():
                 return link.resolve()
     return None

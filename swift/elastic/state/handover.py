@@ -1,8 +1,8 @@
-"""What processes of an elastic run hand over when its ranks change, where the keeper and all others see it.
+"""Handover of states in elastic runs when their ranks change, to where the checkpoint service and all processes see it.
 
-Whoever leaves a generation for one of other members hands over its own states and the copies that it has of those who
-are lost. Who dies later has handed over; the slices that a process is to resume from are among its snapshots until it
-does.
+A process that leaves a generation for one of other members hands over its own states, and its copies of the slices of
+lost ranks. So the states of a process that dies later are available; those that it is to resume from are among its
+snapshots until it does.
 """
 
 import sys
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from swift.checkpoint import RankCopy, StateSplit
-from swift.elastic.membership import Found, Process, ShardLayout, Stamp
-from swift.elastic.state.copies import Copies, as_snapshot, copy_shapes
+from swift.elastic.membership import FoundSlices, Process, ShardLayout, Stamp
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.state.slice_copies import SliceCopies, as_snapshot, copy_shapes
 from swift.errors import RunError
 
 _STATES, _COPIES = "states", "copies"
@@ -26,75 +26,81 @@ class Handover:
     """The states and copies that processes have handed over.
 
     Attributes:
-        handed: a directory for them, which has to be there.
-        snapshots: the directory of states that processes are to resume from.
-        processes: all of the run.
+        handed_over: directory for them, which must exist.
+        snapshots: directory of the states that processes are to resume from.
+        processes: all processes of the run.
     """
 
-    handed: Path
+    handed_over: Path
     snapshots: Path
     processes: Sequence[Process]
 
     def __post_init__(self) -> None:
         for name in (_STATES, _COPIES):
-            (self.handed / name).mkdir(exist_ok=True)
+            (self.handed_over / name).mkdir(exist_ok=True)
 
     @property
-    def copies(self) -> Copies:
-        """Of lost ranks' slices."""
-        return Copies(self.handed / _COPIES)
+    def copies(self) -> SliceCopies:
+        """Copies of the slices of lost ranks."""
+        return SliceCopies(self.handed_over / _COPIES)
 
     def states(self, process: Process) -> SharedMemoryStore:
-        """The states of a process, with slots."""
-        return SharedMemoryStore(self.handed / _STATES, process)
+        """Store of the states that a process has handed over, with slots."""
+        return SharedMemoryStore(self.handed_over / _STATES, process)
 
     def parts(self, process: Process) -> SharedMemoryStore:
-        """The state that a process was to resume from, without slots."""
+        """Store of the state that a process is to resume from, without slots."""
         return SharedMemoryStore(self.snapshots, process)
 
-    def hand_over(self, process: Process, states: SharedMemoryStore, copies: Copies, lost: Collection[Process]) -> None:
-        """Hands over the states of a process, and the copies that it has of lost ones."""
+    def hand_over(
+        self, process: Process, states: SharedMemoryStore, copies: SliceCopies, lost: Collection[Process]
+    ) -> None:
+        """Hands over the states of a process, and its copies of the slices of lost ranks."""
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 
-    def take_back(self, process: Process, but: frozenset[Stamp]) -> None:
-        """Removes what a process has handed over, but for some states: nobody resumes from the others any more."""
-        self.states(process).forget(but)
-        self.copies.forget(process)
+    def withdraw(self, process: Process, kept: frozenset[Stamp]) -> None:
+        """Removes what a process has handed over, except some states: no process resumes from the others any more."""
+        self.states(process).keep_only(kept)
+        self.copies.keep_only(process)
 
-    def found(self, holder: Process, held: frozenset[Stamp], num_experts: int) -> Found:
-        """Whose slices of which states are there.
+    def found(self, neighbour: Process, held: frozenset[Stamp], num_experts: int) -> FoundSlices:
+        """Returns the slices that can be found, of any owner and state.
 
         Args:
-            holder: who asks.
-            held: the states of which it has its own slices; its copies are of use with those only.
-            num_experts: of a copy that lacks nothing, E.
+            neighbour: process that asks.
+            held: states of which it has its own slices; its copies of other states are of no use.
+            num_experts: number of experts in a complete copy, E.
         """
         whole = {(one, stamp) for one in self.processes for stamp in self.states(one).stamps()}
         whole |= {(one, stamp) for one in self.processes for stamp in self.parts(one).stamps()}
-        copies = self.copies.held([holder], self.processes)
+        copies = self.copies.find([neighbour], self.processes)
         whole |= {(one.owner, one.stamp) for one in copies if one.num_experts == num_experts and one.stamp in held}
         return frozenset(whole)
 
     def rank_copies(
-        self, split: StateSplit, cut: ShardLayout, lost: Collection[Process], contained_at: Callable[[int], np.ndarray]
+        self,
+        split: StateSplit,
+        layout: ShardLayout,
+        lost: Collection[Process],
+        contained_at: Callable[[int], np.ndarray],
     ) -> Iterator[RankCopy]:
-        """The copies of lost ranks that others have; those that are damaged are passed over.
+        """Yields the copies of lost ranks' slices that others have, except damaged ones.
 
         Args:
-            split: of the state.
-            cut: how it is cut.
-            lost: those whose slices are wanted.
-            contained_at: the token updates that experts contained after an iteration.
+            split: division of the state.
+            layout: layout of the state.
+            lost: processes whose slices are needed.
+            contained_at: function that returns the token updates ``[L, E]`` contained in experts after an iteration.
         """
-        ranks = {process: rank for rank, process in enumerate(cut.processes)}
-        for one in self.copies.held([process for process in ranks if process not in lost], lost):
-            if one.stamp.generation not in cut.generations:
+        ranks = {process: rank for rank, process in enumerate(layout.processes)}
+        for one in self.copies.find([process for process in ranks if process not in lost], lost):
+            if one.stamp.generation not in layout.generations:
                 continue
-            keep, step = self.copies.keep(one.num_experts, one.holder, one.owner), one.stamp.step
+            store, step = self.copies.store(one.num_experts, one.neighbour, one.owner), one.stamp.step
             try:
-                snapshot = as_snapshot(split, keep.load(one.stamp, copy_shapes(split, one.num_experts)))
+                snapshot = as_snapshot(split, store.load(one.stamp, copy_shapes(split, one.num_experts)))
             except RunError as error:
                 print(f"passed over: {error}", file=sys.stderr)
                 continue
-            yield RankCopy(ranks[one.owner], ranks[one.holder], step, snapshot, contained_at(step))
+            yield RankCopy(ranks[one.owner], ranks[one.neighbour], step, snapshot, contained_at(step))

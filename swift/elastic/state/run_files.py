@@ -1,4 +1,4 @@
-"""What the processes of a run share, and nobody needs after it."""
+"""Files that the processes of a run share, and that are removed with the run."""
 
 import fcntl
 import json
@@ -19,16 +19,16 @@ _DATA = "data.json"
 
 
 @contextmanager
-def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
-    """A directory of this node, best in its memory, and one on a disk for what does not fit; gone with the block.
+def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[Path]:
+    """Makes the memory directory of this node for the block, with a link to one on a disk for what does not fit.
 
     Args:
-        place: the directory in which it is made, see ``choose_place``.
-        corpus: the index of the corpus, to which it has a link.
+        storage: directory in which it is made, preferably in shared memory, see ``choose_storage``.
+        corpus: index of the corpus, to which it gets a link.
     """
-    remove_left_behind(place)
-    # Without its name until it is locked, so that no other takes it for one that was left behind.
-    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=place))
+    remove_leftovers(storage)
+    # Under another name until it is locked, so that no other process takes it for a leftover.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=storage))
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     memory = made.with_name(made.name[1:])
     try:
@@ -49,9 +49,9 @@ def own_memory(place: Path, corpus: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def _in_use(directory: Path) -> Iterator[None]:
-    """With a lock that keeps a directory from being cleared of old files by the system, see ``man 5 tmpfiles.d``.
+    """Locks a directory so that the system does not clear it of old files, see ``man 5 tmpfiles.d``.
 
-    A run that lasts for weeks has some in a directory for temporary files that nothing touches for days.
+    A run of weeks has files in a directory for temporary files that are not accessed for days.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -62,24 +62,24 @@ def _in_use(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def remove_left_behind(place: Path) -> None:
-    """Removes the memories of runs that were killed with all their processes: they would fill the place up.
+def remove_leftovers(storage: Path) -> None:
+    """Removes memory directories of runs that were killed with all their processes, which would fill the memory up.
 
     Args:
-        place: directory that may hold some.
+        storage: directory that may hold some.
     """
-    for other in place.glob(f"{_PREFIX}*"):
+    for other in storage.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             is_own = not other.is_symlink() and other.stat().st_uid == os.getuid()
             if not (is_own and (other / SPILL).is_symlink()):  # something else of that name
                 continue
             with (other / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who lives has it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a live run holds it
                 _remove_memory(other)
 
 
 def _remove_memory(memory: Path) -> None:
-    """Removes what ``own_memory`` has made, where it could not."""
+    """Removes a memory directory with its directory on a disk."""
     disk = (memory / SPILL).resolve()
     if disk.name.startswith(_PREFIX):
         shutil.rmtree(disk, ignore_errors=True)
@@ -88,11 +88,11 @@ def _remove_memory(memory: Path) -> None:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Two directories.
+    """The two directories that processes of a run share.
 
     Attributes:
-        path: for the configuration and programs; all nodes see it.
-        memory: for states and sockets, see ``own_memory``; each node has its own.
+        path: directory for the configuration and programs, visible to all nodes.
+        memory: memory directory of this node for states and sockets, see ``node_memory``.
     """
 
     path: Path
@@ -101,39 +101,34 @@ class RunFiles:
     @classmethod
     @contextmanager
     def of(
-        cls,
-        config: str,
-        data: Mapping[str, Any],
-        place: Path,
-        corpus: Path | None = None,
-        shared: Path | None = None,
+        cls, config: str, data: Mapping[str, Any], storage: Path, corpus: Path | None = None, shared: Path | None = None
     ) -> Iterator[Self]:
-        """New ones for a configuration, gone with the block.
+        """Makes the directories of a run for the block.
 
         Args:
-            config: gin.
+            config: operative configuration, gin.
             data: state of a loader.
-            place: in which the memory of this node is made.
-            corpus: the index of the corpus on this node, see ``find_index``.
-            shared: a directory that all nodes see, where there are several.
+            storage: directory in which the memory directory of this node is made.
+            corpus: index of the corpus on this node, see ``find_index``.
+            shared: directory that all nodes see, if there are several.
         """
-        prefix = f"{_PREFIX}{os.getpid()}-"  # should something be left after all, one knows whose it was
+        prefix = f"{_PREFIX}{os.getpid()}-"  # names the process, should anything be left behind
         if shared is not None:
             prefix = f".{prefix}"
             for earlier in shared.glob(f".{_PREFIX}*"):  # of a first node that was lost with all its processes
                 shutil.rmtree(earlier, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:
-            with own_memory(place, corpus) as memory, _in_use(path):
+            with node_memory(storage, corpus) as memory, _in_use(path):
                 scratch = cls(path, memory)
                 replace_file(scratch.config, config.encode())
                 replace_file(path / _DATA, json.dumps(data).encode())
                 scratch.programs.mkdir()
-                for directory in (scratch.snapshots, scratch.handed):
+                for directory in (scratch.snapshots, scratch.handed_over):
                     if shared is None:
                         (memory / directory.name).mkdir()
                         directory.symlink_to(memory / directory.name)
-                    else:  # the keeper, which is on the first node, has to see those of all
+                    else:  # the checkpoint service, on the first node, has to see those of all nodes
                         directory.mkdir()
                 yield scratch
         finally:
@@ -141,51 +136,51 @@ class RunFiles:
 
     @property
     def config(self) -> Path:
-        """The operative configuration, gin."""
+        """File with the operative configuration, gin."""
         return self.path / "config.gin"
 
     def data(self) -> dict[str, Any]:
-        """The state of a loader when the run began: what every process has to read."""
+        """Reads the state of a loader when the run began: every process has to read the same data."""
         return json.loads((self.path / _DATA).read_text())
 
     @property
     def programs(self) -> Path:
-        """The directory of compiled programs, see ``ExecutableCache``."""
+        """Directory of compiled programs, see ``ExecutableCache``."""
         return self.path / "programs"
 
     @property
     def states(self) -> Path:
-        """The directory of whole states, between two generations, see ``SharedMemoryStore``."""
+        """Directory of whole states, between two generations, see ``SharedMemoryStore``."""
         return self.memory / _STATES
 
     @property
     def copies(self) -> Path:
-        """The directory of copies of other ranks' slices, see ``swift.elastic.state.copies``."""
+        """Directory of copies of other ranks' slices, see ``SliceCopies``."""
         return self.memory / _COPIES
 
     @property
     def sockets(self) -> Path:
-        """The directory of sockets, which only the user that runs this may enter."""
+        """Directory of sockets, which only its owner may enter."""
         return (self.memory / SPILL).resolve() / _SOCKETS
 
     @property
     def corpus(self) -> Path | None:
-        """The index of the corpus on this node; None where there is none."""
+        """Index of the corpus on this node; None if there is none."""
         link = self.memory / _CORPUS
         return link.resolve() if link.is_symlink() else None
 
     @property
-    def handed(self) -> Path:
-        """The directory of what is handed over when ranks leave or return, see ``swift.elastic.state.handover``."""
+    def handed_over(self) -> Path:
+        """Directory of states and copies handed over when ranks leave or return, see ``Handover``."""
         return self.path / "handed"
 
     @property
     def snapshots(self) -> Path:
-        """The directory of states without slots, that are to be saved or were restored."""
+        """Directory of states without slots that are to be saved, or were restored."""
         return self.path / "snapshots"
 
     def remove(self) -> None:
-        """Removes what no other node sees; any process may, whose supervisor is gone."""
+        """Removes what no other node sees; for any process whose supervisor is gone."""
         _remove_memory(self.memory)
         if self.snapshots.is_symlink():
             shutil.rmtree(self.path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""States of a process on the host, as files in shared memory: they outlive its devices, and the process itself.
+"""Store of a process's states as files in shared memory: they outlive its devices, and the process itself.
 
-A generation ends with all that is on its devices (see ``swift.elastic.jax_group``). What a process needs of it for the
-next one is here, and whoever takes the place of a process that was killed finds it again.
+A generation ends with everything on its devices (see ``swift.elastic.jax_group``). What a process needs for the next
+one is here, and its next incarnation finds it if the process was killed.
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 
 from swift.checkpoint.storage import array_checksum, digest, raw_bytes
 from swift.elastic.membership import Process, Stamp
-from swift.elastic.state.disk_spill import remove_kept, share_kept, write_kept
+from swift.elastic.state.disk_spill import remove_with_spill, share_or_copy, write_or_spill
 from swift.errors import RunError
 
 _PREFIX, _ALIGNMENT = "state-", 64
@@ -27,27 +27,27 @@ class SharedMemoryStore:
     """The states that one process has kept.
 
     Args:
-        directory: of all processes of a run on this machine, best in shared memory; it has to be there, lest one that
-            was removed with the run comes back.
-        process: whose.
+        directory: directory of all processes of a run on this machine, preferably in shared memory; it must exist, so
+            that one that was removed with its run is not made again.
+        process: the process.
     """
 
     def __init__(self, directory: Path, process: Process):
-        self._directory = directory / place_name(process)
+        self._directory = directory / directory_name(process)
         self._directory.mkdir(exist_ok=True)
 
     def stamps(self) -> frozenset[Stamp]:
-        """Of all states that are here."""
+        """Returns the stamps of all kept states."""
         found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
         return frozenset(Stamp(int(generation), int(step)) for generation, step in found)
 
     def save(self, stamp: Stamp, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keeps a tree of arrays, which replaces one with the same stamp.
+        """Keeps a tree of arrays, replacing one with the same stamp.
 
         Args:
-            stamp: of the state.
+            stamp: stamp of the state.
             tree: the state.
-            records: of the iterations up to it that may not be written yet; JSON.
+            records: records, JSON, of the iterations up to it that may not be written yet.
 
         Raises:
             OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
@@ -64,19 +64,19 @@ class SharedMemoryStore:
                 file.write(raw_bytes(array))
             file.truncate()
 
-        if write_kept(self._path(stamp), self._temporary(stamp), write):
+        if write_or_spill(self._path(stamp), self._temporary(stamp), write):
             print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
 
     def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
-        """A state; its arrays are views of the file, which may be removed meanwhile.
+        """Loads a state; its arrays are views of the file, which may be removed meanwhile.
 
         Args:
             stamp: one of ``stamps``.
-            like: a tree of what has shapes and types.
-            is_own: this very process has saved it, and need not check it.
+            like: tree of objects with the expected shapes and types.
+            is_own: whether this incarnation has saved it, and need not check it.
 
         Raises:
-            RunError: it cannot be read, is damaged, or another model's.
+            RunError: the state cannot be read, is damaged, or belongs to another model.
         """
         path, leaves, parts = self._path(stamp), jax.tree.leaves(like), []
         damaged = RunError(f"{path}: is damaged, it is not as it was saved")
@@ -101,7 +101,7 @@ class SharedMemoryStore:
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """The records that were kept with the states that are here, by iteration, but for those that cannot be read."""
+        """Returns the records kept with all states, by iteration, except those that cannot be read."""
         found: dict[int, dict[str, Any]] = {}
         for stamp in sorted(self.stamps()):
             with (
@@ -114,36 +114,36 @@ class SharedMemoryStore:
         return found
 
     def hand_over(self, other: "SharedMemoryStore") -> None:
-        """Has another one have all states of this, too; on the same file system that costs nothing."""
+        """Adds all states to another store; free of cost on the same file system."""
         for stamp in self.stamps() - other.stamps():
-            share_kept(self._path(stamp), other._path(stamp), other._temporary(stamp))
+            share_or_copy(self._path(stamp), other._path(stamp), other._temporary(stamp))
 
-    def forget(self, but: frozenset[Stamp] = frozenset()) -> None:
-        """Removes all states but some."""
-        for stamp in self.stamps() - but:
-            remove_kept(self._path(stamp))
-        for half in self._directory.glob(f".{_PREFIX}*"):  # of a life that ended in the midst of it
-            remove_kept(half)
+    def keep_only(self, stamps: frozenset[Stamp] = frozenset()) -> None:
+        """Removes all states except some."""
+        for stamp in self.stamps() - stamps:
+            remove_with_spill(self._path(stamp))
+        for unfinished in self._directory.glob(f".{_PREFIX}*"):  # by an incarnation that died meanwhile
+            remove_with_spill(unfinished)
 
     def _path(self, stamp: Stamp) -> Path:
         return self._directory / f"{_PREFIX}{stamp.generation}-{stamp.step}"
 
     def _temporary(self, stamp: Stamp) -> Path:
-        """In a directory that has one writer."""
+        """Path of a state that is being written; the directory has one writer."""
         return self._directory / f".{_PREFIX}{stamp.generation}-{stamp.step}.tmp"
 
 
-def place_name(process: Process) -> str:
-    """The name of a process's directory.
+def directory_name(process: Process) -> str:
+    """Returns the name of a process's directory.
 
-    >>> place_name(Process((1, 0), 2)), place_of(place_name(Process((1, 0), 2))) == Process((1, 0), 2)
+    >>> directory_name(Process((1, 0), 2)), process_of(directory_name(Process((1, 0), 2))) == Process((1, 0), 2)
     ('1-0-2', True)
     """
     return "-".join(map(str, (*process.worker, process.rank)))
 
 
-def place_of(name: str) -> Process:
-    """The process of a directory."""
+def process_of(name: str) -> Process:
+    """Returns the process of a directory."""
     pipeline, stage, rank = map(int, name.split("-"))
     return Process((pipeline, stage), rank)
 
@@ -153,5 +153,5 @@ def _shape(leaf: Any) -> list[Any]:
 
 
 def _aligned(offset: int) -> int:
-    """So that devices may use the arrays where they are."""
+    """Rounds up to the alignment with which devices can use an array where it is."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT

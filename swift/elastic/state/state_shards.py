@@ -1,9 +1,9 @@
-"""Between a checkpoint, which has a row for every stage, and what each process of a run has of it.
+"""Conversion between the state in a checkpoint, with a row for every stage, and the parts of processes.
 
 A process has ``Parts`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED ``[1, row, 1,
-...]`` or SHARED ``[1, ...]``, which all devices have the same.
+...]``, or SHARED ``[1, ...]``, equal on all devices.
 
-P: stages. N: expert ranks.
+Legend: P stages, N expert ranks.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from jax.sharding import PartitionSpec
 from swift.mesh import RANKED, Parts, is_spec, map_specs
 
 
-def cut_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> Any:
-    """What a process has of a checkpoint.
+def process_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> Any:
+    """Returns the part of a checkpoint's state that one process has.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         tree: arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
-        stage: that the process serves.
-        ranks: the expert ranks of its devices.
+        stage: stage that the process serves.
+        ranks: expert ranks of its devices.
 
     Returns:
         A tree of ``Parts``, which are views.
@@ -39,12 +39,12 @@ def cut_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> Any:
 
 
 def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
-    """The arrays of a checkpoint of which every process has given its part.
+    """Returns the arrays of a checkpoint from the parts of all processes.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        shapes: of the result.
-        parts: trees of ``Parts``; the processes of the first stage by rank, then those of the next.
+        shapes: shapes of the result.
+        parts: trees of ``Parts`` of the processes of the first stage by rank, then those of the next.
 
     Returns:
         Arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.

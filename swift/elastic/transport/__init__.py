@@ -1,37 +1,38 @@
-"""Processes and nodes of a run, and the messages between them: to workers, to the services, and from node to node."""
+"""Processes and nodes of a run, and the messages between them.
 
-from swift.elastic.membership import Done, StartGeneration
+Child processes of one node and of several; how nodes find, authenticate and serve each other; and the messages of
+workers, of the two services and of nodes, all through one codec.
+"""
+
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
-    Anew,
     CheckpointAnswer,
     CheckpointCommand,
-    Failed,
-    Kept,
+    CommandFailed,
+    KeptElsewhere,
     LoadCheckpoint,
-    Loaded,
     Reshard,
     SaveCheckpoint,
     Saved,
+    StateRestored,
 )
+from swift.elastic.transport.child_processes import MEMORY, Children, LocalChildren
 from swift.elastic.transport.compile_messages import (
-    COMPILE_NEWS,
+    COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
     CompileFailed,
-    CompileNews,
     CompileRequest,
     Prepared,
 )
 from swift.elastic.transport.fleet import NODES, Fleet
-from swift.elastic.transport.node_messages import NODE_NEWS, NodeNews
-from swift.elastic.transport.processes import MEMORY, Children, Death, Heard, OwnChildren
-from swift.elastic.transport.remote_node import coming, serve
+from swift.elastic.transport.node_messages import NODE_UPDATES, NodeUpdate
+from swift.elastic.transport.remote_node import announcing_arrival, serve_node
 from swift.elastic.transport.rendezvous import Rendezvous, check_network
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
-    WORKER_NEWS,
+    WORKER_MESSAGES,
     DataUnreadable,
     FormGroup,
     Halt,
@@ -42,41 +43,35 @@ from swift.elastic.transport.worker_messages import (
     SnapshotMissed,
     Stop,
     WorkerCommand,
-    WorkerNews,
+    WorkerMessage,
 )
 
 __all__ = [
     "CHECKPOINT_ANSWERS",
     "CHECKPOINT_COMMANDS",
-    "COMPILE_NEWS",
+    "COMPILE_ANSWERS",
     "COMPILE_REQUESTS",
     "MEMORY",
     "NODES",
-    "NODE_NEWS",
+    "NODE_UPDATES",
     "WORKER_COMMANDS",
-    "WORKER_NEWS",
+    "WORKER_MESSAGES",
     "Alive",
-    "Anew",
     "CheckpointAnswer",
     "CheckpointCommand",
     "Children",
+    "CommandFailed",
     "CompileFailed",
-    "CompileNews",
     "CompileRequest",
     "DataUnreadable",
-    "Death",
-    "Done",
-    "Failed",
     "Fleet",
     "FormGroup",
     "Halt",
     "Hang",
-    "Heard",
-    "Kept",
+    "KeptElsewhere",
     "LoadCheckpoint",
-    "Loaded",
-    "NodeNews",
-    "OwnChildren",
+    "LocalChildren",
+    "NodeUpdate",
     "Planned",
     "Prepared",
     "Record",
@@ -86,11 +81,11 @@ __all__ = [
     "Saved",
     "SnapshotKept",
     "SnapshotMissed",
-    "StartGeneration",
+    "StateRestored",
     "Stop",
     "WorkerCommand",
-    "WorkerNews",
+    "WorkerMessage",
+    "announcing_arrival",
     "check_network",
-    "coming",
-    "serve",
+    "serve_node",
 ]

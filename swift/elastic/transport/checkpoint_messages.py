@@ -10,10 +10,10 @@ class SaveCheckpoint(NamedTuple):
     """Write a checkpoint of the parts that processes have kept.
 
     Attributes:
-        stamp: the stamp of the state.
-        holders: the processes whose parts these are, one for every stage and rank.
-        is_full: save all experts, whatever K is.
-        is_elsewhere: where there is room for it, since it cannot be written where it belongs.
+        stamp: stamp of the state.
+        holders: processes that have kept its parts, one for every stage and rank.
+        is_full: whether to save all experts, whatever K is.
+        is_elsewhere: whether to save it where there is room, as it cannot be written into the run directory.
     """
 
     stamp: Stamp
@@ -23,12 +23,12 @@ class SaveCheckpoint(NamedTuple):
 
 
 class LoadCheckpoint(NamedTuple):
-    """Read a checkpoint, and keep for every process its part.
+    """Read a checkpoint, and keep every process's part of it.
 
     Attributes:
-        step: the iteration of the checkpoint; None: the newest.
-        generation: the generation of the stamp under which the parts are kept.
-        processes: the processes of that generation.
+        step: iteration of the checkpoint; None: the newest.
+        generation: generation of the stamp under which the parts are kept.
+        processes: processes of that generation.
     """
 
     step: int | None
@@ -37,28 +37,28 @@ class LoadCheckpoint(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Reshard a state for the ranks of a generation, and keep for every process its part.
+    """Reshard a state for the ranks of a generation, and keep every process's part of it.
 
     Attributes:
-        stamp: the stamp of the state, as processes have handed it over.
-        cut: its layout.
-        generation: the generation of the stamp under which the parts are kept.
-        processes: the processes of that generation.
+        stamp: stamp of the state that processes have handed over.
+        layout: its layout.
+        generation: generation of the stamp under which the parts are kept.
+        processes: processes of that generation.
     """
 
     stamp: Stamp
-    cut: ShardLayout
+    layout: ShardLayout
     generation: int
     processes: tuple[Process, ...]
 
 
 class Saved(NamedTuple):
-    """A checkpoint is there.
+    """A checkpoint has been written.
 
     Attributes:
-        step: the last iteration that it contains.
-        seconds: the time that the save took.
-        path: the name of its directory.
+        step: last iteration that it contains.
+        seconds: duration of the save, in seconds.
+        path: name of its directory.
         facts: further fields of the event.
     """
 
@@ -68,65 +68,53 @@ class Saved(NamedTuple):
     facts: dict[str, Any]
 
 
-class Kept(NamedTuple):
-    """A checkpoint is not where it belongs, but where there was room for it.
+class KeptElsewhere(NamedTuple):
+    """A checkpoint has been written outside the run directory.
 
     Attributes:
-        step: the last iteration that it contains.
-        text: a line on the place, and on how to resume from there.
+        step: last iteration that it contains.
+        text: line on its location, and on how to resume from it.
     """
 
     step: int
     text: str
 
 
-class Loaded(NamedTuple):
-    """The parts of all processes are kept.
+class StateRestored(NamedTuple):
+    """A state has been loaded or resharded, and the parts of all processes are kept.
 
     Attributes:
-        stamp: the stamp under which they are kept.
-        lines: where they came from, for people.
+        stamp: stamp under which they are kept.
+        lines: where the state, or the slices of lost ranks, came from, for the terminal.
         facts: the same for the events.
+        is_resharded: whether it was resharded rather than loaded from a checkpoint.
     """
 
     stamp: Stamp
     lines: list[str]
     facts: dict[str, Any]
+    is_resharded: bool = False
 
 
-class Anew(NamedTuple):
-    """A state is resharded, and the parts of all processes are kept.
-
-    Attributes:
-        stamp: the stamp under which they are kept.
-        lines: where the slices of lost ranks came from, for people.
-        facts: the same for the events.
-    """
-
-    stamp: Stamp
-    lines: list[str]
-    facts: dict[str, Any]
-
-
-class Failed(NamedTuple):
-    """Nothing came of a command.
+class CommandFailed(NamedTuple):
+    """A command has failed.
 
     Attributes:
         what: the command.
-        step: its iteration; None where the newest checkpoint was asked for and there is none.
-        why: the reason, a line.
-        generation: the generation that waits for a state; 0: none.
+        step: its iteration; None if the newest checkpoint was requested and there is none.
+        why: reason, in a line.
+        generation: generation that waits for a state; 0: none.
     """
 
-    what: Literal["save", "load", "recut"]
+    what: Literal["save", "load", "reshard"]
     step: int | None
     why: str
     generation: int = 0
 
 
 CheckpointCommand = SaveCheckpoint | LoadCheckpoint | Reshard
-CheckpointAnswer = Saved | Kept | Loaded | Anew | Failed
+CheckpointAnswer = Saved | KeptElsewhere | StateRestored | CommandFailed
 
 
 CHECKPOINT_COMMANDS = Codec[CheckpointCommand](SaveCheckpoint, LoadCheckpoint, Reshard)
-CHECKPOINT_ANSWERS = Codec[CheckpointAnswer](Saved, Kept, Loaded, Anew, Failed)
+CHECKPOINT_ANSWERS = Codec[CheckpointAnswer](Saved, KeptElsewhere, StateRestored, CommandFailed)

@@ -1,8 +1,8 @@
-"""Typed messages as JSON lines: one codec for all that processes and nodes say to each other.
+"""Typed messages as JSON lines: one codec for all messages between processes and between nodes.
 
-A message is a NamedTuple of plain values, collections and other NamedTuples. Its line is an object of the name of its
+A message is a NamedTuple of plain values, collections and other NamedTuples. Its line is an object with the name of its
 class, as ``kind``, and its fields; nested tuples are lists. A reader builds only the classes it names, and checks every
-value against its annotation: data from others stays data.
+value against its annotation: received data never become a program.
 """
 
 import json
@@ -18,11 +18,11 @@ _MAX_SHOWN = 200
 
 
 class Codec(Generic[M]):
-    """Writes and reads messages of some kinds.
+    """Writes and reads messages of given kinds.
 
     Args:
         kinds: the NamedTuple classes of the messages.
-        implied: names of fields that are not in a line, as its reader knows them better.
+        implied: names of fields that are left out of lines, as the reader knows their values.
 
     >>> from typing import NamedTuple
     >>> class Move(NamedTuple):
@@ -41,26 +41,26 @@ class Codec(Generic[M]):
         self._implied = frozenset(implied)
 
     def line(self, message: M) -> str:
-        """The line of a message."""
+        """Returns the line of a message."""
         fields: dict[str, Any] = message._asdict()  # type: ignore[attr-defined]
         return self.line_of(type(message), **{name: fields[name] for name in fields.keys() - self._implied})
 
     def line_of(self, kind: type[M], **fields: Any) -> str:
-        """The line of a message of this kind, from all its fields that are not implied."""
+        """Returns the line of a message of this kind, from all its fields that are not implied."""
         assert kind in self._types, f"{kind.__name__} is not a message of this codec"
         names = [name for name in self._types[kind] if name not in self._implied]
         assert sorted(names) == sorted(fields), f"{kind.__name__} has the fields {names}"
         return json.dumps({"kind": kind.__name__} | {name: fields[name] for name in names}, default=sorted) + "\n"
 
     def read(self, line: str, **implied: Any) -> M:
-        """The message of a line.
+        """Reads the message of a line.
 
         Args:
             line: the line, from any source.
-            implied: values of the implied fields; those that a kind does not have are ignored.
+            implied: values of the implied fields; fields that a kind does not have are ignored.
 
         Raises:
-            RunError: the line is not JSON, is of another kind, or a field is missing, unknown or of another type.
+            RunError: the line is not JSON, is of an unknown kind, or a field is missing, unknown or of another type.
         """
         try:
             fields = _dict(json.loads(line), "a message")
@@ -82,13 +82,13 @@ class Codec(Generic[M]):
 
 
 def _as(kind: Any, value: Any, name: str) -> Any:
-    """A JSON value as an annotated type; raises ValueError where it does not fit."""
+    """Converts a JSON value to an annotated type; raises ValueError if it does not fit."""
     return _reader(kind)(value, name)
 
 
 @cache
 def _reader(kind: Any) -> Callable[[Any, str], Any]:
-    """The function that checks and converts a JSON value of a field for an annotation."""
+    """Returns the function that checks and converts a JSON value of a field for an annotation."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value, _: value
@@ -111,7 +111,7 @@ def _reader(kind: Any) -> Callable[[Any, str], Any]:
 
 
 def _plain(kind: type, value: Any, name: str) -> Any:
-    """Whole numbers fit where a float is wanted; a bool fits nothing but a bool."""
+    """Accepts an int for a float, and a bool for nothing but a bool."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{name} is {_shown(value)}, not of type {kind.__name__}")

@@ -1,4 +1,4 @@
-"""Messages between the supervisor and the compile service. No JAX here."""
+"""Messages between the supervisor and the compile service."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ from swift.topology import Worker
 
 
 class CompileRequest(NamedTuple):
-    """A request to prepare for what may come next; it replaces what was not begun yet.
+    """Prepare programs for what may come next; replaces earlier requests that were not begun.
 
     Attributes:
-        failed: the workers that are down.
-        num_ranks: the expert ranks that are there, of an elastic run; None: they do not change.
+        failed: failure set.
+        num_ranks: number of live expert ranks of an elastic run; None: it does not change.
     """
 
     failed: frozenset[Worker]
@@ -19,14 +19,14 @@ class CompileRequest(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A configuration is ready: its programs are in the store.
+    """The programs of a configuration are in the executable cache.
 
     Attributes:
-        failed: the workers that would be down.
-        num_ranks: the expert ranks that would be there; None: as many as there always are.
-        kinds: of the programs, see ``Steps``.
-        compiled: how many programs were missing; 0: all were there.
-        seconds: the time that it took.
+        failed: failure set of the configuration.
+        num_ranks: its number of expert ranks; None: it does not change.
+        kinds: kinds of its programs, see ``Steps``.
+        compiled: number of programs that had to be compiled.
+        seconds: duration, in seconds.
     """
 
     failed: frozenset[Worker]
@@ -37,16 +37,16 @@ class Prepared(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A sign of life, sent regularly, also while something is compiled."""
+    """A sign of life, sent regularly, also during a compilation."""
 
 
 class CompileFailed(NamedTuple):
-    """A configuration could not be made ready; those who need it compile for themselves, and may fail."""
+    """The programs of a configuration could not be prepared; processes that need them compile, and may fail, too."""
 
     why: str
 
 
-CompileNews = Prepared | CompileFailed | Alive
+CompileAnswer = Prepared | CompileFailed | Alive
 
 COMPILE_REQUESTS = Codec[CompileRequest](CompileRequest)
-COMPILE_NEWS = Codec[CompileNews](Prepared, CompileFailed, Alive)
+COMPILE_ANSWERS = Codec[CompileAnswer](Prepared, CompileFailed, Alive)

@@ -1,27 +1,27 @@
-"""What two nodes prove to each other before they talk: that both have the key of the run, which neither says.
+"""Handshake of two nodes: each proves to the other that it has the key of the run, without sending it.
 
-The first sends a challenge; the other its number, a challenge of its own and a proof that fits the first's; the first
-its own proof, and whether it lets the other in.
+The first node sends a challenge; the other its number, a challenge of its own and a proof for the first's challenge;
+the first node its own proof, and whether it admits the other.
 """
 
 import hmac
 import json
 from collections.abc import Mapping
 
-LONGEST = 1024
-"""Bytes of a line of a handshake, at most."""
+MAX_BYTES = 1024
+"""Largest size of a line of the handshake, in bytes."""
 
 
-def line_of(**said: object) -> str:
-    """A line of a handshake."""
-    return json.dumps(said) + "\n"
+def line_of(**fields: object) -> str:
+    """Returns a line of the handshake."""
+    return json.dumps(fields) + "\n"
 
 
 def proof(key: str, text: str) -> str:
-    """What only somebody with the key can know of a text."""
+    """Returns a digest of a text that takes the key to compute."""
     return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
 
-def proves(said: Mapping[str, object], key: str, text: str) -> bool:
-    """Whether what was said has the proof of a text."""
-    return hmac.compare_digest(str(said.get("proof")).encode(errors="replace"), proof(key, text).encode())
+def has_proof(fields: Mapping[str, object], key: str, text: str) -> bool:
+    """Returns whether a received line has the proof of a text."""
+    return hmac.compare_digest(str(fields.get("proof")).encode(errors="replace"), proof(key, text).encode())

@@ -1,6 +1,6 @@
 """Messages between the first node of a run and another, over TCP.
 
-Children are named by strings here, as the first node likes; it alone knows what they stand for.
+Children are named by strings, which only the first node interprets.
 """
 
 from typing import NamedTuple
@@ -8,64 +8,64 @@ from typing import NamedTuple
 from swift.elastic.transport.codec import Codec
 
 
-class Start(NamedTuple):
+class StartChild(NamedTuple):
     """To a node: start a child."""
 
-    who: str
+    child: str
     command: list[str]
     log: str
 
 
-class Say(NamedTuple):
+class SendToChild(NamedTuple):
     """To a node: send a line to a child."""
 
-    who: str
+    child: str
     line: str
 
 
-class Signal(NamedTuple):
+class SignalChild(NamedTuple):
     """To a node: send a signal to a child."""
 
-    who: str
+    child: str
     number: int
 
 
-class End(NamedTuple):
-    """To a node: it is not needed any more.
+class EndNode(NamedTuple):
+    """To a node: the run no longer needs it.
 
     Attributes:
-        is_finished: whether the run is; else it was stopped, and may be resumed.
+        is_finished: whether the run has finished; otherwise it was stopped, and may be resumed.
     """
 
     is_finished: bool
 
 
-class Said(NamedTuple):
+class ChildSent(NamedTuple):
     """To the first node: a child has sent a line."""
 
-    who: str
+    child: str
     line: str
 
 
-class Fell(NamedTuple):
-    """To the first node: a child has died, after all that it has said."""
+class ChildDied(NamedTuple):
+    """To the first node: a child has died; sent after all its lines."""
 
-    who: str
+    child: str
     why: str
 
 
-class Pulse(NamedTuple):
-    """To either: I am here."""
+class NodeHeartbeat(NamedTuple):
+    """To either: a sign of life."""
 
 
-class NodeNews(NamedTuple):
+class NodeUpdate(NamedTuple):
     """On the first node: a node has connected, or is lost."""
 
     node: int
     is_there: bool
 
 
-NodeMessage = Start | Say | Signal | End | Said | Fell | Pulse
+NodeMessage = StartChild | SendToChild | SignalChild | EndNode | ChildSent | ChildDied | NodeHeartbeat
 
-NODE_MESSAGES = Codec[NodeMessage](Start, Say, Signal, End, Said, Fell, Pulse)
-NODE_NEWS = Codec[NodeNews](NodeNews)
+NODE_MESSAGES = Codec[NodeMessage](StartChild, SendToChild, SignalChild, EndNode, ChildSent, ChildDied, NodeHeartbeat)
+NODE_UPDATES = Codec[NodeUpdate](NodeUpdate)

@@ -1,7 +1,8 @@
-"""Where the nodes of a run meet: a file in the run directory, which all of them see, tells where the first listens.
+"""Rendezvous of the nodes of a run: a file in the run directory, which all nodes see, gives the first one's address.
 
-Who can read the file holds its key, and each side proves to the other that it does. What is said after is neither
-signed nor encrypted, nor is what processes send each other in a generation (gloo): networks have to be asked for.
+The file also has the key of the run, for those who may read it, and both sides of a connection prove to each other that
+they have it. Later messages are neither signed nor encrypted, nor is the traffic among the processes of a generation
+(gloo): the use of a network has to be requested explicitly.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 import swift
-from swift.elastic.transport.handshake import LONGEST, line_of, proof, proves
+from swift.elastic.transport.handshake import MAX_BYTES, has_proof, line_of, proof
 from swift.errors import SettingError
 from swift.files import replace_file
 
@@ -31,14 +32,15 @@ _HANDSHAKE_S, _SEND_S = 5.0, 2
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the other nodes have to know of the first.
+    """The information that the other nodes need about the first.
 
     Attributes:
-        host, port: where it listens.
-        key: only who can read the run directory knows it.
-        scratch: what the processes share, see ``RunFiles``.
-        silence_s: after how long without a word from it a node is on its own.
-        program: what it runs, see ``this_program``.
+        host: address on which it listens.
+        port: port on which it listens.
+        key: key of the run, known only to those who can read the run directory.
+        scratch: directory that the processes share, see ``RunFiles``.
+        silence_s: seconds without a message from it after which a node counts it as lost.
+        program: digest of the program that it runs, see ``this_program``.
     """
 
     host: str
@@ -50,13 +52,13 @@ class Rendezvous:
 
     @classmethod
     def of(cls, listener: socket.socket, scratch: Path, silence_s: float) -> Self:
-        """A new one, with a new key."""
+        """Makes one with a new key."""
         host, port = listener.getsockname()[:2]
         return cls(host, port, secrets.token_hex(32), str(scratch), silence_s, this_program())
 
     @contextmanager
     def announced(self, run_dir: Path) -> Iterator[None]:
-        """With the file, which only its owner can read."""
+        """Writes the file for the duration of the block; only its owner can read it."""
         replace_file(run_dir / _FILE, json.dumps(asdict(self)).encode(), mode=0o600)
         try:
             yield
@@ -66,7 +68,7 @@ class Rendezvous:
 
     @classmethod
     def find(cls, run_dir: Path) -> Self | None:
-        """The meeting of a run; None while there is none, or none that can be read."""
+        """Reads the rendezvous of a run; returns None if there is none, or none that can be read."""
         try:
             found = cls(**json.loads((run_dir / _FILE).read_text()))
             ipaddress.ip_address(found.host)
@@ -77,7 +79,7 @@ class Rendezvous:
         return found if is_sound else None
 
     def check_program(self) -> None:
-        """Raises SettingError where the first node runs another program than this one."""
+        """Raises SettingError if the first node runs another program than this one."""
         if self.program != this_program():
             allowed = "its first node has another version of this program, of JAX or of Python: all nodes need the same"
             raise SettingError("--run-dir", str(Path(self.scratch).parent), allowed)
@@ -85,7 +87,7 @@ class Rendezvous:
 
 @cache
 def this_program() -> str:
-    """A digest of what all nodes need to have alike, as they read each other's messages and compiled programs."""
+    """Returns a digest of all that nodes need to share, as they read each other's messages and compiled programs."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
     known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
     package = Path(swift.__file__).parent
@@ -95,33 +97,33 @@ def this_program() -> str:
 
 
 def check_network(host: str, *, is_trusted: bool) -> None:
-    """Raises SettingError where the first node listens on a network that may not be used.
+    """Raises SettingError if the first node listens on a network that may not be used.
 
     Args:
-        host: the address of the first node.
+        host: address of the first node.
         is_trusted: whether networks may be used.
     """
     if not is_trusted and not ipaddress.ip_address(host).is_loopback:
-        allowed = "is a network, on which nothing is encrypted; add --insecure-network where that can be trusted"
+        allowed = "is a network, on which nothing is encrypted; add --insecure-network if you trust that network"
         raise SettingError("--listen", host, allowed)
 
 
-class Wire:
+class NodeConnection:
     """One end of a connection between two nodes; messages are lines.
 
     Args:
-        connection: which it owns from now on.
+        connection: socket, which it owns from now on.
     """
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Of sending only: whoever does not take what is sent is as good as gone.
+        # Time limit of sends only: a node that does not take what is sent is as good as lost.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._connection, self._reader = connection, connection.makefile("r", encoding="utf-8")
         self._sending = threading.Lock()
 
     def send(self, line: str) -> None:
-        """Says a line; from any thread. Where the connection is broken its reader finds out."""
+        """Sends a line, from any thread. If the connection is broken its reader will notice."""
         with self._sending:
             try:
                 self._connection.sendall(line.encode())
@@ -129,45 +131,48 @@ class Wire:
                 self.end()
 
     def lines(self) -> Iterator[str]:
-        """What comes, until the connection ends."""
+        """Yields the lines received, until the connection ends."""
         with suppress(OSError, ValueError):
             for line in self._reader:
                 if line.endswith("\n"):
                     yield line
 
     def end(self) -> None:
-        """Ends the connection for both sides; from any thread."""
+        """Ends the connection for both sides, from any thread."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends it and gives back what it holds; for who reads it, and no other thread."""
+        """Ends the connection and releases the socket; only for the thread that reads from it."""
         self.end()
         self._reader.close()
         self._connection.close()
 
-    def call(self, key: str, node: int, *, is_ready: bool = True) -> str | None:
-        """As another node: None if the first has let it in, and proved to be it; or why it has not.
+    def authenticate(self, key: str, node: int, *, is_ready: bool = True) -> str | None:
+        """Joins the run as another node, after both sides have proved that they have its key.
 
-        Who is not ready is not let in; the first then knows that it is coming.
+        A node that is not ready is not admitted; the first node then knows that it will join.
+
+        Returns:
+            None if this node is admitted; otherwise the reason why it is not.
         """
         challenge = secrets.token_hex(16)
-        proved = proof(key, f"node {node} {self._next().get('challenge')}")
-        self.send(line_of(node=node, is_ready=is_ready, challenge=challenge, proof=proved))
+        own_proof = proof(key, f"node {node} {self._next().get('challenge')}")
+        self.send(line_of(node=node, is_ready=is_ready, challenge=challenge, proof=own_proof))
         answer = self._next()
-        if not proves(answer, key, f"first {challenge}"):
+        if not has_proof(answer, key, f"first {challenge}"):
             return "it does not answer as the first node does"
         refused = answer.get("refused")
         return None if refused is None else str(refused)
 
     def _next(self) -> dict[str, object]:
-        """A line of the handshake; nothing where none comes in time."""
-        watch = threading.Timer(_HANDSHAKE_S, self.end)
-        watch.start()
+        """Reads a line of the handshake; returns an empty one if none comes in time."""
+        timer = threading.Timer(_HANDSHAKE_S, self.end)
+        timer.start()
         try:
-            said = json.loads(self._reader.readline(LONGEST) or "{}")
-            return said if isinstance(said, dict) else {}
+            fields = json.loads(self._reader.readline(MAX_BYTES) or "{}")
+            return fields if isinstance(fields, dict) else {}
         except (OSError, ValueError):
             return {}
         finally:
-            watch.cancel()
+            timer.cancel()

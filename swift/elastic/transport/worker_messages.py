@@ -1,30 +1,33 @@
-"""Messages between the supervisor and a worker process, through the pipes of the process."""
+"""Messages between the supervisor and a worker process, through the pipes of the process.
+
+``member`` is the sender of a message, and ``number`` the number of a generation.
+"""
 
 from typing import Any, NamedTuple
 
 from swift.elastic.membership import (
-    Beat,
     Departed,
     Done,
     Enter,
     Form,
     Formed,
+    Heartbeat,
     Member,
     Message,
+    PartTimed,
     Ready,
     Stamp,
     StartGeneration,
-    Took,
 )
 from swift.elastic.transport.codec import Codec
 
 
 class FormGroup(NamedTuple):
-    """``Form`` as a member hears it.
+    """``Form`` as members receive it.
 
     Attributes:
-        form: the generation to be formed.
-        address: the address of its coordination service.
+        form: generation to form.
+        address: address of its coordination service.
     """
 
     form: Form
@@ -32,7 +35,7 @@ class FormGroup(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """To all members of a generation: run on until this iteration is done, keep a snapshot, and wait."""
+    """To all members of a generation: keep a snapshot after iteration ``after``, and run no further."""
 
     number: int
     after: int
@@ -43,7 +46,7 @@ class Hang(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """To a member: end."""
+    """To a member: end the process."""
 
 
 class Record(NamedTuple):
@@ -63,10 +66,8 @@ class SnapshotKept(NamedTuple):
     """A member has its part of a state, without slots, among its snapshots.
 
     Attributes:
-        member: the sender.
-        stamp: the stamp of the state.
-        loss: the loss of this state on a batch that is not trained on, in nats per token; None: there was no
-            time for it.
+        stamp: stamp of the state.
+        loss: loss of this state on a batch that is not trained on, in nats per token; None: there was no time for it.
     """
 
     member: Member
@@ -78,9 +79,8 @@ class SnapshotMissed(NamedTuple):
     """A member cannot keep its part of a state that was to be saved.
 
     Attributes:
-        member: the sender.
-        stamp: the stamp of the state.
-        why: the reason, in a few words.
+        stamp: stamp of the state.
+        why: reason, in a few words.
     """
 
     member: Member
@@ -89,12 +89,9 @@ class SnapshotMissed(NamedTuple):
 
 
 class DataUnreadable(NamedTuple):
-    """The data of the next iteration, or of an evaluation, cannot be read.
+    """The data of the next iteration, or of an evaluation, cannot be read; the member waits for another generation.
 
-    Attributes:
-        member: the sender; it waits for the next generation with the state it has.
-        number: the generation.
-        why: the reason, a line.
+    ``why`` is the reason, in a line.
     """
 
     member: Member
@@ -103,12 +100,12 @@ class DataUnreadable(NamedTuple):
 
 
 WorkerCommand = FormGroup | Enter | StartGeneration | Halt | Hang | Stop
-WorkerNews = Message | Record | Planned | SnapshotKept | SnapshotMissed | DataUnreadable
+WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | DataUnreadable
 
 
 WORKER_COMMANDS = Codec[WorkerCommand](FormGroup, Enter, StartGeneration, Halt, Hang, Stop)
-WORKER_NEWS = Codec[WorkerNews](
-    *(Ready, Departed, Formed, Beat, Took, Done),
+WORKER_MESSAGES = Codec[WorkerMessage](
+    *(Ready, Departed, Formed, Heartbeat, PartTimed, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),
-    implied=("member", "time"),  # the supervisor knows better who has sent a line, and when it came
+    implied=("member", "time"),  # the supervisor knows the sender of a line, and when it came
 )

@@ -4,14 +4,8 @@ Its channel to the supervisor, the generations that it joins, and the loop of it
 """
 
 from swift.elastic.worker.loop import NUM_SNAPSHOTS
-from swift.elastic.worker.process_setup import settle_jax, take_output
+from swift.elastic.worker.process_setup import LineWriter, settle_jax
 from swift.elastic.worker.worker import WorkerProcess
 from swift.elastic.worker.worker_spec import WorkerSpec
 
-__all__ = [
-    "NUM_SNAPSHOTS",
-    "WorkerProcess",
-    "WorkerSpec",
-    "settle_jax",
-    "take_output",
-]
+__all__ = ["NUM_SNAPSHOTS", "LineWriter", "WorkerProcess", "WorkerSpec", "settle_jax"]

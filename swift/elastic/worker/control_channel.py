@@ -1,4 +1,4 @@
-"""A process's ear and voice: commands of the supervisor as they come, and what the process says, from any thread."""
+"""Communication of a process with the supervisor: commands as they arrive, and messages from any thread."""
 
 import os
 import threading
@@ -7,146 +7,140 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
-from swift.elastic.membership import Beat, Enter
+from swift.elastic.membership import Enter, Heartbeat, StartGeneration
 from swift.elastic.transport import (
     WORKER_COMMANDS,
-    WORKER_NEWS,
+    WORKER_MESSAGES,
     FormGroup,
     Halt,
     Hang,
-    StartGeneration,
     Stop,
     WorkerCommand,
-    WorkerNews,
+    WorkerMessage,
 )
-from swift.elastic.worker.process_setup import take_output
+from swift.elastic.worker.process_setup import LineWriter
 
-_BEAT_S, _ABORT_S = 0.5, 0.05
+_ABORT_S = 0.05
 
 
 class CommandListener:
-    """Listens to the supervisor in a thread of its own; ends the process when there is nobody to listen to.
+    """Reads commands of the supervisor in a thread; ends the process when there is no supervisor any more.
 
     Args:
-        source: where commands come from, a line each.
-        leaving: called when a generation has to be left at once, also in the midst of a collective; returns what to
-            call, again and again, until the main thread has taken the order.
-        gone: called when there is no supervisor any more; does not return.
+        source: stream of commands, a line each.
+        aborter: function called when the current generation has to be left at once, also during a collective; returns
+            a function to call repeatedly until the main thread has taken the command.
+        gone: function called when there is no supervisor any more; does not return.
+
+    Attributes:
+        newest: newest command to form a generation.
+        halt: newest command to halt.
+        hangs: whether the next iteration is never to end.
     """
 
-    def __init__(self, source: TextIO, leaving: Callable[[], Callable[[], None]], gone: Callable[[], NoReturn]):
-        self._source, self._leaving, self._gone = source, leaving, gone
+    def __init__(self, source: TextIO, aborter: Callable[[], Callable[[], None]], gone: Callable[[], NoReturn]):
+        self._source, self._aborter, self._gone = source, aborter, gone
         self._changed = threading.Condition()
-        self._order: FormGroup | None = None
-        self._said: Enter | StartGeneration | None = None
-        self._taken = 0
+        self._step: Enter | StartGeneration | None = None  # newest command to enter or to run
+        self._taken = 0  # generation that the main thread forms
+        self.newest: FormGroup | None = None
         self.halt: Halt | None = None
         self.hangs = False
-        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+        threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
-    @property
-    def newest(self) -> FormGroup | None:
-        """The generation that was ordered last."""
-        return self._order
-
-    def wait_for_order(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
-        """The newest generation, once it is newer than ``after``; None if there is none in time."""
+    def wait_to_form(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
+        """Waits for a generation newer than ``after``; returns None if there is none in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_old(after), timeout_s):
                 return None
-            assert self._order is not None
-            self._taken = self._order.form.number
-            return self._order
+            assert self.newest is not None
+            self._taken = self.newest.form.number
+            return self.newest
 
-    def may_enter(self, number: int) -> bool:
-        """Waits for the leave to form a generation; False if a newer one was ordered instead."""
+    def wait_to_enter(self, number: int) -> bool:
+        """Waits until all members have left the generation before; returns False if a newer one is to be formed."""
         return isinstance(self._wait_for(Enter, number), Enter)
 
-    def wait_for_go(self, number: int) -> StartGeneration | None:
-        """The leave to run a generation; None if a newer one was ordered instead."""
-        said = self._wait_for(StartGeneration, number)
-        return said if isinstance(said, StartGeneration) else None
+    def wait_to_start(self, number: int) -> StartGeneration | None:
+        """Waits for the command to run a generation; returns None if a newer one is to be formed."""
+        command = self._wait_for(StartGeneration, number)
+        return command if isinstance(command, StartGeneration) else None
 
     def is_old(self, number: int) -> bool:
-        """Whether a generation is not the newest that was ordered."""
-        return self._order is not None and self._order.form.number > number
+        """Returns whether a newer generation is to be formed."""
+        return self.newest is not None and self.newest.form.number > number
 
     def _wait_for(self, kind: type[Enter] | type[StartGeneration], number: int) -> Enter | StartGeneration | None:
         def has_come() -> bool:
-            said = self._said
-            return isinstance(said, kind) and number == (
-                said.go.number if isinstance(said, StartGeneration) else said.number
+            step = self._step
+            return isinstance(step, kind) and number == (
+                step.go.number if isinstance(step, StartGeneration) else step.number
             )
 
         with self._changed:
             self._changed.wait_for(lambda: has_come() or self.is_old(number))
-            return None if self.is_old(number) else self._said
+            return None if self.is_old(number) else self._step
 
     def _listen(self) -> None:
         try:
             for line in self._source:
-                if line.endswith("\n"):  # else the supervisor died in the midst of saying it
-                    self._hear(WORKER_COMMANDS.read(line))
+                if line.endswith("\n"):  # otherwise the supervisor died while it wrote the line
+                    self._take(WORKER_COMMANDS.read(line))
         except BaseException:
             traceback.print_exc()
-            os._exit(1)  # other threads may be in XLA, which does not end in peace
+            os._exit(1)  # a regular exit would wait for threads in XLA
         self._gone()
 
-    def _hear(self, order: WorkerCommand) -> None:
-        if isinstance(order, Stop):
+    def _take(self, command: WorkerCommand) -> None:
+        if isinstance(command, Stop):
             os._exit(0)
-        if isinstance(order, FormGroup) and order.form.after is None:
-            # Asked for before the order is known: until then it is the generation to be left.
-            abort = self._leaving()
-            threading.Thread(target=self._call_off, args=(order.form.number, abort), daemon=True).start()
+        if isinstance(command, FormGroup) and command.form.after is None:
+            # Requested before the command is known to the main thread: until then its generation is the one to leave.
+            abort = self._aborter()
+            threading.Thread(target=self._abort_until_taken, args=(command.form.number, abort), daemon=True).start()
         with self._changed:
-            match order:
+            match command:
                 case FormGroup():
-                    self._order = order
+                    self.newest = command
                 case Halt():
-                    self.halt = order
+                    self.halt = command
                 case Hang():
                     self.hangs = True
                 case Enter() | StartGeneration():
-                    self._said = order
+                    self._step = command
             self._changed.notify_all()
 
-    def _call_off(self, number: int, abort: Callable[[], None]) -> None:
+    def _abort_until_taken(self, number: int, abort: Callable[[], None]) -> None:
         while self._taken < number:
             abort()
             time.sleep(_ABORT_S)
 
 
 class ControlChannel:
-    """Speaks to the supervisor, and beats; generation and iterations entered and finished are set from outside.
-
-    It takes over standard output: whatever else is printed goes to standard error.
+    """Sends messages and heartbeats to the supervisor, on standard output.
 
     Args:
-        gone: called when there is nobody to speak to; does not return.
+        gone: function called when there is no supervisor any more; does not return.
+
+    Attributes:
+        generation: generation that the process runs; 0: none.
+        entered: newest iteration that it has begun.
+        finished: newest iteration that it has finished.
     """
 
     def __init__(self, gone: Callable[[], NoReturn]):
-        self._out, self._gone = take_output(), gone
-        self._lock = threading.Lock()
+        self._output = LineWriter(gone)
         self.generation = self.entered = self.finished = 0
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        self._output.repeat(self._heartbeat)
 
-    def say(self, kind: type[WorkerNews], **said: Any) -> None:
-        """Says something, see ``swift.elastic.transport.worker_messages``."""
-        line = WORKER_NEWS.line_of(kind, **said)
-        try:
-            with self._lock:
-                self._out.write(line)
-                self._out.flush()
-        except BrokenPipeError:
-            self._gone()
+    def send(self, kind: type[WorkerMessage], **fields: Any) -> None:
+        """Sends a message of this kind, see ``swift.elastic.transport.worker_messages``."""
+        self._output.write(WORKER_MESSAGES.line_of(kind, **fields))
 
-    def tell_progress(self) -> None:
-        """Beats now."""
-        self.say(Beat, number=self.generation, entered=self.entered, finished=self.finished)
+    def send_heartbeat(self) -> None:
+        """Sends a heartbeat now."""
+        self._output.write(self._heartbeat())
 
-    def _beat(self) -> None:
-        while True:
-            time.sleep(_BEAT_S)
-            self.tell_progress()
+    def _heartbeat(self) -> str:
+        progress = {"number": self.generation, "entered": self.entered, "finished": self.finished}
+        return WORKER_MESSAGES.line_of(Heartbeat, **progress)

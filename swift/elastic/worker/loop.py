@@ -7,18 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from swift.data import DataError, Loader
-from swift.elastic.membership import Process, Stamp, Took
+from swift.elastic.membership import Done, PartTimed, Process, Stamp, StartGeneration
 from swift.elastic.state import NeighbourCopies, SharedMemoryStore
-from swift.elastic.transport import (
-    Done,
-    FormGroup,
-    Halt,
-    Planned,
-    Record,
-    SnapshotKept,
-    SnapshotMissed,
-    StartGeneration,
-)
+from swift.elastic.transport import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.mesh import fetch_parts
 from swift.pipeline import Steps, TrainState
@@ -35,43 +26,44 @@ class GenerationRun:
     Attributes:
         experiment: settings of the run.
         process: this process.
-        order: command that formed the generation.
+        command: command that formed the generation.
         steps: step functions on its mesh.
         fault_free_period: planned time of an iteration without failures, in the unit of the plan's costs.
         train: batches of the training split.
         validation: batches of the validation split.
         channel: channel to the supervisor.
-        orders: commands of the supervisor.
-        watched: context of whatever may wait for a peer, given how many seconds a window takes.
-        window_s: longest time of a window, in seconds.
+        commands: commands of the supervisor.
+        abortable: function of the duration of a window, in seconds, that returns the context of calls that may wait for
+            another process.
+        window_s: longest duration of a window, in seconds.
     """
 
     experiment: Experiment
     process: Process
-    order: FormGroup
+    command: FormGroup
     steps: Steps
     fault_free_period: float
     train: Loader
     validation: Loader
     channel: ControlChannel
-    orders: CommandListener
-    watched: Callable[[float], AbstractContextManager[None]]
+    commands: CommandListener
+    abortable: Callable[[float], AbstractContextManager[None]]
     window_s: float = 0.0
 
     @property
     def number(self) -> int:
         """Number of the generation."""
-        return self.order.form.number
+        return self.command.form.number
 
     @property
     def halt(self) -> Halt | None:
-        """The order to stop the run, if it has come."""
-        halt = self.orders.halt
+        """Command to stop the run, if it has come."""
+        halt = self.commands.halt
         return halt if halt is not None and halt.number == self.number else None
 
     def computing(self) -> AbstractContextManager[None]:
-        """Context of whatever may wait for a peer."""
-        return self.watched(self.window_s)
+        """Context of calls that may wait for another process."""
+        return self.abortable(self.window_s)
 
 
 @dataclass(kw_only=True)
@@ -80,12 +72,12 @@ class GenerationStates(StateKeeper):
 
     Attributes:
         generation: the generation.
-        states: states on the devices by stamp, the newest two: a peer may not finish the last iteration.
+        states: states on the devices by stamp, the newest two: another process may not finish the last iteration.
         records: records by iteration that may not be written yet.
         snapshots: store of states to be saved and of restored ones.
         copies: copies of another rank's slices; None if none are needed.
         keep: function that puts the states on the devices into shared memory, if every window's is wanted there.
-        restored: stamp of the checkpoint that the generation continues from; None if it does not.
+        restored: stamp of the state that was loaded or resharded for the generation; None if there is none.
         saved: iteration of the newest state kept to be saved; 0 if there is none.
     """
 
@@ -113,15 +105,15 @@ class GenerationStates(StateKeeper):
         for record in records:
             self.copies.count(record)
         if self.copies.is_due(done):
-            self.copies.make_ready()  # compiles, which cannot be called off
+            self.copies.prepare()  # compilation cannot be aborted
             with self.generation.computing():
-                self.copies.take(stamp, state)
+                self.copies.copy(stamp, state)
 
     def check(self, record: dict[str, Any]) -> None:
         """Accepts every record: the supervisor checks those of all processes."""
 
     def is_due(self, done: int) -> bool:
-        """Whether a checkpoint is due."""
+        """Returns whether a checkpoint is due."""
         experiment = self.generation.experiment
         return is_due(done, experiment.checkpoint.every, experiment.num_steps)
 
@@ -135,30 +127,30 @@ class GenerationStates(StateKeeper):
             try:
                 self.snapshots.save(stamp, fetch_parts(replace(state, slots={})))
             except OSError as error:
-                generation.channel.say(SnapshotMissed, stamp=stamp, why=str(error))
+                generation.channel.send(SnapshotMissed, stamp=stamp, why=str(error))
             else:
-                self.snapshots.forget(but=frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
-                generation.channel.say(SnapshotKept, stamp=stamp, loss=loss)
+                self.snapshots.keep_only(frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
+                generation.channel.send(SnapshotKept, stamp=stamp, loss=loss)
         self.saved = done
 
     def end_window(self) -> None:
-        """Keeps the state of a window, and forgets the restored one once two later ones are there."""
+        """Keeps the state of a window, and removes the restored one once there are two later ones."""
         self.keep()
         restored = self.restored
         if restored is not None and restored not in self.states and self.saved != restored.step:
-            self.snapshots.forget(but=self.snapshots.stamps() - {restored})
+            self.snapshots.keep_only(self.snapshots.stamps() - {restored})
 
     def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
         """Raises the error, which the process reports."""
         try:
             raise error
         finally:
-            del error  # with it this frame, and so all states of the generation, would stay alive
+            del error  # its traceback would keep this frame alive, and with it all states of the generation
 
 
 @dataclass(kw_only=True)
 class GenerationWorkers(LiveWorkers):
-    """The workers of a generation, which runs until a newer one is ordered.
+    """The workers of a generation, which runs until a newer one is to be formed.
 
     Attributes:
         generation: the generation.
@@ -189,9 +181,9 @@ class GenerationWorkers(LiveWorkers):
         return window_length(experiment.window, done, experiment.num_steps, periods)
 
     def is_over(self, done: int) -> bool:
-        """Whether the run ends here, or another generation takes over."""
+        """Returns whether the run ends here, or another generation takes over."""
         generation = self.generation
-        newest, halt = generation.orders.newest, generation.halt
+        newest, halt = generation.commands.newest, generation.halt
         assert newest is not None
         if done >= generation.experiment.num_steps or (halt is not None and done >= halt.after):
             return True
@@ -199,38 +191,38 @@ class GenerationWorkers(LiveWorkers):
         return newest.form.number > generation.number and (after is None or done >= after)
 
     def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:  # noqa: ARG002
-        """Reports that a window begins."""
+        """Reports the beginning of a window."""
         self._begun = time.perf_counter()
-        while self.generation.orders.hangs:
+        while self.generation.commands.hangs:
             time.sleep(1.0)
         self.generation.channel.entered = last
-        self.generation.channel.tell_progress()
+        self.generation.channel.send_heartbeat()
         return state, False
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
-        """Notes how long a window takes."""
+        """Measures the duration of a window."""
         yield
         self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Context of whatever may wait for a peer."""
+        """Context of calls that may wait for another process."""
         return self.generation.computing()
 
     def leave(self, state: TrainState, done: int) -> None:  # noqa: ARG002
-        """Reports that a window is finished."""
+        """Reports the end of a window."""
         self.states.end_window()
         channel = self.generation.channel
         if self._is_first:
-            took_s = round(time.perf_counter() - self._begun, 4)
-            channel.say(Took, number=self.generation.number, part="first_step", seconds=took_s)
+            seconds = round(time.perf_counter() - self._begun, 4)
+            channel.send(PartTimed, number=self.generation.number, part="first_step", seconds=seconds)
         self._is_first = False
         channel.finished = done
-        channel.tell_progress()
+        channel.send_heartbeat()
 
 
 def run_generation(generation: GenerationRun, start: StartGeneration, states: GenerationStates) -> None:
-    """Runs a generation until a newer one is ordered, or to the end of the run.
+    """Runs a generation until a newer one is to be formed, or to the end of the run.
 
     Args:
         generation: the generation.
@@ -239,27 +231,27 @@ def run_generation(generation: GenerationRun, start: StartGeneration, states: Ge
     """
     (stamp,) = states.states
     channel, number = generation.channel, generation.number
-    # Two record, so that the line of an iteration is not lost with one of them; the supervisor takes one of each.
-    members = start.go.holders or generation.order.form.members
+    # Two members report records, so that none is lost with one of them; the supervisor takes each iteration once.
+    members = start.go.holders or generation.command.form.members
     is_recorder = generation.process in [member.process for member in members[:2]]
 
     def record(record: dict[str, Any]) -> None:
         if is_recorder:
-            channel.say(Record, record=record)
+            channel.send(Record, record=record)
 
     workers = GenerationWorkers(generation=generation, states=states)
     loop = TrainLoop(generation.experiment, generation.train, generation.validation, workers, states, record)
     done = stamp.step
     channel.generation, channel.finished = number, done
     if is_recorder and not generation.steps.spec.is_single_worker:
-        channel.say(Planned, number=number, facts=plan_facts(generation.steps))
+        channel.send(Planned, number=number, facts=plan_facts(generation.steps))
     if start.written < done:
         unwritten = [record for step, record in sorted(states.records.items()) if start.written < step <= done]
         loop.finish(states.states[stamp], done, unwritten)
     elif done and states.is_due(done) and (start.go.holders or not start.is_restored):
-        loop.save(states.states[stamp], done)  # its parts may have been lost with those who had them
+        loop.save(states.states[stamp], done)  # the processes that kept its parts may have died
     done = loop.run(states.states[stamp], done)
     if generation.halt is not None and states.saved < done:
         loop.save(states.states[max(states.states)], done)
     if generation.halt is not None or done == generation.experiment.num_steps:
-        channel.say(Done, number=number)
+        channel.send(Done, number=number)

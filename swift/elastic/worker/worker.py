@@ -1,7 +1,8 @@
-"""A process of a run: forms the generations that the supervisor orders, and runs the iterations of each.
+"""A worker process: forms the generations that the supervisor requests, and runs the iterations of each.
 
-Between two generations its part of the state is in shared memory: after the last two iterations, since a peer may not
-have finished the last. Everything on devices ends with the generation; programs come from the run's store.
+Between two generations its part of the state is in shared memory: after each of the last two iterations, as another
+process may not have finished the last. Everything on devices ends with the generation; programs come from the run's
+executable cache.
 """
 
 import gc
@@ -19,21 +20,22 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
 from swift.data import DataError, check_same_data
-from swift.elastic.elastic_programs import ElasticPrograms
-from swift.elastic.jax_group import Link, is_called_off
+from swift.elastic.elastic_ranks import ElasticSpecs
+from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.membership import (
     Departed,
     Formed,
     Member,
+    PartTimed,
     Process,
     Ready,
     Stamp,
-    Took,
+    StartGeneration,
     processes_of,
     whole_workers,
 )
 from swift.elastic.state import Handover, NeighbourCopies
-from swift.elastic.transport import DataUnreadable, FormGroup, StartGeneration
+from swift.elastic.transport import DataUnreadable, FormGroup
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.elastic.worker.loop import GenerationRun, GenerationStates, run_generation
 from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
@@ -44,250 +46,247 @@ from swift.pipeline.reconfigure import ExecutableCache, compiled_init, compiled_
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
-"""How long a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
+"""Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
-"""How long a program may take to see that it was aborted: so long, or so many times as long as it usually takes."""
-_LINK_S = 10
+"""Time limit of a program to end once it is aborted, in seconds and as a multiple of its usual duration."""
+_CONNECT_S = 10
 
 
 class WorkerProcess:
     """A process that is a member of one generation after the other.
 
     Args:
-        part: what it is to run.
-        commands: of the supervisor, a line each.
+        worker_spec: specification of the process.
+        commands: stream of commands of the supervisor, a line each.
     """
 
-    def __init__(self, part: WorkerSpec, commands: TextIO):
-        self._part, self._experiment = part, part.experiment
-        corpus = part.scratch.corpus
-        self._data = part.experiment.loader("train", corpus), part.experiment.loader("validation", corpus)
-        check_same_data(part.scratch.data(), self._data[0].state())
-        self._store, self._kept = ExecutableCache(part.scratch.programs), part.states()
-        # No array of this backend is kept: a generation has its own.
-        self._programs = ElasticPrograms(part.experiment)
-        spec = self._programs.on(part.experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(self._experiment.plan_settings(spec), self._store)
+    def __init__(self, worker_spec: WorkerSpec, commands: TextIO):
+        self._worker_spec, self._experiment = worker_spec, worker_spec.experiment
+        scratch = worker_spec.scratch
+        self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
+        check_same_data(scratch.data(), self._data[0].state())
+        self._executables, self._state_store = ExecutableCache(scratch.programs), worker_spec.states()
+        # No array of this backend is kept: each generation has a backend of its own.
+        self._specs = ElasticSpecs(self._experiment)
+        spec = self._specs.on(self._experiment.topology.num_expert_ranks)
+        self._configurator = Configurator(self._experiment.plan_settings(spec), self._executables)
         self._handover: Handover | None = None
-        if part.is_elastic:
-            everybody = processes_of(part.experiment.topology, by_rank=True)
-            self._handover = Handover(part.scratch.handed, part.scratch.snapshots, everybody)
+        if worker_spec.is_elastic:
+            processes = processes_of(self._experiment.topology, by_rank=True)
+            self._handover = Handover(scratch.handed_over, scratch.snapshots, processes)
             self._num_classes = split_of(spec).num_classes
-            self._programs.on(max(1, len(everybody) - 1))  # what is most likely to be needed in a hurry
+            self._specs.on(max(1, len(processes) - 1))  # the one most likely to be needed in a recovery
         clear_backends()
         gc.collect()
-        gc.freeze()  # what is here now stays: who leaves a generation need not look through it
-        self._num_devices = 1 if part.by_rank else self._experiment.topology.num_expert_ranks
-        self._link: Link | None = None
+        gc.freeze()  # objects that exist now stay: leaving a generation need not traverse them
+        self._num_devices = 1 if worker_spec.by_rank else self._experiment.topology.num_expert_ranks
+        self._group: JaxGroup | None = None
         self._members: tuple[Member, ...] = ()  # of the last generation
-        self._buddy: NeighbourCopies | None = None
+        self._neighbour_copies: NeighbourCopies | None = None
         self._states: dict[Stamp, TrainState] = {}  # on the devices
-        self._saving = threading.Lock()
-        self._own: set[Stamp] = set()  # kept by this life of the process
-        # Of the iterations whose states may be held; who ran them may have died before it could tell them.
-        self._records: dict[int, dict[str, Any]] = self._kept.records()
-        self._limit_s: float | None = None  # for what the main thread is in, where it cannot be reached
-        self._channel = ControlChannel(part.gone)
-        self._orders = CommandListener(commands, self._leaving, part.gone)
+        self._keeping = threading.Lock()
+        self._own_stamps: set[Stamp] = set()  # kept by this incarnation
+        # Records of iterations whose states may be kept; the processes that ran them may have died unreported.
+        self._records: dict[int, dict[str, Any]] = self._state_store.records()
+        self._abort_limit_s: float | None = None  # time limit of the main thread to react to an abort
+        self._channel = ControlChannel(worker_spec.gone)
+        self._commands = CommandListener(commands, self._aborter, worker_spec.gone)
 
     def run(self) -> None:
         """Forms and runs generations until the supervisor ends the process."""
-        self._channel.say(Ready, number=0)
-        number, grace = 0, None
+        self._channel.send(Ready, number=0)
+        number, grace_s = 0, None
         while True:
-            order = self._orders.wait_for_order(number, grace)
-            grace = None
-            if order is None:
-                self._channel.say(Ready, number=number)
+            command = self._commands.wait_to_form(number, grace_s)
+            grace_s = None
+            if command is None:
+                self._channel.send(Ready, number=number)
                 continue
-            number = order.form.number
+            number = command.form.number
             try:
-                self._follow(order)
+                self._join_generation(command)
             except DataError as error:
-                # The next generation keeps the state that all have, and runs no iteration: see ``Supervisor``.
-                self._channel.say(DataUnreadable, number=number, why=str(error))
+                # The next generation saves the common state and runs no iteration, see ``WorkerResults``.
+                self._channel.send(DataUnreadable, number=number, why=str(error))
             except Exception as error:
-                if not is_called_off(error):
+                if not is_aborted(error):
                     raise
                 print(f"generation {number} ends: {error}", file=sys.stderr)
-                grace = _GRACE_S
+                grace_s = _GRACE_S
 
-    def _follow(self, order: FormGroup) -> None:
-        """Forms a generation and runs it, if it is not called off before."""
-        number = order.form.number
+    def _join_generation(self, command: FormGroup) -> None:
+        """Leaves the last generation, forms this one and runs it, unless it is aborted before."""
+        number, members = command.form.number, command.form.members
         self._channel.generation = self._channel.entered = self._channel.finished = 0
         with self._timed(number, "leave"):
             self._leave()
-            self._hand_over(order.form.members)
-            present = {member.process.worker for member in order.form.members}
+            self._hand_over(members)
+            present = {member.process.worker for member in members}
             configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
-            spec = self._spec_for(len(order.form.members))
-        self._channel.say(Departed, number=number)
-        if not self._orders.may_enter(number):
+            num_ranks = len(members) if self._worker_spec.is_elastic else self._experiment.topology.num_expert_ranks
+            spec = self._specs.on(num_ranks)
+            clear_backends()  # nothing of it may stay on devices
+        self._channel.send(Departed, number=number)
+        if not self._commands.wait_to_enter(number):
             return
-        steps = self._form(order, configuration, spec)
-        held = self._kept.stamps()
-        handover = self._handover
-        found = handover.found(self._part.process, held, self._num_classes) if handover else frozenset()
-        self._channel.say(Formed, number=number, held=held, found=found)
-        leave = self._orders.wait_for_go(number)
-        if leave is not None:
+        steps = self._form_group(command, configuration, spec)
+        held, found = self._state_store.stamps(), frozenset[tuple[Process, Stamp]]()
+        if self._handover is not None:
+            found = self._handover.found(self._worker_spec.process, held, self._num_classes)
+        self._channel.send(Formed, number=number, held=held, found=found)
+        start = self._commands.wait_to_start(number)
+        if start is not None:
             with self._timed(number, "state"):
-                self._take_up(steps, leave)
-            self._run_generation(order, steps, leave)
+                self._restore_state(steps, start)
+            self._run_generation(command, steps, start)
 
-    def _run_generation(self, order: FormGroup, steps: Steps, start: StartGeneration) -> None:
+    def _run_generation(self, command: FormGroup, steps: Steps, start: StartGeneration) -> None:
         plans, (train, validation) = self._configurator.configure(frozenset()).plans, self._data
         generation = GenerationRun(
             experiment=self._experiment,
-            process=self._part.process,
-            order=order,
+            process=self._worker_spec.process,
+            command=command,
             steps=steps,
             fault_free_period=plans[steps.plan.schedule.problem.num_iterations].period,
             train=train,
             validation=validation,
             channel=self._channel,
-            orders=self._orders,
-            watched=lambda window_s: self._watched(max(_STUCK_S, _STUCK_FACTOR * window_s)),
+            commands=self._commands,
+            abortable=lambda window_s: self._abortable(max(_STUCK_S, _STUCK_FACTOR * window_s)),
         )
         states = GenerationStates(
             generation=generation,
             states=self._states,
             records=self._records,
-            snapshots=self._part.snapshots(),
-            copies=self._buddy,
-            keep=self._keep_states if self._part.keeps_all else lambda: None,
+            snapshots=self._worker_spec.snapshots(),
+            copies=self._neighbour_copies,
+            keep=self._keep_states if self._worker_spec.keeps_all else lambda: None,
             restored=max(self._states) if start.is_restored else None,
         )
         run_generation(generation, start, states)
 
     def _leave(self) -> None:
-        """Out of the last generation; what it had on devices is forgotten."""
-        if self._buddy is not None:
-            self._buddy.close()
-        self._buddy = None
+        """Leaves the last generation, after keeping its states; everything on its devices is dropped."""
+        if self._neighbour_copies is not None:
+            self._neighbour_copies.close()
+        self._neighbour_copies = None
         self._keep_states()
         self._states.clear()
-        if self._link is not None:
-            self._link.leave()
-        self._link = None
+        if self._group is not None:
+            self._group.leave()
+        self._group = None
 
     def _keep_states(self) -> None:
-        """Keeps what is on the devices, and forgets what is older; without room for it, this process has lost it.
+        """Keeps the states on the devices, and removes older ones.
 
-        Then it has what it has kept before, and the supervisor chooses the state to resume from accordingly.
+        Without room for them this process has lost its part of these states, and still has what it kept before; the
+        membership chooses the state to resume from accordingly.
         """
-        with self._saving:
-            for stamp in sorted(self._states.keys() - self._own):
+        with self._keeping:
+            for stamp in sorted(self._states.keys() - self._own_stamps):
                 records = [record for step, record in list(self._records.items()) if step <= stamp.step]
                 try:
-                    self._kept.save(stamp, fetch_parts(self._states[stamp]), records)
-                    self._own.add(stamp)
+                    self._state_store.save(stamp, fetch_parts(self._states[stamp]), records)
+                    self._own_stamps.add(stamp)
                 except OSError as error:
                     print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)
-            if self._states and self._states.keys() <= self._own:
-                self._own &= self._states.keys()
-                self._kept.forget(but=frozenset(self._states))
+            if self._states and self._states.keys() <= self._own_stamps:
+                self._own_stamps &= self._states.keys()
+                self._state_store.keep_only(frozenset(self._states))
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
-        """What others may need of this process where they are not those of the last generation."""
+        """Hands over what others may need of this process, if the members are not those of the last generation."""
         if self._handover is not None and members != self._members:
             lost = {process for process, _ in set(self._members) - set(members)}
-            lost |= {process for process in self._handover.processes if process not in {one for one, _ in members}}
+            lost |= set(self._handover.processes) - {process for process, _ in members}
+            copies = self._worker_spec.copies()
             try:
-                self._handover.hand_over(self._part.process, self._kept, self._part.copies(), lost)
+                self._handover.hand_over(self._worker_spec.process, self._state_store, copies, lost)
             except OSError as error:  # the others use what there is
                 print(f"not all states are handed over: {error}", file=sys.stderr, flush=True)
         self._members = members
 
-    def _spec_for(self, num_members: int) -> StepSpec:
-        """On the ranks of a generation; what it takes to find it out leaves nothing on devices."""
-        num_ranks = num_members if self._part.is_elastic else self._experiment.topology.num_expert_ranks
-        spec = self._programs.on(num_ranks)
-        clear_backends()
-        return spec
-
-    def _form(self, order: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
-        """Into the generation, up to where it can run."""
-        number, places, topology = order.form.number, configuration.places, spec.live.topology
+    def _form_group(self, command: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
+        """Connects to the other members, and loads or compiles the program."""
+        number, places, topology = command.form.number, configuration.places, spec.live.topology
+        processes, process = [member.process for member in command.form.members], self._worker_spec.process
         with self._timed(number, "link"):
-            row = [place.worker for place in places].index(self._part.process.worker)
+            row = [place.worker for place in places].index(process.worker)
             per_worker = topology.num_expert_ranks // self._num_devices
-            rank = self._part.process.rank
-            if self._part.is_elastic:
-                rank = [member.process for member in order.form.members].index(self._part.process)
-            with self._watched(_LINK_S + _STUCK_S):
-                self._link = Link(order.address, row * per_worker + rank, len(places) * per_worker, _LINK_S)
-                self._link.join()
+            rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
+            with self._abortable(_CONNECT_S + _STUCK_S):
+                index, num_processes = row * per_worker + rank, len(places) * per_worker
+                self._group = JaxGroup(command.address, index, num_processes, _CONNECT_S)
+                self._group.join()
         with self._timed(number, "program"):
-            live = LiveMesh(topology, places, Mesh(self._link.grid(topology.num_expert_ranks), AXES))
+            live = LiveMesh(topology, places, Mesh(self._group.grid(topology.num_expert_ranks), AXES))
             num_sequences = self._experiment.sequences_per_microbatch
-            steps = Steps(spec.at(live), configuration, num_sequences, self._store, keep_state=True)
+            steps = Steps(spec.at(live), configuration, num_sequences, self._executables, keep_state=True)
             steps.compiled(steps.main)
-        self._buddy = self._buddy_in(steps.spec, [process for process, _ in order.form.members])
+        config = self._experiment.checkpoint
+        if self._worker_spec.is_elastic and config.snapshot_every and len(processes) > 1:
+            copies = self._worker_spec.copies()
+            self._neighbour_copies = NeighbourCopies(steps.spec, self._executables, copies, process, processes, config)
         return steps
 
-    def _buddy_in(self, spec: StepSpec, processes: list[Process]) -> NeighbourCopies | None:
-        config = self._experiment.checkpoint
-        if not (self._part.is_elastic and config.snapshot_every and len(processes) > 1):
-            return None
-        return NeighbourCopies(spec, self._store, self._part.copies(), self._part.process, processes, config)
-
-    def _take_up(self, steps: Steps, leave: StartGeneration) -> None:
-        """Puts the state to resume from on the devices, and no other."""
-        spec, go = steps.spec, leave.go
+    def _restore_state(self, steps: Steps, start: StartGeneration) -> None:
+        """Puts the state to resume from on the devices, and removes all others."""
+        spec, go = steps.spec, start.go
         live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
         if go.stamp is None:
-            state = compiled_init(spec, self._store, self._experiment.seed)()
-        elif leave.is_restored:
+            state = compiled_init(spec, self._executables, self._experiment.seed)()
+        elif start.is_restored:
             specs, shapes = replace(spec.specs, slots={}), spec.abstract()
-            snapshots = self._part.snapshots()
+            snapshots = self._worker_spec.snapshots()
             parts = snapshots.load(stamp, part_shapes(specs, shapes, self._num_devices))
-            state = compiled_slots(spec, self._store)(place_parts(parts, live, specs, shapes))
-            snapshots.forget(but=frozenset({stamp}))
+            state = compiled_slots(spec, self._executables)(place_parts(parts, live, specs, shapes))
+            snapshots.keep_only(frozenset({stamp}))
         else:
-            shapes = spec.abstract(with_slots=True)
-            there = {member.process for member in go.holders}
-            parts = None
-            if self._part.process in there:
-                like = part_shapes(spec.specs, shapes, self._num_devices)
-                parts = self._kept.load(stamp, like, is_own=stamp in self._own)
-            state = place_parts(parts, live, spec.specs, shapes)
-            whole = whole_workers(processes_of(live.topology, by_rank=self._part.by_rank), there)
-            has_R = [worker in whole for worker in live.workers]
-            if not all(has_R):
-                share = compiled_share(spec, self._store, has_R)
-                with self._watched(_STUCK_S):
-                    state, has_arrived = jax.block_until_ready(share(state))
-                if not own_row(has_arrived):
-                    raise RunError(f"the state of a peer has not arrived as it was sent, after iteration {stamp.step}")
+            state = self._state_of_members(spec, stamp, {member.process for member in go.holders})
         self._states[stamp] = jax.block_until_ready(state)
-        self._own &= {stamp}
-        self._kept.forget(but=frozenset({stamp}))
+        self._own_stamps &= {stamp}
+        self._state_store.keep_only(frozenset({stamp}))
         if self._handover is not None:
-            self._handover.take_back(self._part.process, but=frozenset({stamp}))
+            self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
+
+    def _state_of_members(self, spec: StepSpec, stamp: Stamp, holders: set[Process]) -> TrainState:
+        """Returns a state of which some members hold their parts: this process's own, or a copy of a peer's."""
+        live, shapes, parts = spec.live, spec.abstract(with_slots=True), None
+        if self._worker_spec.process in holders:
+            like = part_shapes(spec.specs, shapes, self._num_devices)
+            parts = self._state_store.load(stamp, like, is_own=stamp in self._own_stamps)
+        state = place_parts(parts, live, spec.specs, shapes)
+        whole = whole_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
+        has_R = [worker in whole for worker in live.workers]
+        if not all(has_R):
+            share = compiled_share(spec, self._executables, has_R)
+            with self._abortable(_STUCK_S):
+                state, has_arrived = jax.block_until_ready(share(state))
+            if not own_row(has_arrived):
+                raise RunError(f"the state of a peer has not arrived as it was sent, after iteration {stamp.step}")
+        return state
 
     @contextmanager
-    def _watched(self, limit_s: float) -> Iterator[None]:
-        """Around what cannot be interrupted: called off, it has to end in so many seconds, or the process does."""
-        self._limit_s = limit_s
+    def _abortable(self, limit_s: float) -> Iterator[None]:
+        """Context of calls that no signal interrupts: once aborted they end in ``limit_s``, or the process does."""
+        self._abort_limit_s = limit_s
         try:
             yield
         finally:
-            self._limit_s = None
+            self._abort_limit_s = None
 
-    def _leaving(self) -> Callable[[], None]:
-        """See ``CommandListener``: what ends the collectives of the present generation."""
-        link, begun = self._link, time.monotonic()
+    def _aborter(self) -> Callable[[], None]:
+        """Returns the function that aborts the collectives of the present generation, see ``CommandListener``."""
+        group, begun = self._group, time.monotonic()
 
         def abort() -> None:
-            if link is not None:
-                link.abort()
-            limit_s = self._limit_s
+            if group is not None:
+                group.abort()
+            limit_s = self._abort_limit_s
             if limit_s is not None and time.monotonic() - begun > limit_s:
-                # A connection that broke in the midst of a send may never be reported (see Link.abort); and nobody can
-                # be called back from the making of a backend. Whoever takes this place finds the state.
-                print(f"cannot be called off for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
+                # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
+                # interrupts the creation of a backend. The next incarnation of this process finds the state.
+                print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
                 self._keep_states()
                 os._exit(STUCK)
 
@@ -295,6 +294,8 @@ class WorkerProcess:
 
     @contextmanager
     def _timed(self, number: int, part: str) -> Iterator[None]:
+        """Reports the duration of the block as a part of the transition to a generation."""
         begun = time.perf_counter()
         yield
-        self._channel.say(Took, number=number, part=part, seconds=round(time.perf_counter() - begun, 4))
+        seconds = round(time.perf_counter() - begun, 4)
+        self._channel.send(PartTimed, number=number, part=part, seconds=seconds)

@@ -92,7 +92,7 @@ def _moments(run: Run, timed: Timed) -> Iterator[Incident]:
         case "recut":
             yield Incident("restore", *at, (), "the state is resharded for the present ranks")
         case "restart_all":
-            yield Incident("restore", *at, (), f"all processes are started again: {event.get('why')}")
+            yield Incident("restore", *at, (), f"all processes are restarted: {event.get('why')}")
         case "resume":
             yield Incident("resume", *at, (), f"continues after iteration {at[1]}")
         case name if name in _STOPS:

@@ -1,7 +1,7 @@
 """The time of a run by cause; every moment is counted once.
 
-In a run of processes the supervisor counts as it happens, see ``swift.elastic.events.goodput``; in a run in one process
-the breakdown follows from the record.
+In a run of processes the supervisor counts as it happens, see ``swift.elastic.reporting.goodput``; in a run in one
+process the breakdown follows from the record.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The keeper is asked one thing after the other, and again where it has died or is too late."""
+"""The checkpoint service is asked one thing after the other, and again where it has died or is too late."""
 
 import signal
 from types import SimpleNamespace
@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.coordinator import checkpoint_client
-from swift.elastic.coordinator.checkpoint_client import KEEPER, CheckpointClient
+from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE, CheckpointClient
 from swift.elastic.membership import Member, Process, Stamp
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
-    Failed,
-    Kept,
+    CommandFailed,
+    KeptElsewhere,
     LoadCheckpoint,
     SaveCheckpoint,
     Saved,
@@ -35,7 +35,7 @@ class Listed:
     def start(self, who, _command, _log):
         self.alive.add(who)
 
-    def say(self, _, line):
+    def send(self, _, line):
         self.asked.append(CHECKPOINT_COMMANDS.read(line))
 
     def signal(self, who, number):
@@ -43,13 +43,20 @@ class Listed:
 
 
 class Keeping:
-    """A ``CheckpointClient``, its keeper and its clock."""
+    """A ``CheckpointClient``, its checkpoint_service and its clock."""
 
     def __init__(self, directory):
         self.now, self.children = 0.0, Listed()
         log, checkpoints = directory / "log", directory / "checkpoints"
         self.saving = CheckpointClient(
-            self.children, ["keep"], log, checkpoints, [ONLY], START_S, DEADLINE_S, lambda: self.now
+            children=self.children,
+            command=["keep"],
+            log=log,
+            directory=checkpoints,
+            processes=[ONLY],
+            start_s=START_S,
+            deadline_s=DEADLINE_S,
+            clock=lambda: self.now,
         )
 
     def add(self, step):
@@ -57,23 +64,23 @@ class Keeping:
 
     def is_ended_after(self, seconds):
         self.now += seconds
-        return self.saving.end_if_late()
+        return self.saving.kill_if_late()
 
     def dies(self):
-        self.children.alive.remove(KEEPER)
+        self.children.alive.remove(CHECKPOINT_SERVICE)
         return self.saving.died()
 
     def fails(self, step):
-        self.saving.hear(CHECKPOINT_ANSWERS.line(Failed("save", step, "No space left on device")))
+        self.saving.take_answer(CHECKPOINT_ANSWERS.line(CommandFailed("save", step, "No space left on device")))
 
     def tries_again_after(self, seconds):
         """Whether it asks again, after so many seconds."""
         self.now, before = self.now + seconds, len(self.children.asked)
-        self.saving.try_again_if_due()
+        self.saving.retry_if_due()
         return len(self.children.asked) > before
 
     def answers(self, step):
-        self.saving.hear(CHECKPOINT_ANSWERS.line(Saved(step, 0.1, f"step-{step}", {})))
+        self.saving.take_answer(CHECKPOINT_ANSWERS.line(Saved(step, 0.1, f"step-{step}", {})))
 
 
 @pytest.fixture
@@ -85,19 +92,19 @@ def save(step):
     return SaveCheckpoint(Stamp(1, step), (ONLY,))
 
 
-def test_a_keeper_that_is_late_is_killed_once_and_its_next_life_is_asked_again(keeping):
+def test_a_checkpoint_service_that_is_late_is_killed_once_and_its_next_life_is_asked_again(keeping):
     keeping.add(5)
     assert not keeping.is_ended_after(START_S + DEADLINE_S), "it may have to start first"
     assert keeping.is_ended_after(1)
     assert not keeping.is_ended_after(START_S + DEADLINE_S + 1), "its death is on its way"
-    assert keeping.children.signals == [(KEEPER, signal.SIGKILL)]
+    assert keeping.children.signals == [(CHECKPOINT_SERVICE, signal.SIGKILL)]
     assert keeping.dies()
     assert keeping.children.asked == [save(5), save(5)]
     assert not keeping.is_ended_after(START_S + DEADLINE_S), "the next life has as long as the first"
     assert keeping.is_ended_after(1)
 
 
-def test_a_keeper_that_has_long_been_there_has_no_time_to_start(keeping):
+def test_a_checkpoint_service_that_has_long_been_there_has_no_time_to_start(keeping):
     keeping.saving.start()
     keeping.now += START_S
     keeping.add(5)
@@ -105,7 +112,7 @@ def test_a_keeper_that_has_long_been_there_has_no_time_to_start(keeping):
     assert keeping.is_ended_after(1)
 
 
-def test_a_keeper_that_has_nothing_to_do_is_not_late(keeping):
+def test_a_checkpoint_service_that_has_nothing_to_do_is_not_late(keeping):
     keeping.saving.start()
     assert not keeping.is_ended_after(10 * DEADLINE_S)
     keeping.add(5)
@@ -223,7 +230,7 @@ def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
     keeping.saving.keep_elsewhere()
     assert keeping.children.asked == [save(5), SaveCheckpoint(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
     assert keeping.saving.is_busy
-    keeping.saving.hear(CHECKPOINT_ANSWERS.line(Kept(5, "there")))
+    keeping.saving.take_answer(CHECKPOINT_ANSWERS.line(KeptElsewhere(5, "there")))
     assert not keeping.saving.is_busy
     assert not keeping.tries_again_after(100)
 

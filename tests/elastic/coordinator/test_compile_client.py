@@ -1,11 +1,11 @@
-"""The preparer is told what to make ready, ended where it is silent, and told again in its next life; so many times."""
+"""The compile service gets each request, is killed when silent, and gets the request again; so many times."""
 
 import signal
 
 import pytest
 
-from swift.elastic.coordinator.compile_client import PREPARER, CompileClient
-from swift.elastic.transport.compile_messages import COMPILE_NEWS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
+from swift.elastic.coordinator.compile_client import COMPILE_SERVICE, CompileClient
+from swift.elastic.transport.compile_messages import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
 
 START_S, SILENCE_S = 100.0, 3.0
 WISH, NEXT = CompileRequest(frozenset()), CompileRequest(frozenset({(0, 1)}))
@@ -23,7 +23,7 @@ class Listed:
     def start(self, who, _command, _log):
         self.alive.add(who)
 
-    def say(self, _, line):
+    def send(self, _, line):
         self.told.append(COMPILE_REQUESTS.read(line))
 
     def signal(self, who, number):
@@ -31,30 +31,35 @@ class Listed:
 
 
 class Watched:
-    """A ``CompileClient``, its preparer and its clock."""
+    """A ``CompileClient``, its compile_service and its clock."""
 
     def __init__(self, directory, command=("prepare",)):
         self.now, self.children = 0.0, Listed()
         self.preparing = CompileClient(
-            self.children, command, directory / "log", START_S, SILENCE_S, clock=lambda: self.now
+            children=self.children,
+            command=command,
+            log=directory / "log",
+            start_s=START_S,
+            silence_s=SILENCE_S,
+            clock=lambda: self.now,
         )
 
     def ask(self, wish):
-        self.preparing.ask(wish)
-        self.preparing.follow()
+        self.preparing.request(wish)
+        self.preparing.send_request()
         return self
 
     def hear(self, said):
-        return self.preparing.hear(COMPILE_NEWS.line(said), self.now)
+        return self.preparing.take_answer(COMPILE_ANSWERS.line(said), self.now)
 
     def is_ended_after(self, seconds):
         self.now += seconds
-        return self.preparing.end_if_silent()
+        return self.preparing.kill_if_silent()
 
     def dies(self):
-        self.children.alive.remove(PREPARER)
+        self.children.alive.remove(COMPILE_SERVICE)
         again = self.preparing.died()
-        self.preparing.follow()
+        self.preparing.send_request()
         return again
 
 
@@ -68,7 +73,7 @@ def prepared(compiled):
 
 
 def test_each_wish_is_told_once(watched):
-    watched.preparing.follow()
+    watched.preparing.send_request()
     watched.ask(NEXT)
     assert watched.children.told == [WISH, NEXT]
 
@@ -79,7 +84,7 @@ def test_it_has_longer_to_start_than_between_two_signs_of_life(watched):
     assert not watched.is_ended_after(SILENCE_S)
     assert watched.hear(prepared(1)) == prepared(1)
     assert watched.is_ended_after(SILENCE_S + 0.1)
-    assert watched.children.signals == [(PREPARER, signal.SIGKILL)]
+    assert watched.children.signals == [(COMPILE_SERVICE, signal.SIGKILL)]
     assert not watched.is_ended_after(2 * START_S), "its death is on its way"
 
 

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from swift.checkpoint import CheckpointConfig
-from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_place
+from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_storage
 from swift.elastic.membership import Process, Stamp, processes_of
-from swift.elastic.state.copies import copy_shapes
+from swift.elastic.state.slice_copies import copy_shapes
 from swift.errors import SettingError
 from swift.topology import Topology
 from swift.train.checkpoints.saved_state import split_of
@@ -19,14 +19,16 @@ GIGABYTE = 10**9
 NEED = MemoryDemand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
 
 
-def test_a_demand_is_that_of_the_files(keeper, ranks, tmp_path):
+def test_a_demand_is_that_of_the_files(checkpoint_service, ranks, tmp_path):
     """Of each rank three states, four without slots, and copies; a file is little more than its arrays."""
-    experiment = replace(keeper.experiment, checkpoint=CheckpointConfig(snapshot_every=1, snapshot_experts_per_layer=1))
+    experiment = replace(
+        checkpoint_service.experiment, checkpoint=CheckpointConfig(snapshot_every=1, snapshot_experts_per_layer=1)
+    )
     found = MemoryDemand.of(experiment, ranks, by_rank=True, is_alone=True)
     (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{Stamp(3, 4).generation}-{Stamp(3, 4).step}")
     assert found.snapshots / 8 == pytest.approx(file.stat().st_size, rel=0.1)
     assert found.states / 6 > found.snapshots / 8
-    split = split_of(keeper.spec)
+    split = split_of(checkpoint_service.spec)
     of_all, of_one = (
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(copy_shapes(split, k))) for k in (4, 1)
     )
@@ -51,7 +53,7 @@ def test_a_node_of_several_keeps_what_its_own_processes_have(two_ranks):
 @pytest.mark.parametrize(
     ("free", "chosen", "said"),
     [
-        ((64, 1, 1), "memory", "64.0 GB that are free"),
+        ((64, 1, 1), "memory", "64.0 GB free in"),
         ((0.064, 2, 1), "tmp", r"not in .*/memory \(64\.0 MB free\): that is slower"),
         ((0.064, 0.5, 3), "run", "that is slower"),
     ],
@@ -59,7 +61,7 @@ def test_a_node_of_several_keeps_what_its_own_processes_have(two_ranks):
 def test_the_first_place_with_room_is_taken(tmp_path, monkeypatch, free, chosen, said):
     places = places_of(tmp_path, monkeypatch)
     bytes_free = dict(zip(places, (int(part * GIGABYTE) for part in free), strict=True))
-    place, text = choose_place(NEED, places[2], places[0], bytes_free.__getitem__)
+    place, text = choose_storage(NEED, places[2], places[0], bytes_free.__getitem__)
     assert place == tmp_path / chosen
     assert text.startswith("the states of 2 processes take up to 1.0 GB")
     assert re.search(said, text)
@@ -68,7 +70,7 @@ def test_the_first_place_with_room_is_taken(tmp_path, monkeypatch, free, chosen,
 def test_where_nothing_has_room_all_places_are_told(tmp_path, monkeypatch):
     places = places_of(tmp_path, monkeypatch)
     with pytest.raises(SettingError, match=r"take up to 1\.0 GB, and nowhere .* 0\.0 MB in .*/memory, .*/tmp, .*/run"):
-        choose_place(NEED, places[2], places[0], lambda _: 0)
+        choose_storage(NEED, places[2], places[0], lambda _: 0)
 
 
 def test_what_dead_runs_have_left_behind_takes_no_room(tmp_path, monkeypatch):
@@ -84,7 +86,7 @@ def test_what_dead_runs_have_left_behind_takes_no_room(tmp_path, monkeypatch):
     def free(place):
         return 0 if place == run_dir else GIGABYTE * (64 if not list(place.glob("*-dead")) else 0)
 
-    assert choose_place(NEED, run_dir, memory, free).path == memory
+    assert choose_storage(NEED, run_dir, memory, free).path == memory
     assert other.is_dir()
     assert list(run_dir.iterdir())
     assert list(temporary.iterdir()) == [other]
@@ -93,7 +95,7 @@ def test_what_dead_runs_have_left_behind_takes_no_room(tmp_path, monkeypatch):
 def test_a_run_directory_that_is_not_there_yet_has_the_room_of_its_disk(tmp_path, monkeypatch):
     places = places_of(tmp_path, monkeypatch)
     small = replace(NEED, states=1)
-    assert choose_place(small, tmp_path / "not" / "yet", places[0]).path == places[0]
+    assert choose_storage(small, tmp_path / "not" / "yet", places[0]).path == places[0]
 
 
 def places_of(tmp_path, monkeypatch):

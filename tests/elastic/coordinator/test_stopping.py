@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator import command_executor
-from swift.elastic.coordinator.run_spec import RunSpec
+from swift.elastic.coordinator import membership_driver
+from swift.elastic.coordinator.run_spec import RunContext, RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership import Beat, Departed, Enter, Formed, Member, Ready, Stamp, Took, processes_of
+from swift.elastic.membership import Departed, Enter, Formed, Heartbeat, Member, PartTimed, Ready, Stamp, processes_of
 from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
-from swift.elastic.transport.processes import Death, Heard
+from swift.elastic.transport.child_processes import Death, ReceivedLine
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
-    WORKER_NEWS,
+    WORKER_MESSAGES,
     Done,
     FormGroup,
     Halt,
@@ -40,17 +40,17 @@ class Acting:
         self.said, self.number, self.done, self.halt, self.members = deque([(Ready, {"number": 0})]), 0, 0, None, []
         self.runs, self.held, self.has_room, self.step_s = False, set(), True, STEP_S
 
-    def say(self, kind, **said):
+    def send(self, kind, **said):
         self.said.append((kind, said))
 
     def obey(self, order):
         match order:
             case FormGroup(form):
                 self.runs, self.number, self.members = False, form.number, form.members
-                self.say(Departed, number=form.number)
+                self.send(Departed, number=form.number)
             case Enter(number):
-                self.say(Took, number=number, part="link", seconds=0.0)
-                self.say(Formed, number=number, held=self.held, found=[])
+                self.send(PartTimed, number=number, part="link", seconds=0.0)
+                self.send(Formed, number=number, held=self.held, found=[])
             case StartGeneration(go):
                 self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
             case Halt():
@@ -61,16 +61,16 @@ class Acting:
             return
         self.done += 1
         self.held = {Stamp(self.number, self.done)}
-        self.say(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * self.step_s})
-        self.say(Beat, number=self.number, entered=self.done, finished=self.done)
+        self.send(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * self.step_s})
+        self.send(Heartbeat, number=self.number, entered=self.done, finished=self.done)
         if self.halt is not None and self.done >= self.halt.after:
             self.runs = False
             stamp = Stamp(self.number, self.done)
             if self.has_room:
-                self.say(SnapshotKept, stamp=stamp, loss=None)
+                self.send(SnapshotKept, stamp=stamp, loss=None)
             else:
-                self.say(SnapshotMissed, stamp=stamp, why="[Errno 28] No space left on device")
-            self.say(Done, number=self.number)
+                self.send(SnapshotMissed, stamp=stamp, why="[Errno 28] No space left on device")
+            self.send(Done, number=self.number)
 
 
 class Stage:
@@ -88,7 +88,7 @@ class Stage:
     def start(self, who, _command, _log):
         self.there[who] = Acting()
 
-    def say(self, who, line):
+    def send(self, who, line):
         if who not in self.there:
             return  # the dead are told, too
         order = WORKER_COMMANDS.read(line)
@@ -107,12 +107,12 @@ class Stage:
         dead, self.dead = self.dead, []
         return dead
 
-    def heard(self, _):
+    def received(self, _):
         time.sleep(0.001)
         for member in self.there.values():
             member.act()
         heard = [(who, *member.said.popleft()) for who, member in self.there.items() for _ in range(len(member.said))]
-        return [Heard(who, WORKER_NEWS.line_of(kind, **said), time.monotonic()) for who, kind, said in heard]
+        return [ReceivedLine(who, WORKER_MESSAGES.line_of(kind, **said), time.monotonic()) for who, kind, said in heard]
 
     def wait_for(self, whom):
         for who in whom:
@@ -122,7 +122,7 @@ class Stage:
 class Kept:
     """Checkpoints: each takes so many turns."""
 
-    newest, newest_is_full, end_if_late, died = None, False, lambda _: False, lambda _: True
+    newest, newest_is_full, kill_if_late, died = None, False, lambda _: False, lambda _: True
     unsaved = None
 
     def __init__(self, turns):
@@ -145,7 +145,7 @@ class Kept:
     def start(self):
         pass
 
-    def try_again_if_due(self):
+    def retry_if_due(self):
         pass
 
 
@@ -158,7 +158,7 @@ class Told:
     def record(self, record):
         self.written = max(self.written, record["step"])
 
-    def tell(self, text):
+    def show_line(self, text):
         self.texts.append(text)
 
     def note(self, _event, _step, text, **_):
@@ -179,24 +179,31 @@ class Run:
 
     def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0):
         monkeypatch.setattr(
-            command_executor, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
+            membership_driver, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
         )
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
-        none = SimpleNamespace(ask=lambda _: None, follow=lambda: None, end_if_silent=lambda: False)
-        run_spec = RunSpec(PROCESSES, lambda _: [], Path("logs"), Deadlines(stopping=stopping))
-        self.supervisor = Supervisor(run_spec, self.stage, self.kept, none, self.told)
+        none = SimpleNamespace(request=lambda _: None, send_request=lambda: None, kill_if_silent=lambda: False)
+        run_spec = RunSpec(
+            processes=PROCESSES,
+            command=lambda _: [],
+            logs=Path("logs"),
+            deadlines=Deadlines(stopping=stopping),
+        )
+        self.supervisor = Supervisor(
+            RunContext(spec=run_spec, children=self.stage, checkpoints=self.kept, programs=none, reporter=self.told)
+        )
 
     def stops_after(self, step, meanwhile=lambda: None):
         calls = []
 
-        def is_called_off():
+        def is_stop_requested():
             if self.told.written >= step and not calls:
                 calls.append(meanwhile())
             return bool(calls)
 
         with self.supervisor:
-            self.supervisor.run(is_called_off)
+            self.supervisor.run(is_stop_requested)
         return self
 
 
@@ -244,8 +251,8 @@ def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch
 def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkeypatch):
     run = Run(monkeypatch)
     member = Member(PROCESSES[0], 0)
-    news = SnapshotMissed(member, Stamp(1, 4), "full")
-    run.stops_after(5, meanwhile=lambda: run.supervisor._hear(news, member))
+    line = WORKER_MESSAGES.line_of(SnapshotMissed, stamp=Stamp(1, 4), why="full")
+    run.stops_after(5, meanwhile=lambda: run.supervisor._driver.take_from_worker(line, member, 0.0))
     assert run.kept.newest == run.told.written
 
 

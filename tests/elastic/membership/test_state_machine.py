@@ -6,20 +6,23 @@ import pytest
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership import (
-    Beat,
+    CheckpointsListed,
     Departed,
     Died,
     Done,
     Enter,
+    FaultInjected,
     Form,
     Formed,
     GiveUp,
-    Go,
-    Harmed,
+    GoLive,
+    Heartbeat,
     Kill,
     MayRestart,
     Member,
     Membership,
+    PartTimed,
+    ProcessState,
     Ready,
     RecoveryPolicy,
     ReshardState,
@@ -34,11 +37,8 @@ from swift.elastic.membership import (
     Started,
     StartGeneration,
     StartProcess,
-    State,
     StopRun,
-    Stored,
     Tick,
-    Took,
     Woke,
     processes_of,
 )
@@ -77,7 +77,7 @@ class Script:
 
     def formed(self, held_by, of=None):
         """They hold states after these iterations, of the generation that ran last unless told."""
-        generation = self.membership.went if of is None else of
+        generation = self.membership.last_live if of is None else of
         self.left(*held_by)
         for process, held in held_by.items():
             self.tell(Formed, process, self.membership.number, frozenset(Stamp(generation, step) for step in held), 0)
@@ -89,7 +89,7 @@ class Script:
     def beat(self, entered_by):
         """Everybody has ended the iteration before that which it is in."""
         for process, entered in entered_by.items():
-            self.tell(Beat, process, self.membership.went, entered, entered - 1, 0)
+            self.tell(Heartbeat, process, self.membership.last_live, entered, entered - 1, 0)
 
     def tick(self, after=0.0):
         self.time += after
@@ -102,8 +102,8 @@ class Script:
     def alive(self):
         """Everybody who has not died beats, without being in an iteration of this generation."""
         for process, status in self.membership.statuses.items():
-            if status.state is not State.DEAD:
-                self.tell(Beat, process, 0, 0, 0, 0)
+            if status.state is not ProcessState.DEAD:
+                self.tell(Heartbeat, process, 0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def live():
     script.formed(dict.fromkeys([A, B, C, D], ()))
     script.tick()
     script.beat(dict.fromkeys([A, B, C, D], 5))
-    assert {status.state for status in script.membership.statuses.values()} == {State.LIVE}
+    assert {status.state for status in script.membership.statuses.values()} == {ProcessState.LIVE}
     return script
 
 
@@ -130,7 +130,7 @@ def test_the_first_generation_waits_until_everybody_is_ready_and_everybody_has_f
     script.formed({A: (), B: (), C: ()})
     assert script.tick() == []
     script.formed({D: ()})
-    assert script.tick() == [Go(1, None)]
+    assert script.tick() == [GoLive(1, None)]
     assert script.tick() == []
 
 
@@ -159,7 +159,7 @@ def test_a_death_makes_an_generation_of_the_others_that_goes_on_where_all_of_the
     live.die(D)
     assert live.tick() == [Form(2, live.now(A, B, C))]
     live.formed({A: {4, 5}, B: {3, 4}, C: {3, 4}})
-    assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
+    assert live.tick() == [GoLive(2, Stamp(1, 4), live.now(A, B, C))]
 
 
 def test_two_deaths_at_once_are_one_generation(live):
@@ -178,14 +178,14 @@ def test_a_death_while_forming_makes_a_newer_generation_and_answers_to_the_older
     live.formed({B: {4}})
     assert live.tick() == []
     live.formed({A: {4}})
-    assert live.tick() == [Go(3, Stamp(1, 4), live.now(A, B))]
+    assert live.tick() == [GoLive(3, Stamp(1, 4), live.now(A, B))]
 
 
 def test_survivors_that_hold_no_common_iteration_go_back_to_the_checkpoint(live):
     live.die(D)
     live.tick()
     live.formed({A: {4, 5}, B: {2, 3}, C: {4, 5}})
-    assert live.tick() == [Go(2, None)]
+    assert live.tick() == [GoLive(2, None)]
 
 
 def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
@@ -205,7 +205,7 @@ def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
 def test_who_has_met_the_others_is_given_time_to_compile(live):
     live.die(D)
     live.tick()
-    live.tell(Took, A, 2, "link", 0.1, 0)
+    live.tell(PartTimed, A, 2, "link", 0.1, 0)
     live.formed({B: {4}, C: {4}})
     for _ in range(3):
         live.alive()
@@ -227,7 +227,7 @@ def test_joiners_are_admitted_together_after_the_iteration_that_nobody_has_enter
     live.beat({A: 7, B: 6})
     assert live.tick() == [Form(3, live.now(A, B, C, D), after=8)]
     live.formed({A: {7, 8}, B: {7, 8}, C: (), D: ()})
-    assert live.tick() == [Go(3, Stamp(2, 8), live.now(A, B))]
+    assert live.tick() == [GoLive(3, Stamp(2, 8), live.now(A, B))]
 
 
 def joining(script):
@@ -247,7 +247,7 @@ def test_a_death_while_somebody_joins_makes_an_generation_of_all_who_are_ready(l
     live.die(A)
     assert live.tick() == [Form(4, live.now(B, C, D))]
     live.formed({B: {7, 8}, C: {7, 8}, D: ()})
-    assert live.tick() == [Go(4, Stamp(2, 8), live.now(B, C))]
+    assert live.tick() == [GoLive(4, Stamp(2, 8), live.now(B, C))]
 
 
 def test_a_joiner_that_dies_costs_an_generation_but_no_iteration(live):
@@ -284,12 +284,12 @@ def test_a_thawed_process_is_killed_when_it_speaks(live):
         live.beat({A: 6, B: 6, C: 6})
         live.tick(1.1)
     assert live.membership.statuses[D].is_dying
-    assert live.tell(Beat, D, 1, 6, 5, 0) == ()
+    assert live.tell(Heartbeat, D, 1, 6, 5, 0) == ()
     live.die(D)
-    assert [kill.member for kill in live.tell(Beat, D, 1, 6, 5, 0)] == [Member(D, old)]
+    assert [kill.member for kill in live.tell(Heartbeat, D, 1, 6, 5, 0)] == [Member(D, old)]
     live.start(D)
     assert [kill.member for kill in live.tell(Ready, D, 0, incarnation=old)] == [Member(D, old)]
-    assert live.membership.statuses[D].state is State.STARTING
+    assert live.membership.statuses[D].state is ProcessState.STARTING
 
 
 def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
@@ -302,8 +302,8 @@ def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
     assert retire == Retire(kill.member, "was killed, and has not died in 5 s")
     (form,) = live.tick()
     assert C not in {process for process, _ in form.members}
-    assert live.membership.statuses[C].state is State.RETIRED
-    assert not live.membership.is_manned or C not in {process for process, _ in live.membership.present()}
+    assert live.membership.statuses[C].state is ProcessState.RETIRED
+    assert live.membership.unserved_stages or C not in {process for process, _ in live.membership.present()}
 
 
 def wait_until_silent(script, process):
@@ -320,7 +320,7 @@ def test_what_a_retired_process_says_changes_nothing_nor_does_its_death(live):
     live.alive()
     live.tick()
     before = live.membership
-    assert [type(one) for one in live.tell(Beat, C, 1, 9, 8, 0)] == [Kill]
+    assert [type(one) for one in live.tell(Heartbeat, C, 1, 9, 8, 0)] == [Kill]
     assert [type(one) for one in live.tell(Ready, C, 0)] == [Kill]
     assert live.die(C) == []
     assert live.membership == before
@@ -364,18 +364,18 @@ def test_who_hangs_with_all_others_is_found_since_it_does_not_leave(live):
     live.die(D)
     assert live.tick() == [Form(3, live.now(A, B, C))]
     live.formed({A: {4, 5}, B: {4, 5}, C: {4, 5}})
-    assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C))]
+    assert live.tick() == [GoLive(3, Stamp(1, 5), live.now(A, B, C))]
 
 
 def test_all_are_restarted_where_a_new_generation_does_not_help_and_may_find_their_state_again(live):
     stuck(live)
     live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
-    assert live.tick() == [Go(2, Stamp(1, 5), live.now(A, B, C, D))]
+    assert live.tick() == [GoLive(2, Stamp(1, 5), live.now(A, B, C, D))]
     for _ in range(4):
         live.beat(dict.fromkeys([A, B, C, D], 6))
         assert live.tick(1.5) == []
     live.alive()
-    assert live.tick(0.5) == [RestartAll("nobody finished an iteration for 6 s, and all are in 6")]
+    assert live.tick(0.5) == [RestartAll("no process finished an iteration for 6 s, and all are in 6")]
     live.die(A, B, C)
     assert live.tick() == []
     live.die(D)
@@ -386,7 +386,7 @@ def test_all_are_restarted_where_a_new_generation_does_not_help_and_may_find_the
     live.ready(C, D)
     assert live.tick() == [Form(3, live.now(A, B, C, D))]
     live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
-    assert live.tick() == [Go(3, Stamp(1, 5), live.now(A, B, C, D))]
+    assert live.tick() == [GoLive(3, Stamp(1, 5), live.now(A, B, C, D))]
 
 
 def test_all_enter_once_the_last_has_left(live):
@@ -400,7 +400,7 @@ def test_all_enter_once_the_last_has_left(live):
 def test_members_that_wait_for_something_else_are_excused(live):
     for _ in range(9):
         live.alive()
-        live.membership = live.membership.excused(live.time)
+        live.membership = live.membership.with_clock_reset(live.time)
         assert live.tick(1.5) == []
 
 
@@ -417,14 +417,14 @@ def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):
     live.tick()
     live.die(D)
     assert live.tick() == [StageLost((1,))]
-    assert not live.membership.is_manned
+    assert live.membership.unserved_stages
     live.start(D)
     assert live.tick() == []
     live.ready(D)
     assert live.tick() == [Form(3, live.now(A, C, D))]
     live.formed({A: {4, 5}, C: {4, 5}})
     live.formed({D: {4, 5}}, of=0)
-    assert live.tick() == [Go(3, None)], "what a restarted process holds is of an older time"
+    assert live.tick() == [GoLive(3, None)], "what a restarted process holds is of an older time"
 
 
 def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
@@ -434,7 +434,7 @@ def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
     live.ready(B, D)
     assert live.tick() == [Form(2, live.now(A, B, C, D))]
     live.formed({A: {4, 5}, B: {3, 4}, C: {4, 5}, D: ()})
-    assert live.tick() == [Go(2, Stamp(1, 4), live.now(A, B, C))]
+    assert live.tick() == [GoLive(2, Stamp(1, 4), live.now(A, B, C))]
 
 
 def test_the_newest_state_is_that_of_the_newest_generation_that_every_stage_has(live):
@@ -442,7 +442,7 @@ def test_the_newest_state_is_that_of_the_newest_generation_that_every_stage_has(
     live.tick()
     live.formed({A: {6}}, of=1)
     live.formed({B: {5}, C: {5}}, of=1)
-    assert live.tick() == [Go(2, Stamp(1, 5), live.now(B, C))], "C has it for stage 0; A copies"
+    assert live.tick() == [GoLive(2, Stamp(1, 5), live.now(B, C))], "C has it for stage 0; A copies"
 
 
 def test_a_worker_of_several_processes_is_there_when_all_of_them_are():
@@ -459,7 +459,7 @@ def test_a_worker_of_several_processes_is_there_when_all_of_them_are():
     script.ready(processes[1])
     assert script.tick() == [Form(2, script.now(*processes))]
     script.formed({processes[0]: {4}, processes[1]: (), processes[2]: {4}})
-    assert script.tick() == [Go(2, None)]
+    assert script.tick() == [GoLive(2, None)]
 
 
 def test_a_process_that_dies_three_times_before_it_is_live_is_given_up(live):
@@ -494,7 +494,7 @@ def elastic():
     script.ready(*RANKS)
     script.tick()
     script.formed(dict.fromkeys(RANKS, ()))
-    assert script.tick() == [Go(1, None)]
+    assert script.tick() == [GoLive(1, None)]
     script.beat(dict.fromkeys(RANKS, 5))
     return script
 
@@ -514,7 +514,7 @@ def test_the_ranks_that_are_there_go_on_at_once(elastic):
     assert elastic.tick() == [Form(2, elastic.now(r0, r1, r3))]
     elastic.formed({r0: {4, 5}, r1: {4, 5}, r3: {3, 4}})
     find(elastic, (r2, 1, 4), (r2, 1, 3))
-    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), ShardLayout(RANKS, (1,)))]
+    assert elastic.tick() == [GoLive(2, Stamp(1, 4), elastic.now(r0, r1, r3), ShardLayout(RANKS, (1,)))]
 
 
 def test_a_state_with_all_slices_is_preferred_to_a_newer_one(elastic):
@@ -532,7 +532,7 @@ def test_where_slices_are_lost_all_go_on_from_the_newest_state_that_most_have(el
     elastic.die(RANKS[2])
     elastic.tick()
     elastic.formed({r0: {4, 5}, r1: {3, 4}, r3: {4, 5}})
-    assert elastic.tick() == [Go(2, Stamp(1, 4), elastic.now(r0, r1, r3), ShardLayout(RANKS, (1,)), is_whole=False)]
+    assert elastic.tick() == [GoLive(2, Stamp(1, 4), elastic.now(r0, r1, r3), ShardLayout(RANKS, (1,)), is_whole=False)]
 
 
 def shrunk(script):
@@ -553,7 +553,7 @@ def test_who_comes_back_makes_the_ranks_more_again(elastic):
     assert elastic.tick() == [Form(3, elastic.now(*RANKS), after=9)]
     elastic.formed({process: {8, 9} for process in others}, of=2)
     elastic.formed({RANKS[1]: {4}}, of=1)  # it has found an old state
-    assert elastic.tick() == [Go(3, Stamp(2, 9), elastic.now(*others), ShardLayout(others, (2,)))]
+    assert elastic.tick() == [GoLive(3, Stamp(2, 9), elastic.now(*others), ShardLayout(others, (2,)))]
 
 
 def test_the_same_ranks_go_on_with_what_they_have_and_the_cut_stays_that_of_older_copies(elastic):
@@ -561,12 +561,12 @@ def test_the_same_ranks_go_on_with_what_they_have_and_the_cut_stays_that_of_olde
     elastic.tell(Ready, others[0], 0, 2)
     assert elastic.tick() == [Form(3, elastic.now(*others))]
     elastic.formed({process: {6, 7} for process in others}, of=2)
-    assert elastic.tick() == [Go(3, Stamp(2, 7), elastic.now(*others))]
+    assert elastic.tick() == [GoLive(3, Stamp(2, 7), elastic.now(*others))]
     elastic.die(others[0])
     elastic.tick()
     elastic.formed({process: {8} for process in others[1:]}, of=3)
     (go,) = elastic.tick()
-    assert (go.cut, go.is_whole) == (ShardLayout(others, (2, 3)), False)
+    assert (go.layout, go.is_whole) == (ShardLayout(others, (2, 3)), False)
 
 
 def test_who_has_lost_everything_though_nobody_is_less_has_its_slices_cut_anew(elastic):
@@ -578,14 +578,14 @@ def test_who_has_lost_everything_though_nobody_is_less_has_its_slices_cut_anew(e
     elastic.formed({RANKS[2]: ()})
     find(elastic, (RANKS[2], 1, 4))
     (go,) = elastic.tick()
-    assert (go.stamp, go.cut) == (Stamp(1, 4), ShardLayout(RANKS, (1,)))
+    assert (go.stamp, go.layout) == (Stamp(1, 4), ShardLayout(RANKS, (1,)))
 
 
 def test_what_is_lost_before_the_first_iteration_is_made_again(elastic):
     elastic.die(RANKS[2])
     elastic.tick()
     elastic.formed({process: {0} for process in RANKS if process != RANKS[2]})
-    assert elastic.tick() == [Go(2, None)]
+    assert elastic.tick() == [GoLive(2, None)]
 
 
 def test_the_last_rank_goes_on_alone_and_without_it_the_stage_is_lost(elastic):
@@ -622,12 +622,12 @@ def test_where_only_some_have_taken_up_a_state_that_was_cut_anew_that_before_is_
     elastic.formed({r0: {4}}, of=2)
     elastic.formed({r3: {4}}, of=1)
     find(elastic, (r0, 1, 4), (r1, 1, 4), (r2, 1, 4), (r3, 2, 4))
-    assert elastic.tick() == [Go(3, Stamp(1, 4), elastic.now(r3), ShardLayout(RANKS, (1,)))]
+    assert elastic.tick() == [GoLive(3, Stamp(1, 4), elastic.now(r3), ShardLayout(RANKS, (1,)))]
 
 
 def after_go(script, **stored):
     """What follows where these checkpoints exist as the newest generation goes live."""
-    script.membership, commands = script.membership.on(Stored(script.time, **stored))
+    script.membership, commands = script.membership.on(CheckpointsListed(script.time, **stored))
     return list(commands)
 
 
@@ -661,7 +661,7 @@ def test_members_wait_for_a_checkpoint_as_long_as_it_takes_and_run_from_it(live)
         assert live.tick(1.5) == []
     assert live.membership.on(Restored(Stamp(1, 40), live.time)) == (live.membership, ()), "it was for an older one"
     live.membership, commands = live.membership.on(Restored(Stamp(2, 40), live.time, 30))
-    assert commands == (StartGeneration(Go(2, Stamp(2, 40)), 30, is_restored=True),)
+    assert commands == (StartGeneration(GoLive(2, Stamp(2, 40)), 30, is_restored=True),)
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_run_that_waits_for_it(live):
@@ -696,7 +696,7 @@ def test_ranks_that_are_fewer_run_from_a_state_that_is_resharded_for_them(elasti
     (go,) = elastic.tick()
     assert after_go(elastic) == [ReshardState(2, Stamp(1, 4), ShardLayout(RANKS, (1,)))]
     elastic.membership, commands = elastic.membership.on(Restored(Stamp(2, 4), elastic.time))
-    assert commands == (StartGeneration(Go(2, Stamp(2, 4), go.holders), is_restored=True),)
+    assert commands == (StartGeneration(GoLive(2, Stamp(2, 4), go.holders), is_restored=True),)
 
 
 def test_where_slices_are_lost_a_newer_checkpoint_is_preferred_though_it_has_not_all_experts_either(elastic):
@@ -734,7 +734,7 @@ def test_a_dead_process_is_started_again_once_the_others_run(live):
 def test_a_process_is_not_started_more_often_than_was_said_unless_it_is_harmed_on_purpose(live):
     live.membership = replace(live.membership, policy=RecoveryPolicy(max_restarts=1))
     for _ in range(3):
-        live.membership, _ = live.membership.on(Harmed(*live.now(D), live.time))
+        live.membership, _ = live.membership.on(FaultInjected(*live.now(D), live.time))
         live.die(D)
         live.start(D)
         live.ready(D)
@@ -749,14 +749,14 @@ def test_a_run_ends_where_a_stage_has_nobody_who_may_be_started_again(live):
     live.membership = replace(live.membership, policy=RecoveryPolicy(max_restarts=0))
     live.die(B, D)
     live.tick()
-    assert may_restart(live) == [StopRun("stage 1 has no process left that may be started again")]
+    assert may_restart(live) == [StopRun("stage 1 has no process left that may be restarted")]
 
 
 def test_a_stage_whose_node_stays_away_ends_the_run_and_no_sooner(live):
     live.die(B, D)
     live.tick()
     assert may_restart(live, away={B: 9.0, D: 11.0}) == []
-    why = "stage 1 has no process left that may be started again (or whose node has returned)"
+    why = "stage 1 has no process left that may be restarted (or whose node has returned)"
     assert may_restart(live, away={B: 11.0, D: 11.0}) == [StopRun(why)]
 
 

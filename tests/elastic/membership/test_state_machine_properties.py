@@ -10,18 +10,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership import (
-    Beat,
+    CheckpointsListed,
     Departed,
     Died,
     Enter,
+    FaultInjected,
     Form,
     Formed,
-    Go,
-    Harmed,
+    GoLive,
+    Heartbeat,
     Kill,
     MayRestart,
     Member,
     Membership,
+    PartTimed,
+    ProcessState,
     Ready,
     RecoveryPolicy,
     ReshardState,
@@ -34,11 +37,8 @@ from swift.elastic.membership import (
     Started,
     StartGeneration,
     StartProcess,
-    State,
     StopRun,
-    Stored,
     Tick,
-    Took,
     Woke,
     agreed_stamp,
     processes_of,
@@ -106,7 +106,7 @@ class World:
     def __init__(self, topology, by_rank, policy):
         processes = processes_of(topology, by_rank=by_rank)
         self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, policy)
-        self.is_elastic, self.cut_of, self.handed = policy.is_elastic, {}, {}
+        self.is_elastic, self.cut_of, self.handed_over = policy.is_elastic, {}, {}
         self.newest_saved, self.is_full, self.asked, self.starts, self.restored = 0, True, deque(), {}, {}
         self.blamed, self.chance, self.down, self.is_stopped = Counter(), None, set(), False
         self.everybody, self.newest, self.retired = [], {}, set()
@@ -131,10 +131,10 @@ class World:
                 case Enter(number, members):
                     assert set(members) == self.have_left[number], "some enter while others have not left"
                     self.send(members, command)
-                case Go():
+                case GoLive():
                     self.check_go(command)
                     self.check_without_checkpoint(command)
-                    self.tell(Stored(self.time, self.newest_saved, self.is_full, False, self.written()))
+                    self.tell(CheckpointsListed(self.time, self.newest_saved, self.is_full, False, self.written()))
                 case RestoreState() | ReshardState():
                     self.check_ask(command)
                     self.asked.append(command)
@@ -155,7 +155,7 @@ class World:
                     for one in self.everybody:
                         one.is_excused = one.is_excused or not one.is_dead
                         self.kill(one)
-        if isinstance(event, Tick) and self.time >= self.membership.deaf_until:
+        if isinstance(event, Tick) and self.time >= self.membership.holds_until:
             self.check_patience()
             if not commands:
                 self.check_deadlines()
@@ -258,7 +258,7 @@ class World:
     # What the processes do.
 
     def beat(self, one):
-        one.outbox.append(Beat(one.member, one.number if one.runs else 0, one.begun, one.ended, 0))
+        one.outbox.append(Heartbeat(one.member, one.number if one.runs else 0, one.begun, one.ended, 0))
 
     def read(self, one):
         if not (one.can_act and one.inbox) or one.is_cut_off:
@@ -273,10 +273,10 @@ class World:
                     self.leave(one, form)
             case Enter(number):
                 if number == one.number:
-                    one.outbox.append(Took(one.member, number, "link", 0.1, 0))
-                    found = {(process, stamp) for process, stamps in self.handed.items() for stamp in stamps}
+                    one.outbox.append(PartTimed(one.member, number, "link", 0.1, 0))
+                    found = {(process, stamp) for process, stamps in self.handed_over.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
-            case StartGeneration(Go(number, stamp), _, is_restored):
+            case StartGeneration(GoLive(number, stamp), _, is_restored):
                 assert number == one.number
                 if stamp is None or is_restored:
                     what = "the beginning" if stamp is None else self.restored[number]
@@ -287,7 +287,7 @@ class World:
                     one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
                     assert one.states[stamp] == self.state_of[number], "survivors go on from different states"
                 one.runs, one.done, one.begun, one.ended = True, stamp.step, 0, 0
-                self.handed[one.member.process] = set(one.states)
+                self.handed_over[one.member.process] = set(one.states)
 
     def processes_in(self, number):
         return tuple(member.process for member in self.forms[number].members)
@@ -296,7 +296,7 @@ class World:
         one.runs, one.leaving, one.number, one.kept = False, None, form.number, dict(one.states)
         self.answers[form.number][one.member] = frozenset(one.states)
         if self.is_elastic:
-            self.handed.setdefault(one.member.process, set()).update(one.states)
+            self.handed_over.setdefault(one.member.process, set()).update(one.states)
         self.have_left[form.number].add(one.member)
         one.outbox.append(Departed(one.member, form.number, 0))
 
@@ -355,8 +355,10 @@ class World:
         """A lost state ends the run where there is no checkpoint, nor will be; at the beginning none is lost."""
         is_lost = go.stamp is None and self.written() > 0
         for is_busy in (False, True):
-            _, (command,) = self.membership.on(Stored(self.time, None, False, is_busy, self.written()))
-            kind = (RestoreState if is_busy else StopRun) if is_lost else (ReshardState if go.cut else StartGeneration)
+            _, (command,) = self.membership.on(CheckpointsListed(self.time, None, False, is_busy, self.written()))
+            kind = (
+                (RestoreState if is_busy else StopRun) if is_lost else (ReshardState if go.layout else StartGeneration)
+            )
             assert isinstance(command, kind), "a lost state is not noticed, or one that is there is given up"
 
     def check_ask(self, command):
@@ -367,7 +369,7 @@ class World:
             assert go.stamp is None or is_newer, "a checkpoint is preferred that is no newer"
             assert go.stamp is None or self.is_full or not go.is_whole, "a checkpoint costs experts that members have"
         else:
-            assert (command.stamp, command.cut) == (go.stamp, go.cut)
+            assert (command.stamp, command.layout) == (go.stamp, go.layout)
 
     def check_start(self, start):
         """A generation runs once, from a state that is right for it: its own, or what was fetched for it."""
@@ -381,7 +383,7 @@ class World:
         assert stamp == self.goes[number]
         assert stamp is not None or self.written() == 0, "all begin anew though something was done"
         assert stamp is None or not (self.is_full and self.newest_saved > stamp.step), "a better checkpoint is ignored"
-        assert start.go.cut is None, "members run with slices of other ranks"
+        assert start.go.layout is None, "members run with slices of other ranks"
 
     def check_restart(self, process):
         assert self.newest[process].is_dead, "a process is started that lives"
@@ -402,14 +404,14 @@ class World:
         for status in membership.statuses.values():
             silent_s = self.time - status.seen
             assert not status.is_present or silent_s <= LIMITS.heartbeat, "a silent process is not killed"
-            is_starting = status.state is State.STARTING and not status.is_dying
+            is_starting = status.state is ProcessState.STARTING and not status.is_dying
             assert not is_starting or silent_s <= LIMITS.start, "a process that is never ready is not killed"
         if generation is None or any(status.is_dying for status in membership.statuses.values()):
             return
         waited_s = self.time - generation.since
         assert membership.is_broken(generation) or waited_s <= LIMITS.progress, "a generation makes no progress"
-        late = set(generation.staying or generation.missing) - generation.linked
-        if late and not membership.is_winding_down(generation):
+        late = set(generation.not_departed or generation.not_formed) - generation.linked
+        if late and not membership.is_finishing_previous(generation):
             assert waited_s <= LIMITS.forming, "a member that does not form is not killed"
 
     def check_cut(self, go, holders):
@@ -417,12 +419,12 @@ class World:
         if go.stamp is None:
             return
         processes, cut = self.processes_in(go.number), self.cut_of[go.stamp]
-        if go.cut is None:
+        if go.layout is None:
             assert cut == processes, "members go on with slices of other ranks"
             assert holders == set(processes), "a member has nothing to go on with"
             return
-        assert go.cut.processes == cut
-        there = holders | {process for process, stamps in self.handed.items() if go.stamp in stamps}
+        assert go.layout.processes == cut
+        there = holders | {process for process, stamps in self.handed_over.items() if go.stamp in stamps}
         assert go.is_whole == (set(cut) <= there), "slices are lost and nobody says so, or the other way round"
 
     def check_no_loss(self, go, members, answers):
@@ -578,9 +580,9 @@ class Chaos(RuleBasedStateMachine):
         one = self.one(who)
         if one.is_up and not one.is_cut_off and not one.is_undead:
             one.is_up, one.is_excused = False, True
-            self.world.tell(Harmed(one.member, self.world.time))
+            self.world.tell(FaultInjected(one.member, self.world.time))
 
-    @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), keeps=st.booleans())
+    @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), snapshots=st.booleans())
     def kill(self, who, how_many, keeps):
         """What a process has sent may still come, or be lost with it."""
         for nth in range(how_many):

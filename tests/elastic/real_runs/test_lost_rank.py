@@ -80,7 +80,7 @@ def test_a_rank_that_comes_back_is_taken_in_again(tmp_path):
     assert [event.get("lost", []) for event in recuts] == [["0:0 rank 2"], [], ["0:0"], []]
 
 
-def test_what_a_rank_and_its_buddy_had_comes_from_replicas_and_storage(tmp_path):
+def test_what_a_rank_and_its_neighbour_had_comes_from_replicas_and_storage(tmp_path):
     config = config_for(tmp_path, 40, CheckpointConfig__snapshot_every=1, CheckpointConfig__every=10)
     chaos = ["--chaos", "step 23: kill 0:0 rank 2", "step 23: kill 0:0 rank 3"]
     said, found = run(config, "--prepare", "none", *chaos)

@@ -1,4 +1,4 @@
-"""What takes all processes back: the keeper is frozen, a death while it loads, an iteration that nobody can finish."""
+"""Setbacks of all processes: a frozen checkpoint service, a death during a load, an iteration that never ends."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ from swift.runlog import read_run
 from tests.elastic.runs import (
     EVERY,
     NO_CHECKPOINTS,
+    checkpoint_service,
     go_on,
-    keeper,
     launched,
     left_behind,
     losses,
@@ -26,7 +26,7 @@ from tests.elastic.runs import (
 )
 
 pytestmark = pytest.mark.slow
-LATE = "the keeper did not answer for 30 s: killed"
+LATE = "the checkpoint service did not answer for 30 s: killed"
 
 HANGING = """
 import sys
@@ -41,7 +41,7 @@ if "member" in sys.orig_argv:
     def hanging(loop, *arguments):
         generation = loop.live.generation
         while Path({mark!r}).exists():
-            if generation.orders.is_old(generation.number):
+            if generation.commands.is_old(generation.number):
                 raise ValueError("Gloo: called off")
             time.sleep(0.05)
         return compute(loop, *arguments)
@@ -80,11 +80,11 @@ def kill(config, *names):
         os.kill(there[name], signal.SIGKILL)
 
 
-def test_a_run_ends_with_its_last_checkpoint_though_the_keeper_was_frozen(tmp_path):
+def test_a_run_ends_with_its_last_checkpoint_though_the_checkpoint_service_was_frozen(tmp_path):
     config = write_config(tmp_path, (2, 1, 1), 200, **EVERY)
     with launched(config, "--deadline", "saving=30") as process:
         wait_for(process, "running with 2 processes")
-        os.kill(keeper(config), signal.SIGSTOP)  # before it can have saved anything
+        os.kill(checkpoint_service(config), signal.SIGSTOP)  # before it can have saved anything
         wait_for(process, LATE)
         rest = process.stderr.read()
         assert process.wait(timeout=60) == 0, rest
@@ -94,11 +94,11 @@ def test_a_run_ends_with_its_last_checkpoint_though_the_keeper_was_frozen(tmp_pa
     assert scratch(process.pid) == []
 
 
-def test_a_keeper_that_is_frozen_when_a_stage_is_lost_is_replaced(tmp_path):
+def test_a_checkpoint_service_that_is_frozen_when_a_stage_is_lost_is_replaced(tmp_path):
     config = write_config(tmp_path, (2, 1, 1), 10**6, **EVERY)
     with launched(config, "--deadline", "saving=30") as process:
         wait_for_checkpoint(process, config)
-        os.kill(keeper(config), signal.SIGSTOP)
+        os.kill(checkpoint_service(config), signal.SIGSTOP)
         kill(config, "0:0", "1:0")
         wait_for(process, LATE)
         wait_for(process, "all resume from the checkpoint of iteration")
@@ -112,7 +112,7 @@ def test_who_waits_for_a_checkpoint_is_killed_while_it_is_loaded(tmp_path, victi
     config = write_config(tmp_path, (2, 1, 1), 10**6, **EVERY)
     with launched(config) as process:
         wait_for_checkpoint(process, config)
-        slow = keeper(config)
+        slow = checkpoint_service(config)
         os.kill(slow, signal.SIGSTOP)  # so that it still is at it whatever happens meanwhile
         kill(config, "0:0", "1:0")
         wait_for(process, "going back to the newest checkpoint")
@@ -163,7 +163,7 @@ def test_where_a_new_generation_does_not_help_all_are_started_again_and_find_wha
         wait_for(process, "running with 2 processes")
         before = members(config)
         mark.touch()
-        wait_for(process, "all processes are started again: nobody finished an iteration for 30 s")
+        wait_for(process, "all processes are restarted: no process finished an iteration for 30 s")
         mark.unlink()
         wait_for(process, "with 2 processes")
         after = members(config)

@@ -13,8 +13,8 @@ from tests.elastic.runs import (
     EVERY,
     NO_CHECKPOINTS,
     SWIFT,
+    checkpoint_service,
     go_on,
-    keeper,
     launched,
     left_behind,
     losses,
@@ -61,12 +61,12 @@ def test_a_second_signal_ends_all_at_once_and_an_older_checkpoint_is_whole(tmp_p
     with launched(config) as process:
         wait_for_checkpoint(process, config)
         saved = newest_checkpoint(config)
-        os.kill(keeper(config), signal.SIGSTOP)  # so that it does not stop in order
+        os.kill(checkpoint_service(config), signal.SIGSTOP)  # so that it does not stop in order
         process.send_signal(signal.SIGTERM)
         wait_for(process, "waiting for the checkpoint")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
-        os.kill(keeper(config), signal.SIGKILL)
+        os.kill(checkpoint_service(config), signal.SIGKILL)
         while left_behind(config):
             time.sleep(0.05)
     assert newest_checkpoint(config) == saved
@@ -132,7 +132,7 @@ def test_a_stage_none_of_which_may_come_back_ends_the_run_which_can_be_resumed(t
         assert process.wait(timeout=60) == 3, rest
     (line,) = [line for line in rest.splitlines() if "nobody left" in line]
     assert line == rest.splitlines()[-1]
-    assert "stage 1 has nobody left that may be started again: stopped" in line
+    assert "stage 1 has no process left that may be restarted: stopped" in line
     assert f"resume from the checkpoint of iteration {newest_checkpoint(config)} with --resume" in line
     assert left_behind(config) == {}
     assert scratch(process.pid) == []

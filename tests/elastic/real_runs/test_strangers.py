@@ -49,7 +49,7 @@ def test_a_run_on_one_node_listens_on_the_loopback_device_alone(tmp_path, listen
         pids = set(members(config).values())
         assert len(pids) == 2
         assert [listening_at(pid) for pid in pids] == [{"127.0.0.1"}] * 2
-        for pid, kind in left_behind(config).items():  # the preparer pretends to be a group
+        for pid, kind in left_behind(config).items():  # the compile service pretends to be a group
             assert pid in pids or listening_at(pid) <= ({"127.0.0.1"} if kind == "preparer" else set()), kind
         shared = scratch(process.pid)
         assert len(shared) == 3

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "deadlines", "why", "within_s"),
     [
-        ("freeze", ["heartbeat=2"], "was not heard for 2 s", 4),
+        ("freeze", ["heartbeat=2"], "sent no heartbeat for 2 s", 4),
         ("hang", ["progress=40"], "is still in iteration 2", 42),
     ],
 )
@@ -163,7 +163,7 @@ def test_who_dies_at_once_again_and_again_is_given_up_with_the_end_of_its_log(tm
     assert "3 times in a row" in said.splitlines()[-1]
 
 
-def test_a_preparer_that_is_frozen_while_it_compiles_costs_no_member(tmp_path):
+def test_a_compile_service_that_is_frozen_while_it_compiles_costs_no_member(tmp_path):
     config = write_config(tmp_path, (2, 1, 1), 10**6)
     with launched(config) as process:
         wait_for(process, "running with 2 processes")

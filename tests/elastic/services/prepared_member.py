@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from swift.cli.configuration import load_experiment
-from swift.elastic.jax_group import Link
+from swift.elastic.jax_group import JaxGroup
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
 from swift.mesh.process_shards import part_shapes, place_parts
 from swift.pipeline import Configurator, Steps
@@ -30,7 +30,7 @@ def main(config, programs, num_local, address, index, count):
     topology, store = experiment.topology, ExecutableCache(Path(programs))
     configurator = Configurator(experiment.plan_settings(experiment.step_spec(storage_mesh(topology))))
     jax.extend.backend.clear_backends()
-    link = Link(address, int(index), int(count))
+    link = JaxGroup(address, int(index), int(count))
     link.join()
     configuration = configurator.configure(frozenset())
     live = LiveMesh(topology, configuration.places, Mesh(link.grid(topology.num_expert_ranks), AXES))
@@ -52,6 +52,6 @@ def main(config, programs, num_local, address, index, count):
 
 
 if __name__ == "__main__":
-    # Nothing that a preparer makes is to be made here.
+    # Nothing that a compile service makes is to be made here.
     Steps._function = None
     main(*sys.argv[1:])

@@ -15,13 +15,12 @@ from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
-    Anew,
-    Failed,
+    CommandFailed,
     LoadCheckpoint,
-    Loaded,
     Reshard,
     SaveCheckpoint,
     Saved,
+    StateRestored,
 )
 from swift.mesh.process_shards import fetch_parts
 from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
@@ -38,15 +37,17 @@ def bits(tree):
     return [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, jax.tree.leaves(tree))]
 
 
-def load(keeper, directory, step):
-    return load_plan(directory, plan_restore(directory, keeper.experiment.identity(), step), keeper.split)
+def load(checkpoint_service, directory, step):
+    return load_plan(
+        directory, plan_restore(directory, checkpoint_service.experiment.identity(), step), checkpoint_service.split
+    )
 
 
 def is_parts(tree):
     return isinstance(tree, list)
 
 
-def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, trained, ranks):
+def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(checkpoint_service, elsewhere, trained, ranks):
     elsewhere.save(Stamp(3, 4), ranks[::-1])
     directories = elsewhere.checkpoints, trained / "checkpoints"
     ours, theirs = (read_manifest(checkpoint_path(directory, 4), "") for directory in directories)
@@ -54,37 +55,39 @@ def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(keeper, elsewhere, 
     assert ours.ledger.tally.to_json() == theirs.ledger.tally.to_json()
     newest = [{unit: copies[0].content for unit, copies in one.ledger.copies.items()} for one in (ours, theirs)]
     assert newest[0] == newest[1] != {}
-    states = [load(keeper, directory, 4) for directory in directories]
+    states = [load(checkpoint_service, directory, 4) for directory in directories]
     assert len(bits(states[0])) > 10
     assert bits(states[0]) == bits(states[1])
 
 
-def test_parts_are_what_a_member_has_on_its_devices(keeper, trained, ranks, kept):
-    experiment = keeper.experiment
+def test_parts_are_what_a_member_has_on_its_devices(checkpoint_service, trained, ranks, kept):
+    experiment = checkpoint_service.experiment
     start = plan_restore(trained / "checkpoints", step=4)
     state = begin(experiment, experiment.step_spec(), TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
-        assert bits(kept(keeper, process, Stamp(3, 4))) == bits(mine)
+        assert bits(kept(checkpoint_service, process, Stamp(3, 4))) == bits(mine)
 
 
-def test_as_many_processes_as_there_are_now_get_their_slices(keeper, ranks, kept):
+def test_as_many_processes_as_there_are_now_get_their_slices(checkpoint_service, ranks, kept):
     """Of a checkpoint of two ranks; the next one is full, though K is 1: the copies are of another shape."""
-    partial = replace(keeper.experiment.checkpoint, experts_per_layer=1)
-    setup = replace(keeper.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
-    three, processes = replace(keeper, experiment=setup), processes_of(setup.topology, by_rank=True)
+    partial = replace(checkpoint_service.experiment.checkpoint, experts_per_layer=1)
+    setup = replace(checkpoint_service.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
+    three, processes = replace(checkpoint_service, experiment=setup), processes_of(setup.topology, by_rank=True)
     assert three.load(generation=5, processes=processes).step == 4
 
     def classes(of, parts, name):
         slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
         return np.asarray(of.spec.layouts[name].classes(slices, None))
 
-    before = [kept(keeper, process, Stamp(3, 4)) for process in ranks]
+    before = [kept(checkpoint_service, process, Stamp(3, 4)) for process in ranks]
     after = [kept(three, process, Stamp(5, 4)) for process in processes]
-    for name in keeper.spec.gpt.groups:
-        np.testing.assert_array_equal(classes(keeper, before, name), classes(three, after, name))
+    for name in checkpoint_service.spec.gpt.groups:
+        np.testing.assert_array_equal(classes(checkpoint_service, before, name), classes(three, after, name))
     for process, parts in zip(processes, after, strict=True):
-        SharedMemoryStore(three.keeps, process).save(Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)]))
+        SharedMemoryStore(three.snapshots, process).save(
+            Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)])
+        )
     write_metrics(three, 6)
     assert three.save(Stamp(5, 6), processes).is_full
 
@@ -111,26 +114,26 @@ def x64():
     jax.config.update("jax_enable_x64", False)
 
 
-def drawn(keeper, step):
+def drawn(checkpoint_service, step):
     """A state after so many iterations, on the host; in each array no two numbers are alike, but in the placement."""
     random = np.random.default_rng(0)
 
     def draw(leaf):
         return np.asarray(random.permutation(leaf.size).reshape(leaf.shape), leaf.dtype)
 
-    state = jax.tree.map(draw, keeper.spec.abstract())
+    state = jax.tree.map(draw, checkpoint_service.spec.abstract())
     slots = np.arange(state.placement.size).reshape(state.placement.shape)
-    placement = np.asarray(slots % keeper.spec.experts.num_classes, state.placement.dtype)
+    placement = np.asarray(slots % checkpoint_service.spec.experts.num_classes, state.placement.dtype)
     return replace(state, step=np.full_like(state.step, step), placement=placement)
 
 
-def write_metrics(keeper, steps):
+def write_metrics(checkpoint_service, steps):
     """Of a run in which no token was routed."""
-    nothing = np.zeros((keeper.split.num_layers, keeper.split.num_classes), int)
-    keeper.checkpoints.parent.mkdir(exist_ok=True)
+    nothing = np.zeros((checkpoint_service.split.num_layers, checkpoint_service.split.num_classes), int)
+    checkpoint_service.checkpoints.parent.mkdir(exist_ok=True)
     for name in (METRICS, CLASS_COUNTS):
-        (keeper.checkpoints.parent / name).unlink(missing_ok=True)
-    with RunDirectory(keeper.checkpoints.parent, last_step=0) as directory:
+        (checkpoint_service.checkpoints.parent / name).unlink(missing_ok=True)
+    with RunDirectory(checkpoint_service.checkpoints.parent, last_step=0) as directory:
         for step in range(1, steps + 1):
             directory.log_step({"step": step} | dict.fromkeys(KINDS, nothing))
 
@@ -140,12 +143,29 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
     (tmp_path / "keeps").mkdir()
     data = setup.loader("train").state()
-    keeper = CheckpointService(setup, tmp_path / "run" / "checkpoints", tmp_path / "keeps", False, data)
-    extra, identity = extra_of(keeper.spec, data), setup.identity()
-    ledger = first_ledger(setup, keeper.split)
-    snapshot = keeper.split.host_snapshot(drawn(keeper, 2), ledger.choose("sequential", full=True))
-    save_checkpoint(keeper.checkpoints, 2, snapshot, keeper.split, ledger, identity=identity, extra=extra, num_kept=1)
-    start, stamp = keeper.load(generation=1, processes=processes_of(setup.topology)), Stamp(1, 2)
+    checkpoint_service = CheckpointService(
+        experiment=setup,
+        checkpoints=tmp_path / "run" / "checkpoints",
+        snapshots=tmp_path / "keeps",
+        by_rank=False,
+        data=data,
+    )
+    extra, identity = extra_of(checkpoint_service.spec, data), setup.identity()
+    ledger = first_ledger(setup, checkpoint_service.split)
+    snapshot = checkpoint_service.split.host_snapshot(
+        drawn(checkpoint_service, 2), ledger.choose("sequential", full=True)
+    )
+    save_checkpoint(
+        checkpoint_service.checkpoints,
+        2,
+        snapshot,
+        checkpoint_service.split,
+        ledger,
+        identity=identity,
+        extra=extra,
+        num_kept=1,
+    )
+    start, stamp = checkpoint_service.load(generation=1, processes=processes_of(setup.topology)), Stamp(1, 2)
 
     spec = setup.step_spec()
     state = begin(setup, spec, TrainOptions(tmp_path / "run", "", resume=True), start)
@@ -153,13 +173,13 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     assert spec.live.workers == tuple(process.worker for process in processes_of(setup.topology))
     for row, process in enumerate(processes_of(setup.topology)):
         mine = jax.tree.map(lambda parts, row=row: parts[2 * row : 2 * row + 2], whole, is_leaf=is_parts)
-        assert bits(kept(keeper, process, stamp)) == bits(mine)
+        assert bits(kept(checkpoint_service, process, stamp)) == bits(mine)
 
-    again = replace(keeper, checkpoints=tmp_path / "again" / "checkpoints")
+    again = replace(checkpoint_service, checkpoints=tmp_path / "again" / "checkpoints")
     write_metrics(again, 2)
     again.save(stamp, [Process((1, 1)), Process((0, 0))])
     state = load(again, again.checkpoints, 2)
-    assert bits(state) == bits(drawn(keeper, 2))
+    assert bits(state) == bits(drawn(checkpoint_service, 2))
     assert "float64" in {leaf.dtype.name for leaf in jax.tree.leaves(state)}
 
 
@@ -167,10 +187,10 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     "answer",
     [
         Saved(4, 0.5, "step-00000004", {"bytes": 7}),
-        Loaded(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
-        Failed("save", 4, "no space"),
-        Failed("load", None, "no", 3),
-        Anew(Stamp(2, 4), ["rank 3 is lost: dense: storage, step 2"], {"plt": 0.5}),
+        StateRestored(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
+        CommandFailed("save", 4, "no space"),
+        CommandFailed("load", None, "no", 3),
+        StateRestored(Stamp(2, 4), ["rank 3 is lost: dense: storage, step 2"], {"plt": 0.5}, is_resharded=True),
     ],
 )
 def test_answers_come_as_they_were_said(answer):

@@ -1,4 +1,4 @@
-"""What goes wrong with a checkpoint is told in a line, costs no other checkpoint, and does not end the keeper."""
+"""A failed checkpoint is reported in a line, costs no other checkpoint, and does not end the checkpoint service."""
 
 import io
 import os
@@ -22,12 +22,12 @@ from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
-    Failed,
-    Kept,
+    CommandFailed,
+    KeptElsewhere,
     LoadCheckpoint,
-    Loaded,
     SaveCheckpoint,
     Saved,
+    StateRestored,
 )
 from swift.errors import RunError
 from swift.runlog import CLASS_COUNTS, METRICS
@@ -42,48 +42,50 @@ def flip(path):
     path.write_bytes(content)
 
 
-def part_of(keeper, process, stamp):
+def part_of(checkpoint_service, process, stamp):
     (pipeline, stage), rank = process
-    return keeper.keeps / f"{pipeline}-{stage}-{rank}" / f"state-{stamp.generation}-{stamp.step}"
+    return checkpoint_service.snapshots / f"{pipeline}-{stage}-{rank}" / f"state-{stamp.generation}-{stamp.step}"
 
 
-def served(keeper, *commands):
+def served(checkpoint_service, *commands):
     answers = io.StringIO()
-    keeper.serve(io.StringIO("".join(map(CHECKPOINT_COMMANDS.line, commands))), answers)
+    checkpoint_service.serve(io.StringIO("".join(map(CHECKPOINT_COMMANDS.line, commands))), answers.write)
     return [CHECKPOINT_ANSWERS.read(line) for line in answers.getvalue().splitlines()]
 
 
-def damage_part(keeper, _):
-    flip(part_of(keeper, RANKS[1], Stamp(3, 4)))
+def damage_part(checkpoint_service, _):
+    flip(part_of(checkpoint_service, RANKS[1], Stamp(3, 4)))
 
 
-def cut_part(keeper, _):
-    part = part_of(keeper, RANKS[1], Stamp(3, 4))
+def cut_part(checkpoint_service, _):
+    part = part_of(checkpoint_service, RANKS[1], Stamp(3, 4))
     part.write_bytes(part.read_bytes()[:-9])
 
 
-def empty_part(keeper, _):
-    part_of(keeper, RANKS[1], Stamp(3, 4)).write_bytes(b"")
+def empty_part(checkpoint_service, _):
+    part_of(checkpoint_service, RANKS[1], Stamp(3, 4)).write_bytes(b"")
 
 
-def lose_part(keeper, _):
-    part_of(keeper, RANKS[1], Stamp(3, 4)).unlink()
+def lose_part(checkpoint_service, _):
+    part_of(checkpoint_service, RANKS[1], Stamp(3, 4)).unlink()
 
 
-def mislabel_parts(keeper, kept):
+def mislabel_parts(checkpoint_service, kept):
     for process in RANKS:
-        SharedMemoryStore(keeper.keeps, process).save(Stamp(3, 4), kept(keeper, process, Stamp(3, 2)))
+        SharedMemoryStore(checkpoint_service.snapshots, process).save(
+            Stamp(3, 4), kept(checkpoint_service, process, Stamp(3, 2))
+        )
 
 
-def spoil_weights(keeper, kept):
-    state = kept(keeper, RANKS[1], Stamp(3, 4))
+def spoil_weights(checkpoint_service, kept):
+    state = kept(checkpoint_service, RANKS[1], Stamp(3, 4))
     spoilt = jax.tree.map(np.copy, state.master)
     jax.tree.leaves(spoilt)[-1].flat[-1] = np.nan
-    SharedMemoryStore(keeper.keeps, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
+    SharedMemoryStore(checkpoint_service.snapshots, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
 
 
-def block_directory(keeper, _):
-    keeper.checkpoints.write_text("a file")
+def block_directory(checkpoint_service, _):
+    checkpoint_service.checkpoints.write_text("a file")
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,8 @@ def block_directory(keeper, _):
         (block_directory, "File exists"),
     ],
 )
-def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kept, spoil, why):
-    keeper.load(generation=3, processes=RANKS, step=2)
+def test_what_cannot_be_saved_is_told_and_the_next_one_is(checkpoint_service, elsewhere, kept, spoil, why):
+    checkpoint_service.load(generation=3, processes=RANKS, step=2)
     spoil(elsewhere, kept)
     (answer,) = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
     assert answer[:2] == ("save", 4)
@@ -109,77 +111,84 @@ def test_what_cannot_be_saved_is_told_and_the_next_one_is(keeper, elsewhere, kep
     if elsewhere.checkpoints.is_file():
         elsewhere.checkpoints.unlink()
     bad, good = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS[:1]), SaveCheckpoint(Stamp(3, 2), RANKS))
-    assert (type(bad), type(good)) == (Failed, Saved)
+    assert (type(bad), type(good)) == (CommandFailed, Saved)
     assert checkpoint_steps(elsewhere.checkpoints) == [2]
 
 
 def test_a_placement_with_a_class_without_a_slot_is_not_saved():
     state = SimpleNamespace(step=np.array([4]), master={}, placement=np.ones((1, 1, 2, 1), np.int32))
-    with pytest.raises(RunError, match="expert 0 of 0 to 1 has no slot in layer 0 after iteration 4: mend the policy"):
+    with pytest.raises(
+        RunError, match="expert 0 of 0 to 1 has no slot in layer 0 after iteration 4: correct the policy"
+    ):
         _check_state(state, 4, num_classes=2)
 
 
-def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(keeper, elsewhere, tmp_path, monkeypatch):
-    keeper.load(generation=3, processes=RANKS, step=4)
+def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(checkpoint_service, elsewhere, tmp_path, monkeypatch):
+    checkpoint_service.load(generation=3, processes=RANKS, step=4)
     block_directory(elsewhere, None)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     failed, kept = served(
         elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS, is_elsewhere=True)
     )
-    assert (type(failed), type(kept), kept.step) == (Failed, Kept, 4)
+    assert (type(failed), type(kept), kept.step) == (CommandFailed, KeptElsewhere, 4)
     (place,) = (tmp_path / "tmp").glob("kept-by-swift-*")
     assert kept.text.startswith(f"the state after iteration 4 is kept in {place} on ")
     elsewhere.checkpoints.unlink()
     assert len(take_back(elsewhere.checkpoints)) == 1
-    assert isinstance(served(elsewhere, LoadCheckpoint(None, 7, RANKS))[0], Loaded)
+    assert isinstance(served(elsewhere, LoadCheckpoint(None, 7, RANKS))[0], StateRestored)
 
 
-def test_holders_that_are_no_whole_worker_are_refused(keeper):
-    (answer,) = served(keeper, SaveCheckpoint(Stamp(3, 4), (RANKS[0], RANKS[0])))
+def test_holders_that_are_no_whole_worker_are_refused(checkpoint_service):
+    (answer,) = served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), (RANKS[0], RANKS[0])))
     assert answer.why.startswith("AssertionError: holders are")
 
 
-def test_an_error_of_any_kind_is_one_line_and_not_the_end(keeper, monkeypatch):
+def test_an_error_of_any_kind_is_one_line_and_not_the_end(checkpoint_service, monkeypatch):
     def fail(*_, **__):
         raise ValueError("Error opening driver:\n  no luck")
 
     with monkeypatch.context() as patch:
         patch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", fail)
-        (answer,) = served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))
-    assert answer == Failed("save", 4, "ValueError: Error opening driver: no luck")
-    assert isinstance(served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
+        (answer,) = served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))
+    assert answer == CommandFailed("save", 4, "ValueError: Error opening driver: no luck")
+    assert isinstance(served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
 
 
-def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(keeper):
-    newest = checkpoint_path(keeper.checkpoints, 4)
+def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(checkpoint_service):
+    newest = checkpoint_path(checkpoint_service.checkpoints, 4)
     flip(newest / "arrays/state/step/0")
-    bad, good = served(keeper, LoadCheckpoint(4, 7, RANKS), LoadCheckpoint(None, 7, RANKS))
+    bad, good = served(checkpoint_service, LoadCheckpoint(4, 7, RANKS), LoadCheckpoint(None, 7, RANKS))
     why = "step-00000004 is damaged: its file arrays/state/step/0 is not as it was saved"
-    assert bad == Failed("load", 4, f"checkpoint = '{keeper.checkpoints}': cannot be restored: {why}", 7)
+    assert bad == CommandFailed(
+        "load", 4, f"checkpoint = '{checkpoint_service.checkpoints}': cannot be restored: {why}", 7
+    )
     assert good.stamp == Stamp(7, 2)
     assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {why}"]
-    assert all(SharedMemoryStore(keeper.keeps, process).stamps() == {Stamp(3, 4), Stamp(7, 2)} for process in RANKS)
-    assert checkpoint_steps(keeper.checkpoints) == [2]
+    assert all(
+        SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {Stamp(3, 4), Stamp(7, 2)}
+        for process in RANKS
+    )
+    assert checkpoint_steps(checkpoint_service.checkpoints) == [2]
     assert (newest.parent / "step-00000004.aside").is_dir()
 
 
-def test_what_does_not_fit_the_run_is_not_loaded(keeper, elsewhere):
-    other = replace(keeper.experiment, seed=1)
-    other_data = replace(keeper, experiment=other, data=other.loader("train").state())
+def test_what_does_not_fit_the_run_is_not_loaded(checkpoint_service, elsewhere):
+    other = replace(checkpoint_service.experiment, seed=1)
+    other_data = replace(checkpoint_service, experiment=other, data=other.loader("train").state())
     (answer,) = served(other_data, LoadCheckpoint(4, 7, RANKS))
     assert "the saved data state" in answer.why
     (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))
-    assert answer == Failed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
-    assert all(SharedMemoryStore(keeper.keeps, process).stamps() == {Stamp(3, 4)} for process in RANKS)
+    assert answer == CommandFailed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
+    assert all(SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {Stamp(3, 4)} for process in RANKS)
 
 
-def test_what_was_broken_off_does_not_stay(keeper):
-    half = keeper.checkpoints / ".step-00000003.tmp"
+def test_what_was_broken_off_does_not_stay(checkpoint_service):
+    half = checkpoint_service.checkpoints / ".step-00000003.tmp"
     half.mkdir()
     (half / "half").write_text("much")
-    assert isinstance(served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
-    assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+    assert isinstance(served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
+    assert sorted(path.name for path in checkpoint_service.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
 
 PROCESS = """
@@ -197,78 +206,91 @@ checkpoint_process.run_checkpoint_service(experiment, Path(run_dir), Path(keeps)
 """
 
 
-def as_process(keeper, tmp_path, *commands, most_bytes=2**30):
-    (tmp_path / "config.gin").write_text(config_text(keeper.experiment))
+def as_process(checkpoint_service, tmp_path, *commands, most_bytes=2**30):
+    (tmp_path / "config.gin").write_text(config_text(checkpoint_service.experiment))
     (tmp_path / "handed").mkdir(exist_ok=True)
-    own = [tmp_path / "config.gin", keeper.checkpoints.parent, keeper.keeps, tmp_path / "handed", most_bytes]
+    own = [
+        tmp_path / "config.gin",
+        checkpoint_service.checkpoints.parent,
+        checkpoint_service.snapshots,
+        tmp_path / "handed",
+        most_bytes,
+    ]
     lines = "".join(map(CHECKPOINT_COMMANDS.line, commands))
     command = [sys.executable, "-c", PROCESS, *map(str, own)]
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100)
 
 
-def test_the_process_finishes_what_it_was_told_and_says_nothing_else(keeper, tmp_path):
+def test_the_process_finishes_what_it_was_told_and_says_nothing_else(checkpoint_service, tmp_path):
     """Its input ends at once, long before the last checkpoint is saved."""
-    shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
+    shutil.rmtree(checkpoint_path(checkpoint_service.checkpoints, 4))
     commands = LoadCheckpoint(None, 5, RANKS), SaveCheckpoint(Stamp(5, 2), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS)
-    done = as_process(keeper, tmp_path, *commands)
+    done = as_process(checkpoint_service, tmp_path, *commands)
     assert done.returncode == 0, done.stderr
     loaded, *saved = map(CHECKPOINT_ANSWERS.read, done.stdout.splitlines())
-    assert (type(loaded), loaded.stamp) == (Loaded, Stamp(5, 2))
+    assert (type(loaded), loaded.stamp) == (StateRestored, Stamp(5, 2))
     assert [(type(one), one.step, one.path) for one in saved] == [(Saved, n, f"step-{n:08}") for n in (2, 4)]
-    assert checkpoint_steps(keeper.checkpoints) == [2, 4]
+    assert checkpoint_steps(checkpoint_service.checkpoints) == [2, 4]
     assert "noise" in done.stderr
 
 
-def test_the_process_has_the_precision_of_the_run(keeper, tmp_path):
-    double = replace(keeper, experiment=replace(keeper.experiment, compute_dtype="float64"))
+def test_the_process_has_the_precision_of_the_run(checkpoint_service, tmp_path):
+    double = replace(checkpoint_service, experiment=replace(checkpoint_service.experiment, compute_dtype="float64"))
     done = as_process(double, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert done.returncode == 0, done.stderr
     assert "its Experiment.compute_dtype is 'float32', here 'float64'" in CHECKPOINT_ANSWERS.read(done.stdout).why
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_costs_nothing_that_was_there(keeper, tmp_path):
+def test_a_disk_that_is_full_costs_nothing_that_was_there(checkpoint_service, tmp_path):
     """Neither another checkpoint nor one of the same iteration."""
-    shutil.rmtree(checkpoint_path(keeper.checkpoints, 4))
+    shutil.rmtree(checkpoint_path(checkpoint_service.checkpoints, 4))
     again = Stamp(4, 2)
     for process in RANKS:
-        shutil.copy(part_of(keeper, process, Stamp(9, keeper.load(9, RANKS).step)), part_of(keeper, process, again))
-    before = files(keeper)
+        shutil.copy(
+            part_of(checkpoint_service, process, Stamp(9, checkpoint_service.load(9, RANKS).step)),
+            part_of(checkpoint_service, process, again),
+        )
+    before = files(checkpoint_service)
     done = as_process(
-        keeper, tmp_path, SaveCheckpoint(Stamp(3, 4), RANKS), SaveCheckpoint(again, RANKS), most_bytes=10_000
+        checkpoint_service,
+        tmp_path,
+        SaveCheckpoint(Stamp(3, 4), RANKS),
+        SaveCheckpoint(again, RANKS),
+        most_bytes=10_000,
     )
     assert done.returncode == 0, done.stderr
     answers = list(map(CHECKPOINT_ANSWERS.read, done.stdout.splitlines()))
     assert [answer[:2] for answer in answers] == [("save", 4), ("save", 2)]
     assert all("too large" in answer.why for answer in answers)
     # Threads of Orbax may write on after it has failed; what they leave is no checkpoint, and gone with the next life.
-    assert before.items() <= files(keeper).items()
-    assert checkpoint_steps(keeper.checkpoints) == [2]
-    assert as_process(keeper, tmp_path).returncode == 0
-    assert files(keeper) == before
-    done = as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS))
+    assert before.items() <= files(checkpoint_service).items()
+    assert checkpoint_steps(checkpoint_service.checkpoints) == [2]
+    assert as_process(checkpoint_service, tmp_path).returncode == 0
+    assert files(checkpoint_service) == before
+    done = as_process(checkpoint_service, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == Stamp(5, 2)
 
 
-def test_a_save_again_takes_the_place_of_the_first(keeper):
-    before = files(keeper)
-    assert isinstance(served(keeper, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
-    assert files(keeper).keys() == before.keys()
-    assert sorted(path.name for path in keeper.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+def test_a_save_again_takes_the_place_of_the_first(checkpoint_service):
+    before = files(checkpoint_service)
+    assert isinstance(served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
+    assert files(checkpoint_service).keys() == before.keys()
+    assert sorted(path.name for path in checkpoint_service.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
 
-def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(keeper, tmp_path):
+def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(checkpoint_service, tmp_path):
     """As the process leaves it that is killed while it saves an iteration for the second time."""
-    path, before = checkpoint_path(keeper.checkpoints, 4), files(keeper)
+    path, before = checkpoint_path(checkpoint_service.checkpoints, 4), files(checkpoint_service)
     path.rename(path.with_suffix(".earlier"))
     (path.parent / ".step-00000004.tmp").mkdir()
-    done = as_process(keeper, tmp_path, LoadCheckpoint(None, 5, RANKS))
+    done = as_process(checkpoint_service, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == Stamp(5, 4), done.stderr
-    assert files(keeper).keys() == before.keys()
+    assert files(checkpoint_service).keys() == before.keys()
 
 
-def files(keeper):
-    directory = keeper.checkpoints
+def files(checkpoint_service):
+    directory = checkpoint_service.checkpoints
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 

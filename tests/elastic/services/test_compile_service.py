@@ -18,7 +18,7 @@ from swift.cli.configuration import load_experiment
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.services.compile_service import CompileJob, _outcome, jobs_for
 from swift.elastic.transport.compile_messages import (
-    COMPILE_NEWS,
+    COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
     CompileFailed,
@@ -83,7 +83,7 @@ def start(*arguments):
 
 
 @contextmanager
-def preparer(config, programs, num_local):
+def compile_service(config, programs, num_local):
     """The process, and what it says; None when it has ended."""
     sockets = tempfile.TemporaryDirectory()
     process, heard = start("-c", MAIN, config, programs, sockets.name, num_local), Queue()
@@ -91,7 +91,7 @@ def preparer(config, programs, num_local):
     def listen():
         with process.stdout:
             for line in process.stdout:
-                if not isinstance(said := COMPILE_NEWS.read(line), Alive):
+                if not isinstance(said := COMPILE_ANSWERS.read(line), Alive):
                     heard.put(said)
         heard.put(None)
 
@@ -154,7 +154,7 @@ def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
     ],
 )
 def test_what_is_said_is_understood(said):
-    assert COMPILE_NEWS.read(COMPILE_NEWS.line(said)) == said
+    assert COMPILE_ANSWERS.read(COMPILE_ANSWERS.line(said)) == said
 
 
 def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():
@@ -162,7 +162,7 @@ def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():
         def __init__(self, error):
             self._error = error
 
-        def make_ready(self, _):
+        def prepare(self, _):
             raise self._error
 
     assert _outcome(Unable(ValueError("no plan")), CompileJob(FIRST, ())) == CompileFailed("with 0:0 down: no plan")
@@ -173,7 +173,7 @@ def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():
 def test_programs_are_where_the_processes_look(config, tmp_path):
     config.write_text(config.read_text() + "CheckpointConfig.every = 0\n")
     programs = tmp_path / "programs"
-    with preparer(config, programs, 2) as (process, heard):
+    with compile_service(config, programs, 2) as (process, heard):
         wish(process, NONE, FIRST)  # the second replaces the first, of which nothing was begun
         said = heard.get(timeout=WAIT_S)
         assert said[:4] == (FIRST, None, ("single",), 1), said
@@ -193,7 +193,7 @@ def key_of(configuration, kind):
 def test_a_return_finds_all_programs_ready(config, tmp_path, sockets, num_local):
     """With a process for each worker of two ranks, and with one for each rank."""
     programs, kinds = tmp_path / "programs", ("single", "evaluate")
-    with preparer(config, programs, num_local) as (process, heard):
+    with compile_service(config, programs, num_local) as (process, heard):
         wish(process, NONE, FIRST)  # the second replaces the first, of which nothing was begun
         said = [heard.get(timeout=WAIT_S) for _ in range(2)]
         assert [one[:4] for one in said] == [(FIRST, None, kinds, 2), (NONE, None, kinds, 3)], said
@@ -225,7 +225,7 @@ def run_group(config, programs, sockets, num_local):
 
 def test_it_ends_with_its_input_also_while_it_compiles(config, tmp_path):
     programs = tmp_path / "programs"
-    with preparer(config, programs, 2) as (process, heard):
+    with compile_service(config, programs, 2) as (process, heard):
         wish(process, NONE)
         deadline = time.monotonic() + WAIT_S
         while not list(programs.glob("*.lock")):

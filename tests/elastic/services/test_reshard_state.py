@@ -1,4 +1,4 @@
-"""The keeper cuts a state anew for other ranks, of what was handed over and the best of what is lost."""
+"""The checkpoint service cuts a state anew for other ranks, of what was handed over and the best of what is lost."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ import pytest
 
 from swift.checkpoint import checkpoint_path, plan_restore, read_manifest
 from swift.checkpoint.partial.expert_units import by_name
-from swift.elastic.elastic_programs import ElasticPrograms
+from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.membership import Process, ShardLayout, Stamp
-from swift.elastic.state.copies import Copies, copy_shapes
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.transport.checkpoint_messages import Anew, Failed, Reshard
+from swift.elastic.state.slice_copies import SliceCopies, copy_shapes
+from swift.elastic.transport.checkpoint_messages import CommandFailed, Reshard, StateRestored
 from swift.mesh.process_shards import fetch_parts, part_shapes
 from swift.train import TrainOptions
 from swift.train.checkpoints.saved_state import load_state, split_of
@@ -31,48 +31,48 @@ def is_parts(tree):
 
 
 @pytest.fixture
-def whole(keeper, trained):
+def whole(checkpoint_service, trained):
     """What each rank has on its device after four iterations."""
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
-    state = begin(keeper.experiment, keeper.experiment.step_spec(), options, start)
+    state = begin(checkpoint_service.experiment, checkpoint_service.experiment.step_spec(), options, start)
     parts = fetch_parts(state)
     return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]
 
 
 @pytest.fixture
-def elastic(keeper, ranks, tmp_path):
-    """The keeper of a run whose ranks hand over what they have; nobody has handed over anything."""
+def elastic(checkpoint_service, ranks, tmp_path):
+    """The checkpoint service of a run whose ranks hand over what they have; nobody has handed over anything."""
     (tmp_path / "handed").mkdir()
     for process in ranks:
-        SharedMemoryStore(keeper.keeps, process).forget()
-    return replace(keeper, handed=tmp_path / "handed")
+        SharedMemoryStore(checkpoint_service.snapshots, process).keep_only()
+    return replace(checkpoint_service, handed_over=tmp_path / "handed")
 
 
 @pytest.fixture
 def handover(elastic, ranks):
-    return Handover(elastic.handed, elastic.keeps, ranks)
+    return Handover(elastic.handed_over, elastic.snapshots, ranks)
 
 
-def recut(keeper, cut, processes, stamp=NOW, generation=5):
-    return keeper.follow(Reshard(stamp, ShardLayout(tuple(cut), (3,)), generation, tuple(processes)))
+def recut(checkpoint_service, cut, processes, stamp=NOW, generation=5):
+    return checkpoint_service.carry_out(Reshard(stamp, ShardLayout(tuple(cut), (3,)), generation, tuple(processes)))
 
 
-def expected(keeper, num_ranks):
+def expected(checkpoint_service, num_ranks):
     """The state after four iterations as so many ranks have it."""
-    spec = ElasticPrograms(keeper.experiment).on(num_ranks)
-    plan = plan_restore(keeper.checkpoints, step=4)
-    return spec, load_state(keeper.checkpoints, plan, spec)
+    spec = ElasticSpecs(checkpoint_service.experiment).on(num_ranks)
+    plan = plan_restore(checkpoint_service.checkpoints, step=4)
+    return spec, load_state(checkpoint_service.checkpoints, plan, spec)
 
 
-def found(keeper, process, spec, stamp):
+def found(checkpoint_service, process, spec, stamp):
     like = part_shapes(replace(spec.specs, slots={}), spec.abstract(), 1)
-    return SharedMemoryStore(keeper.keeps, process).load(stamp, like)
+    return SharedMemoryStore(checkpoint_service.snapshots, process).load(stamp, like)
 
 
-def copy_of(keeper, part, rank):
-    """All of a rank's slices, as its buddy has them."""
-    split, arrays = split_of(keeper.spec), by_name(part)
+def copy_of(checkpoint_service, part, rank):
+    """All of a rank's slices, as its neighbour has them."""
+    split, arrays = split_of(checkpoint_service.spec), by_name(part)
     like = copy_shapes(split, split.num_classes)
     everything = np.tile(np.arange(split.num_classes, dtype=np.int32), (split.num_layers, 1))
     taken = {kind: {name: arrays[f"{name}.0"] for name in like[kind]} for kind in ("dense", "experts")}
@@ -80,20 +80,20 @@ def copy_of(keeper, part, rank):
     return taken | {"chosen": everything}
 
 
-def is_as_it_was(keeper, process):
-    spec, state = expected(keeper, 1)
-    return bits(found(keeper, process, spec, Stamp(5, 4))) == bits(state)
+def is_as_it_was(checkpoint_service, process):
+    spec, state = expected(checkpoint_service, 1)
+    return bits(found(checkpoint_service, process, spec, Stamp(5, 4))) == bits(state)
 
 
 def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handover, ranks, whole):
     for process, part in zip(ranks, whole, strict=True):
         handover.states(process).save(NOW, part)
     answer = recut(elastic, ranks, ranks[1:])
-    assert answer == Anew(Stamp(5, 4), [], answer.facts)
+    assert answer == StateRestored(Stamp(5, 4), [], answer.facts, is_resharded=True)
     assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
     assert is_as_it_was(elastic, ranks[1])
     # Nobody has taken it up yet: what the process was to go on with is as good as what it has handed over.
-    elastic.follow(Reshard(Stamp(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
+    elastic.carry_out(Reshard(Stamp(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
     for process, part in zip(ranks, whole, strict=True):
         again = found(elastic, process, elastic.spec, Stamp(6, 4))
         assert bits(again.master) == bits(part.master)
@@ -101,10 +101,10 @@ def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handove
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_what_a_lost_rank_had_is_its_buddys_copy(elastic, handover, ranks, whole, lost):
+def test_what_a_lost_rank_had_is_its_neighbours_copy(elastic, handover, ranks, whole, lost):
     other = ranks[1 - lost]
     handover.states(other).save(NOW, whole[1 - lost])
-    handover.copies.keep(4, other, ranks[lost]).save(NOW, copy_of(elastic, whole[lost], lost))
+    handover.copies.store(4, other, ranks[lost]).save(NOW, copy_of(elastic, whole[lost], lost))
     answer = recut(elastic, ranks, [other])
     assert answer.lines == [
         f"rank {lost} is lost: dense and experts 0-3: snapshot of rank {1 - lost}, 0 steps old",
@@ -118,14 +118,14 @@ def test_ranks_are_called_by_their_processes(elastic, handover, whole):
     """Of three processes the second was lost before."""
     first, third = Process((0, 0), 0), Process((0, 0), 2)
     handover.states(first).save(NOW, whole[0])
-    handover.copies.keep(4, first, third).save(NOW, copy_of(elastic, whole[1], 1))
+    handover.copies.store(4, first, third).save(NOW, copy_of(elastic, whole[1], 1))
     answer = recut(elastic, [first, third], [first])
     assert answer.lines == ["rank 2 is lost: dense and experts 0-3: snapshot of rank 0, 0 steps old"]
 
 
 def test_a_damaged_copy_is_passed_over(elastic, handover, ranks, whole, tmp_path):
     handover.states(ranks[0]).save(NOW, whole[0])
-    handover.copies.keep(4, *ranks).save(NOW, copy_of(elastic, whole[1], 1))
+    handover.copies.store(4, *ranks).save(NOW, copy_of(elastic, whole[1], 1))
     (file,) = (tmp_path / "handed" / "copies").glob("*/*/*/state-*")
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     answer = recut(elastic, ranks, ranks[:1])
@@ -138,7 +138,7 @@ def test_a_damaged_copy_is_passed_over(elastic, handover, ranks, whole, tmp_path
 
 def test_what_is_of_another_time_is_not_used(elastic, handover, ranks, whole):
     handover.states(ranks[0]).save(NOW, whole[0])
-    handover.copies.keep(4, *ranks).save(Stamp(2, 4), copy_of(elastic, whole[1], 1))
+    handover.copies.store(4, *ranks).save(Stamp(2, 4), copy_of(elastic, whole[1], 1))
     assert "snapshot" not in "; ".join(recut(elastic, ranks, ranks[:1]).lines)
 
 
@@ -146,8 +146,8 @@ def test_what_is_nowhere_is_told_in_one_line(elastic, handover, ranks, whole, tm
     handover.states(ranks[0]).save(NOW, whole[0])
     nowhere = replace(elastic, checkpoints=tmp_path / "nowhere" / "checkpoints")
     answer = recut(nowhere, ranks, ranks[:1])
-    assert isinstance(answer, Failed)
-    assert answer[:2] == ("recut", 4)
+    assert isinstance(answer, CommandFailed)
+    assert answer[:2] == ("reshard", 4)
     assert answer.generation == 5
     assert answer.why.startswith("rank 1 is lost, and its slice of ")
     assert len(answer.why.splitlines()) == 1
@@ -157,7 +157,7 @@ def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, r
     """And in its ledger once only."""
     part, copy = replace(whole[0], slots={}), copy_of(elastic, whole[1], 1)
     handover.parts(ranks[0]).save(NOW, part)
-    handover.copies.keep(4, *ranks).save(BEFORE, copy)
+    handover.copies.store(4, *ranks).save(BEFORE, copy)
     before = elastic._counts.contained(elastic.spec, 4) - elastic._counts.contained(elastic.spec, 2)
     answer = recut(elastic, ranks, ranks[:1])
     assert answer.lines == ["rank 1 is lost: dense and experts 0-3: snapshot of rank 0, 2 steps old"]
@@ -169,7 +169,7 @@ def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, r
     assert manifest.is_full
     assert manifest.ledger.tally.lost_L.tolist() == answer.facts["updates_lost"]
     assert manifest.ledger.tally.num_faults == 1
-    assert not (elastic.keeps / "losses.json").exists()
+    assert not (elastic.snapshots / "losses.json").exists()
 
 
 def test_a_checkpoint_is_read_on_as_many_ranks_as_there_are(elastic, ranks):
@@ -179,15 +179,15 @@ def test_a_checkpoint_is_read_on_as_many_ranks_as_there_are(elastic, ranks):
 
 def test_copies_are_found_with_the_states_that_their_holder_has(elastic, handover, ranks, whole, tmp_path):
     (tmp_path / "memory").mkdir()
-    mine = Copies(tmp_path / "memory")
+    mine = SliceCopies(tmp_path / "memory")
     states = SharedMemoryStore(tmp_path / "memory", ranks[0])
     for stamp in (BEFORE, NOW):
-        mine.keep(4, *ranks).save(stamp, copy_of(elastic, whole[1], 1))
+        mine.store(4, *ranks).save(stamp, copy_of(elastic, whole[1], 1))
     states.save(NOW, whole[0])
     handover.hand_over(ranks[0], states, mine, lost=[])
     assert handover.found(ranks[0], states.stamps(), 4) == {(ranks[0], NOW)}
     handover.hand_over(ranks[0], states, mine, lost=ranks[1:])
     assert handover.found(ranks[0], states.stamps(), 4) == {(ranks[0], NOW), (ranks[1], NOW)}
     assert handover.found(ranks[0], states.stamps(), 8) == {(ranks[0], NOW)}, "some experts are not in it"
-    handover.take_back(ranks[0], but=frozenset())
+    handover.withdraw(ranks[0], kept=frozenset())
     assert handover.found(ranks[0], states.stamps(), 4) == frozenset()

@@ -13,7 +13,7 @@ import pytest
 
 from swift.elastic.membership import Process, Stamp
 from swift.elastic.state import disk_spill
-from swift.elastic.state.run_files import own_memory
+from swift.elastic.state.run_files import node_memory
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.worker.worker import WorkerProcess
 
@@ -31,7 +31,7 @@ def small(tmp_path):
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place], check=True)
     try:
-        with own_memory(place) as memory:
+        with node_memory(place) as memory:
             yield memory
     finally:
         subprocess.run(["umount", place], check=True)
@@ -55,14 +55,14 @@ def test_states_that_do_not_fit_are_found_shared_and_forgotten_as_others(small, 
     assert SharedMemoryStore(small / "states", WHO).stamps() == {OLD, NEW, NEWEST}  # of the next life
     assert all(same(keep, stamp) for stamp in (OLD, NEW, NEWEST))
     keep.hand_over(taker)
-    keep.forget()
+    keep.keep_only()
     assert keep.stamps() == frozenset()
     assert same(taker, NEWEST)
     taker.save(NEWEST, STATE)  # in the place of what is on the disk
     assert same(taker, NEWEST)
-    taker.forget(but=frozenset({NEWEST}))
+    taker.keep_only(frozenset({NEWEST}))
     assert len(spilled(small)) == 1
-    taker.forget()
+    taker.keep_only()
     assert spilled(small) == []
     keep.save(OLD, STATE)
     assert spilled(small) == []
@@ -102,8 +102,8 @@ class Full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.kept.add(stamp)
 
-    def forget(self, but):
-        self.kept &= but
+    def keep_only(self, stamps):
+        self.kept &= stamps
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ class Full:
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
     """What it has kept before stays: the others may have nothing newer."""
     worker_process = WorkerProcess.__new__(WorkerProcess)
-    worker_process._saving, worker_process._own, worker_process._records, worker_process._kept = (
+    worker_process._keeping, worker_process._own_stamps, worker_process._records, worker_process._state_store = (
         threading.Lock(),
         set(),
         {},
@@ -120,8 +120,8 @@ def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, cap
     )
     worker_process._states = {NEW: {}, NEWEST: {}}
     worker_process._keep_states()
-    assert worker_process._kept.kept == kept
-    assert worker_process._own == kept - {OLD}
+    assert worker_process._state_store.kept == kept
+    assert worker_process._own_stamps == kept - {OLD}
     said = capsys.readouterr().err
     assert all(f"the state after iteration {stamp.step} is not kept" in said for stamp in {NEW, NEWEST} - kept)
 
@@ -137,14 +137,14 @@ def test_only_a_link_of_ones_own_leads_to_a_disk(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(disk_spill, "uuid4", lambda: seen.append(path) or SimpleNamespace(hex="name"))
     with pytest.raises(OSError, match="No space left"):
-        disk_spill.write_kept(path, temporary, full)
+        disk_spill.write_or_spill(path, temporary, full)
     assert seen == []
     (tmp_path / "disk").mkdir()
     (tmp_path / "run" / disk_spill.SPILL).symlink_to(tmp_path / "disk")
     with pytest.raises(OSError, match="No space left"):
-        disk_spill.write_kept(path, temporary, full)
+        disk_spill.write_or_spill(path, temporary, full)
     assert seen == [path]
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(OSError, match="No space left"):
-        disk_spill.write_kept(path, temporary, full)
+        disk_spill.write_or_spill(path, temporary, full)
     assert seen == [path]

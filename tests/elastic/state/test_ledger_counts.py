@@ -1,4 +1,4 @@
-"""The keeper counts an iteration once its record is there, however long the run has been, and whatever is missing."""
+"""An iteration counts once its record is there, however long the run has been, and whatever is missing."""
 
 import json
 import threading

@@ -29,7 +29,7 @@ def test_a_state_comes_back_bit_for_bit_and_stays_when_it_is_forgotten(tmp_path)
     assert keep.stamps() == {Stamp(2, 7), Stamp(2, 8)}
     assert SharedMemoryStore(tmp_path, Process((1, 0), rank=1)).stamps() == frozenset()
     back = keep.load(Stamp(2, 7), shapes(STATE))
-    keep.forget(but=frozenset({Stamp(2, 8)}))
+    keep.keep_only(frozenset({Stamp(2, 8)}))
     assert keep.stamps() == {Stamp(2, 8)}
     assert jax.tree.structure(back) == jax.tree.structure(STATE)
     for mine, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(STATE), strict=True):

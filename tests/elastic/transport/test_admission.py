@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from swift.elastic.transport.admission import Admission
-from swift.elastic.transport.handshake import LONGEST
-from swift.elastic.transport.rendezvous import Wire
+from swift.elastic.transport.handshake import MAX_BYTES
+from swift.elastic.transport.rendezvous import NodeConnection
 
 KEY, NUM_STRANGERS = "the key", 10_000
 
@@ -89,8 +89,8 @@ def test_who_has_the_key_comes_in_past_ten_thousand_who_say_nothing(listener, st
     with admitting(listener) as (admission, inside):
         connected = strangers()
         begun = time.monotonic()
-        with closing(Wire(socket.create_connection(listener.getsockname()))) as node:
-            assert node.call(KEY, 7) is None
+        with closing(NodeConnection(socket.create_connection(listener.getsockname()))) as node:
+            assert node.authenticate(KEY, 7) is None
         assert time.monotonic() - begun < 2
         assert come(inside) == [7]
         assert len(admission) <= 128
@@ -100,7 +100,7 @@ def test_who_has_the_key_comes_in_past_ten_thousand_who_say_nothing(listener, st
 
 
 def test_who_is_slow_loses_its_place(listener):
-    with admitting(listener, patience_s=0.4) as (admission, inside), stranger(listener) as slow:
+    with admitting(listener, timeout_s=0.4) as (admission, inside), stranger(listener) as slow:
         begun = time.monotonic()
         while (took_s := time.monotonic() - begun) < 10:
             try:
@@ -116,8 +116,8 @@ def test_who_is_slow_loses_its_place(listener):
 @pytest.mark.parametrize(
     "said",
     [
-        b"x" * (LONGEST + 1),
-        b"[" * (LONGEST - 1) + b"\n",
+        b"x" * (MAX_BYTES + 1),
+        b"[" * (MAX_BYTES - 1) + b"\n",
         b"\xff\n",
         b'"text"\n',
         b'{"node": "1", "proof": ""}\n',
@@ -134,7 +134,7 @@ def test_who_says_something_else_is_not_heard_to_the_end(listener, said):
 
 
 def test_where_all_places_are_taken_the_longest_there_goes(listener):
-    with admitting(listener, num_places=2) as (admission, inside):
+    with admitting(listener, max_pending=2) as (admission, inside):
         first, second, third = (stranger(listener) for _ in range(3))
         assert is_ended(first)
         deadline = time.monotonic() + 10
@@ -142,7 +142,7 @@ def test_where_all_places_are_taken_the_longest_there_goes(listener):
             time.sleep(0.01)
         assert len(admission) == 2
         for one in (second, third):
-            with closing(Wire(one)) as node:
-                assert node.call(KEY, 1) is None
+            with closing(NodeConnection(one)) as node:
+                assert node.authenticate(KEY, 1) is None
         assert come(inside, 2) == [1, 1]
     first.close()

@@ -4,23 +4,23 @@ import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
 from swift.elastic.membership import (
-    Beat,
     Departed,
     Enter,
     Form,
     Formed,
-    Go,
+    GoLive,
+    Heartbeat,
     Member,
+    PartTimed,
     Process,
     Ready,
     Stamp,
-    Took,
     processes_of,
 )
 from swift.elastic.transport.checkpoint_messages import CHECKPOINT_ANSWERS
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
-    WORKER_NEWS,
+    WORKER_MESSAGES,
     DataUnreadable,
     Done,
     FormGroup,
@@ -46,8 +46,8 @@ OTHER = Member(Process((0, 0), rank=1), 0)
         FormGroup(Form(4, (MEMBER, OTHER), after=None), "127.0.0.1:7"),
         FormGroup(Form(5, (OTHER,), after=17), "127.0.0.1:7"),
         Enter(4, (MEMBER, OTHER)),
-        StartGeneration(Go(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
-        StartGeneration(Go(1, None, ())),
+        StartGeneration(GoLive(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
+        StartGeneration(GoLive(1, None, ())),
         Halt(2, 9),
         Hang(),
         Stop(),
@@ -65,8 +65,8 @@ def test_a_command_comes_through(order):
         Formed(MEMBER, 4, frozenset({Stamp(3, 7), Stamp(3, 8)}), 2.5),
         Formed(MEMBER, 4, frozenset(), 2.5),
         Formed(MEMBER, 4, frozenset(), 2.5, frozenset({(MEMBER.process, Stamp(3, 7)), (OTHER.process, Stamp(2, 7))})),
-        Beat(MEMBER, 4, 9, 8, 2.5),
-        Took(MEMBER, 4, "link", 0.25, 2.5),
+        Heartbeat(MEMBER, 4, 9, 8, 2.5),
+        PartTimed(MEMBER, 4, "link", 0.25, 2.5),
         Record({"step": 4, "loss": 2.5}),
         Planned(4, {"failed": ["0:1"], "plan": {"version": 1}}),
         SnapshotKept(MEMBER, Stamp(4, 9), 2.5),
@@ -78,15 +78,15 @@ def test_a_command_comes_through(order):
 )
 def test_what_a_member_says_comes_through(news):
     said = {name: value for name, value in news._asdict().items() if name not in ("member", "time")}
-    line = WORKER_NEWS.line_of(type(news), **said)
+    line = WORKER_MESSAGES.line_of(type(news), **said)
     assert line.endswith("\n")
-    assert WORKER_NEWS.read(line, member=MEMBER, time=2.5) == news
+    assert WORKER_MESSAGES.read(line, member=MEMBER, time=2.5) == news
 
 
 def test_a_line_that_is_not_ours_is_an_error():
     for line in ("Segmentation fault\n", "[1]\n", '{"kind": "song"}\n'):
         with pytest.raises(RunError, match="not a message between processes"):
-            WORKER_NEWS.read(line, member=MEMBER, time=0.0)
+            WORKER_MESSAGES.read(line, member=MEMBER, time=0.0)
         with pytest.raises(RunError, match="not a message between processes"):
             WORKER_COMMANDS.read(line)
 
@@ -114,16 +114,16 @@ def test_a_line_that_does_not_fit_is_refused_and_the_error_says_why(line, why):
 
 def test_only_the_kinds_of_a_codec_are_read_and_written():
     with pytest.raises(RunError, match="unknown kind"):
-        WORKER_NEWS.read(WORKER_COMMANDS.line(Stop()), member=MEMBER, time=0.0)
+        WORKER_MESSAGES.read(WORKER_COMMANDS.line(Stop()), member=MEMBER, time=0.0)
     with pytest.raises(RunError, match="what is 'drop', not one of"):
-        CHECKPOINT_ANSWERS.read('{"kind": "Failed", "what": "drop", "step": null, "why": "", "generation": 0}')
+        CHECKPOINT_ANSWERS.read('{"kind": "CommandFailed", "what": "drop", "step": null, "why": "", "generation": 0}')
     with pytest.raises(AssertionError, match="not a message of this codec"):
         WORKER_COMMANDS.line_of(Done, number=1)
 
 
 def test_a_line_cannot_say_who_it_is_from():
     line = '{"kind": "Done", "number": 1, "member": [[[0, 0], 0], 0]}'
-    assert WORKER_NEWS.read(line, member=MEMBER, time=0.0).member == MEMBER
+    assert WORKER_MESSAGES.read(line, member=MEMBER, time=0.0).member == MEMBER
 
 
 WORKERS = processes_of(Topology(2, 2))
@@ -143,14 +143,14 @@ def test_a_chaos_line_that_means_nothing_is_told(line):
 
 
 def test_who_is_not_harmed_before_cannot_come_back():
-    with pytest.raises(SettingError, match=r"step 3: restart 1:1.*not harmed"):
+    with pytest.raises(SettingError, match=r"step 3: restart 1:1.*no fault"):
         parse_chaos(["step 3: kill 1:1", "step 3: restart 1:1"], Topology(2, 2), WORKERS, 9)
 
 
 def test_a_rank_is_named_where_it_is_a_process():
     topology = Topology(1, 1, 4)
     chaos = parse_chaos(["step 3: freeze 0:0 rank 2"], topology, processes_of(topology, by_rank=True), 9)
-    assert chaos.harm(3) == [(3, "freeze", Process((0, 0), rank=2))]
+    assert chaos.due(3) == [(3, "freeze", Process((0, 0), rank=2))]
 
 
 def test_who_is_killed_twice_comes_back_twice():
@@ -158,9 +158,9 @@ def test_who_is_killed_twice_comes_back_twice():
     chaos = parse_chaos(lines, Topology(2, 2), WORKERS, 99)
     one, other = Process((1, 1)), Process((0, 0))
     assert not chaos.keeps_down(one, 1)  # who dies of itself is started again at once
-    assert [trouble.process for trouble in chaos.harm(3)] == [one]
+    assert [fault.process for fault in chaos.due(3)] == [one]
     assert [chaos.keeps_down(one, step) for step in (3, 4, 5)] == [True, False, False]
-    assert [trouble.process for trouble in chaos.harm(7)] == [other, one]
+    assert [fault.process for fault in chaos.due(7)] == [other, one]
     assert [chaos.keeps_down(one, step) for step in (7, 9)] == [True, False]
     assert chaos.keeps_down(other, 10**9)
-    assert chaos.harm(10**9) == []
+    assert chaos.due(10**9) == []

@@ -13,19 +13,25 @@ import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
 from swift.deadlines import Deadlines
-from swift.elastic.state.run_files import own_memory
+from swift.elastic.state.run_files import node_memory
 from swift.elastic.transport import remote_node as node_module
 from swift.elastic.transport.admission import Admission
+from swift.elastic.transport.child_processes import LocalChildren
 from swift.elastic.transport.fleet import NODES, Fleet
-from swift.elastic.transport.node_messages import NODE_MESSAGES, NODE_NEWS, NodeNews, Pulse, Said, Start
-from swift.elastic.transport.processes import OwnChildren
-from swift.elastic.transport.remote_node import coming, serve
-from swift.elastic.transport.rendezvous import Rendezvous, Wire
+from swift.elastic.transport.node_messages import (
+    NODE_MESSAGES,
+    NODE_UPDATES,
+    ChildSent,
+    NodeHeartbeat,
+    NodeUpdate,
+    StartChild,
+)
+from swift.elastic.transport.remote_node import announcing_arrival, serve_node
+from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous
 from swift.errors import RunError, SettingError
 from swift.runlog.lock import this_process
 
@@ -33,13 +39,18 @@ NODE = """
 import os, sys
 from pathlib import Path
 from swift.errors import RunError
-from swift.elastic.transport.remote_node import (serve)
-from swift.elastic.state.run_files import own_memory
+from swift.elastic.transport.remote_node import serve_node
+from swift.elastic.state.run_files import node_memory
 from swift.deadlines import Deadlines
 try:
-    serve(
-        Path(sys.argv[1]), int(sys.argv[2]), Deadlines(start=float(sys.argv[3])), os.environ, Path("/dev/shm"), None,
-        lambda: False,
+    serve_node(
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        deadlines=Deadlines(start=float(sys.argv[3])),
+        environment=os.environ,
+        storage=Path("/dev/shm"),
+        corpus=None,
+        is_end_requested=lambda: False,
     )
 except RunError as error:
     sys.exit(str(error))
@@ -57,6 +68,18 @@ def node(run_dir, number=1, patience_s=60.0):
             process.kill()
 
 
+def serve(run_dir, start_s, *, is_end_requested=False):
+    serve_node(
+        run_dir,
+        1,
+        deadlines=Deadlines(start=start_s),
+        environment=os.environ,
+        storage=run_dir,
+        corpus=None,
+        is_end_requested=lambda: is_end_requested,
+    )
+
+
 @pytest.fixture
 def listener():
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -66,8 +89,7 @@ def listener():
 @pytest.fixture
 def fleet(listener, tmp_path):
     """Of this node and another, on which children have names that begin with 'far'."""
-    meeting, heard = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S), SimpleQueue()
-    own = OwnChildren(os.environ, tmp_path, heard)
+    meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
 
     def is_first():
         return Rendezvous.find(tmp_path) == meeting
@@ -77,7 +99,15 @@ def fleet(listener, tmp_path):
 
     with (
         meeting.announced(tmp_path),
-        Fleet(own, heard, place, 2, listener, meeting.key, is_first, SILENCE_S) as fleet,
+        Fleet(
+            LocalChildren(os.environ, tmp_path),
+            node_of=place,
+            num_nodes=2,
+            listener=listener,
+            key=meeting.key,
+            is_first=is_first,
+            silence_s=SILENCE_S,
+        ) as fleet,
     ):
         yield fleet
 
@@ -91,7 +121,7 @@ def hear(fleet, number=1):
     deadline, heard = time.monotonic() + 30, []
     while len(heard) < number and time.monotonic() < deadline:
         fleet.deaths()  # as a supervisor does all the time
-        heard += [(line.who, line.line) for line in fleet.heard(0.05)]
+        heard += [(line.child, line.line) for line in fleet.received(0.05)]
     return heard
 
 
@@ -100,11 +130,11 @@ def until_dead(fleet):
     while not dead and time.monotonic() < deadline:
         dead = fleet.deaths()
         time.sleep(0.02)
-    return [(death.who, death.why) for death in dead]
+    return [(death.child, death.why) for death in dead]
 
 
 def come(number=1, *, is_there=True):
-    return NODES, NODE_NEWS.line(NodeNews(number, is_there))
+    return NODES, NODE_UPDATES.line(NodeUpdate(number, is_there))
 
 
 def is_alive(pid):
@@ -133,7 +163,7 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
                 tmp_path / who,
             )
             assert who in fleet
-            fleet.say(who, f"hello {who}\n")
+            fleet.send(who, f"hello {who}\n")
             assert hear(fleet) == [(who, f"hello {who}\n")]
             assert until_dead(fleet) == [(who, "exit code 3")]
             assert who not in fleet
@@ -159,14 +189,21 @@ def test_who_has_died_there_is_among_the_children_until_that_is_told(fleet, tmp_
 def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tmp_path):
     """Longer than both sides are patient: it still lets nodes know that it is there."""
     meeting, stalls = Rendezvous.of(listener, tmp_path / "scratch", 2.0), threading.Event()
-    own = OwnChildren(os.environ, tmp_path, heard := SimpleQueue())
 
     def is_first():
         return stalls.wait(60)
 
     with (
         meeting.announced(tmp_path),
-        Fleet(own, heard, lambda _: 1, 2, listener, meeting.key, is_first, 30.0) as fleet,
+        Fleet(
+            LocalChildren(os.environ, tmp_path),
+            node_of=lambda _: 1,
+            num_nodes=2,
+            listener=listener,
+            key=meeting.key,
+            is_first=is_first,
+            silence_s=30.0,
+        ) as fleet,
         node(tmp_path) as process,
     ):
         assert hear(fleet) == [come()]
@@ -223,7 +260,7 @@ def test_a_node_ends_as_the_run_does(fleet, tmp_path, error, code, said):
 
 def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
-    serve(tmp_path, 1, Deadlines(start=60.0), os.environ, tmp_path, None, lambda: False)
+    serve(tmp_path, 60.0)
 
 
 def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
@@ -233,13 +270,13 @@ def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path)
 
 
 def test_memory_that_nobody_holds_any_more_is_given_back(tmp_path):
-    with own_memory(tmp_path) as held:
+    with node_memory(tmp_path) as held:
         left = held.with_name(f"{held.name}-left")
         left.mkdir()
         (left / "lock").touch()
         disk = tempfile.mkdtemp(prefix="swift-0-")
         (left / "swift-spill").symlink_to(disk)
-        with own_memory(tmp_path):
+        with node_memory(tmp_path):
             assert held.is_dir()
             assert not left.exists()
             assert not Path(disk).exists()
@@ -251,7 +288,7 @@ def test_all_that_a_far_child_has_said_is_heard_with_its_death(fleet, tmp_path):
         hear(fleet)
         start(fleet, "far", "for number in range(1000): print(number)", tmp_path / "log")
         assert until_dead(fleet) == [("far", "exit code 0")]
-        assert [int(line.line) for line in fleet.heard(0.0)] == list(range(1000))
+        assert [int(line.line) for line in fleet.received(0.0)] == list(range(1000))
 
 
 def test_a_far_child_is_killed_waited_for_and_can_fail_to_start(fleet, tmp_path):
@@ -264,7 +301,7 @@ def test_a_far_child_is_killed_waited_for_and_can_fail_to_start(fleet, tmp_path)
         ((who, why),) = until_dead(fleet)
         assert (who, why.split(":")[0]) == ("far b", "cannot be started")
         start(fleet, "far c", "input()", tmp_path / "log")
-        fleet.say("far c", "\n")
+        fleet.send("far c", "\n")
         fleet.wait_for(["far c"])
         assert "far c" not in fleet
 
@@ -320,13 +357,13 @@ def called(listener, key):
 def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path):
     meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
     with meeting.announced(tmp_path), node(tmp_path, patience_s=2.0) as process:
-        with closing(Wire(called(listener, meeting.key))) as wire:
+        with closing(NodeConnection(called(listener, meeting.key))) as wire:
             code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-            wire.send(NODE_MESSAGES.line(Start("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
+            wire.send(NODE_MESSAGES.line(StartChild("far", [sys.executable, "-c", code], str(tmp_path / "log"))))
             for said in map(NODE_MESSAGES.read, wire.lines()):
-                if isinstance(said, Said):
+                if isinstance(said, ChildSent):
                     break
-                wire.send(NODE_MESSAGES.line(Pulse()))
+                wire.send(NODE_MESSAGES.line(NodeHeartbeat()))
             assert until_gone(said.line)  # as nothing more is said to it
         listener.close()
         assert process.wait(30) == 1
@@ -340,37 +377,37 @@ def test_only_who_has_the_key_and_a_place_is_let_in(fleet, listener, tmp_path):
     assert (tmp_path / ".meeting.json").stat().st_mode & 0o077 == 0
 
     def caller():
-        return closing(Wire(socket.create_connection(listener.getsockname())))
+        return closing(NodeConnection(socket.create_connection(listener.getsockname())))
 
     with caller() as stranger:
-        assert stranger.call("another", 1) == "it does not answer as the first node does"
+        assert stranger.authenticate("another", 1) == "it does not answer as the first node does"
     with caller() as second:
-        assert second.call(key, 2) == "there is no node 2"
+        assert second.authenticate(key, 2) == "there is no node 2"
     with caller(), caller() as inside, caller() as double:  # the first says nothing, and holds up nobody
-        assert inside.call(key, 1) is None
+        assert inside.authenticate(key, 1) is None
         assert hear(fleet) == [come()]
-        assert double.call(key, 1) == "node 1 is there already"
+        assert double.authenticate(key, 1) == "node 1 is there already"
 
 
 def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
     with pytest.raises(
         RunError, match=r"node 1: no first node was found in 0.1 s: stopped; has it the same --run-dir\?"
     ):
-        serve(tmp_path, 1, Deadlines(start=0.1), os.environ, tmp_path, None, lambda: False)
+        serve(tmp_path, 0.1)
     with pytest.raises(KeyboardInterrupt):
-        serve(tmp_path, 1, Deadlines(start=60.0), os.environ, tmp_path, None, lambda: True)
+        serve(tmp_path, 60.0, is_end_requested=True)
 
 
 def test_a_node_that_is_on_its_way_is_not_away(fleet, tmp_path, monkeypatch):
     """It may have to read the corpus first."""
-    monkeypatch.setattr(node_module, "_COMING_S", 0.1)
-    with coming(tmp_path, 1):
+    monkeypatch.setattr(node_module, "_ANNOUNCE_S", 0.1)
+    with announcing_arrival(tmp_path, 1):
         deadline = time.monotonic() + 1.5
         while time.monotonic() < deadline:
             fleet.deaths()
             time.sleep(0.05)
         assert 0 < fleet.away_s("far") < 1
-    assert fleet.heard(0.0) == []
+    assert fleet.received(0.0) == []
     with node(tmp_path):
         assert hear(fleet) == [come()]
 
@@ -388,7 +425,7 @@ def test_a_first_node_that_is_not_ready_is_waited_for_as_long_as_it_lives(tmp_pa
     thread = threading.Thread(target=beat)
     thread.start()
     with pytest.raises(RunError, match=r"no first node was found in 0.5 s"):
-        serve(tmp_path, 1, Deadlines(start=0.5), os.environ, tmp_path, None, lambda: False)
+        serve(tmp_path, 0.5)
     assert time.monotonic() - begun > 2
     thread.join()
 
@@ -399,7 +436,7 @@ def test_a_file_system_that_fails_for_a_moment_does_not_end_the_wait(tmp_path, m
 
     monkeypatch.setattr(node_module, "last_beat", fails)
     with pytest.raises(RunError, match=r"no first node was found in 0.1 s"):
-        serve(tmp_path, 1, Deadlines(start=0.1), os.environ, tmp_path, None, lambda: False)
+        serve(tmp_path, 0.1)
 
 
 def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_path):
@@ -408,7 +445,7 @@ def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_pat
         meeting.announced(tmp_path),
         pytest.raises(SettingError, match=r"its first node has another version of this program"),
     ):
-        serve(tmp_path, 1, Deadlines(start=5), os.environ, tmp_path, None, lambda: False)
+        serve(tmp_path, 5)
 
 
 @pytest.mark.parametrize("wrong", [{"host": 7}, {"host": "no address"}, {"port": "80"}, {"silence_s": None}, {"x": 1}])

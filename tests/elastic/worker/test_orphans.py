@@ -28,7 +28,7 @@ def test_a_member_does_not_exit_before_what_all_shared_is_removed(monkeypatch):
         raise Exited
 
     monkeypatch.setattr(os, "_exit", leave)
-    part = WorkerSpec(None, None, False, SimpleNamespace(remove=remove))
+    part = WorkerSpec(experiment=None, process=None, by_rank=False, scratch=SimpleNamespace(remove=remove))
 
     def end():
         with pytest.raises(Exited):

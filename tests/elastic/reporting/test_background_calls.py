@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swift.elastic.events.background_calls import BackgroundCalls
+from swift.elastic.reporting.background_calls import BackgroundCalls
 from swift.errors import RunError
 
 
@@ -28,7 +28,7 @@ def test_calls_are_carried_out_in_their_order_while_who_asks_goes_on():
 
 def test_no_more_than_there_is_room_for_wait():
     answers, asked = threading.Event(), []
-    with BackgroundCalls(room=2) as behind:
+    with BackgroundCalls(max_waiting=2) as behind:
         behind.call(answers.wait)
 
         def ask():

@@ -10,13 +10,13 @@ from contextlib import suppress
 
 import pytest
 
-from swift.elastic.transport import processes as module
-from swift.elastic.transport.processes import OwnChildren
+from swift.elastic.transport import child_processes
+from swift.elastic.transport.child_processes import LocalChildren
 
 
 @pytest.fixture
 def children(tmp_path):
-    with OwnChildren(os.environ, tmp_path) as children:
+    with LocalChildren(os.environ, tmp_path) as children:
         yield children
 
 
@@ -35,8 +35,8 @@ def until_dead(children):
 def test_all_that_a_child_has_said_is_heard_but_not_what_it_died_in_the_midst_of(children, tmp_path):
     code = "import sys; print('one'); print('two'); print('no', file=sys.stderr); sys.stdout.write('thr'); sys.exit(3)"
     start(children, "a", code, tmp_path / "log")
-    assert [(dead.who, dead.why) for dead in until_dead(children)] == [("a", "exit code 3")]
-    assert [(heard.who, heard.line) for heard in children.heard(0.0)] == [("a", "one\n"), ("a", "two\n")]
+    assert [(dead.child, dead.why) for dead in until_dead(children)] == [("a", "exit code 3")]
+    assert [(heard.child, heard.line) for heard in children.received(0.0)] == [("a", "one\n"), ("a", "two\n")]
     assert (tmp_path / "log").read_text() == "no\n"
     assert children.deaths() == []
     assert "a" not in children
@@ -44,22 +44,22 @@ def test_all_that_a_child_has_said_is_heard_but_not_what_it_died_in_the_midst_of
 
 def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children, tmp_path):
     start(children, "a", "print(input(), flush=True); input()", tmp_path / "log")
-    children.say("a", "hello\n")
-    assert [heard.line for heard in children.heard(30.0)] == ["hello\n"]
+    children.send("a", "hello\n")
+    assert [heard.line for heard in children.received(30.0)] == ["hello\n"]
     children.signal("a", signal.SIGKILL)
     time.sleep(0.2)
-    children.say("a", "are you there?\n")
+    children.send("a", "are you there?\n")
     assert [dead.why for dead in until_dead(children)] == ["signal 9"]
-    children.say("a", "and now?\n")
+    children.send("a", "and now?\n")
 
 
 def test_one_that_cannot_be_killed_is_given_up_and_holds_nobody_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_STOP_S", 0.1)
-    monkeypatch.setattr(module, "_KILL_S", 0.1)
-    with OwnChildren(os.environ, tmp_path) as children:
+    monkeypatch.setattr(child_processes, "_STOP_S", 0.1)
+    monkeypatch.setattr(child_processes, "_KILL_S", 0.1)
+    with LocalChildren(os.environ, tmp_path) as children:
         start(children, "a", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "log")
         start(children, "b", "input()", tmp_path / "log")
-        (heard,) = children.heard(30.0)
+        (heard,) = children.received(30.0)
         with monkeypatch.context() as undead:  # as it is in a system call that does not end
             undead.setattr(subprocess.Popen, "send_signal", lambda *_: None)
             children.wait_for(["a"])
@@ -93,15 +93,15 @@ def test_a_child_whose_log_is_on_a_file_system_that_stalls_keeps_nobody_waiting(
     log = Stalled(tmp_path / "log")
     start(children, "a", "print(input(), flush=True); print(input(), flush=True); input()", log)
     start(children, "b", "print('here', flush=True); input()", tmp_path / "other")
-    children.say("a", "one\n")
-    assert [heard.who for heard in children.heard(30.0)] == ["b"]
+    children.send("a", "one\n")
+    assert [heard.child for heard in children.received(30.0)] == ["b"]
     assert "a" in children
     assert children.deaths() == []
     log.answers.set()
-    children.say("a", "two\n")
+    children.send("a", "two\n")
     said = []
     while len(said) < 2:
-        said += [heard.line for heard in children.heard(30.0)]
+        said += [heard.line for heard in children.received(30.0)]
     assert said == ["one\n", "two\n"]
 
 
@@ -121,9 +121,9 @@ def test_one_that_cannot_be_started_is_dead(children, tmp_path):
 
 
 def test_none_is_left_not_even_one_that_is_stopped(tmp_path):
-    with OwnChildren(os.environ, tmp_path) as children:
+    with LocalChildren(os.environ, tmp_path) as children:
         start(children, "a", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)", tmp_path / "log")
-        (heard,) = children.heard(30.0)
+        (heard,) = children.received(30.0)
         children.signal("a", signal.SIGSTOP)
     with pytest.raises(ProcessLookupError):
         os.kill(int(heard.line), 0)

@@ -1,81 +1,81 @@
-"""Lines for people on the events of a run: short, and one for each event."""
+"""Lines for the terminal on the events of a run: short, and one for each event."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.elastic.events.recovery_timing import Transition
 from swift.elastic.membership import PARTS, Process
+from swift.elastic.reporting.recovery_timing import Transition
 
 
-def change_text(change: Transition, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
-    """A line on a generation that has finished its first iteration.
+def transition_text(transition: Transition, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
+    """Formats a line on a generation that has finished its first iteration.
 
     Args:
-        change: the transition that led to it.
-        joined: the processes that were not in the generation before.
-        fields: the fields of its note.
+        transition: transition that led to it.
+        joined: processes that were not in the generation before.
+        fields: fields of its note.
     """
     again = f", {count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
-    if change.failed:
-        several = len(change.failed) > 1
-        what = f"the first of {len(change.failed)} failures" if several else "the failure"
+    if transition.failed:
+        several = len(transition.failed) > 1
+        what = f"the first of {len(transition.failed)} failures" if several else "the failure"
     else:
         what = f"{names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
-    told = [(part, fields.get(f"{part}_s")) for part in ("detection", "agreement", *PARTS)]
-    parts = ", ".join(f"{part.replace('_', ' ')} {part_s:.2f}" for part, part_s in told if part_s and part_s >= 0.005)
-    whole_s = fields["recovery_s" if change.failed else "join_s"]
+    timed = [(part, fields.get(f"{part}_s")) for part in ("detection", "agreement", *PARTS)]
+    parts = ", ".join(f"{part.replace('_', ' ')} {part_s:.2f}" for part, part_s in timed if part_s and part_s >= 0.005)
+    whole_s = fields["recovery_s" if transition.failed else "join_s"]
     return (
         f"resumed after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
         f"{whole_s:.2f} s after {what}" + (f" ({parts})" if parts else "")
     )
 
 
-def back_text(processes: Sequence[Process], after: int | None) -> str:
-    """A line on processes that rejoin, after an iteration or at once.
+def rejoin_text(processes: Sequence[Process], after: int | None) -> str:
+    """Formats a line on processes that rejoin, after an iteration or at once.
 
-    >>> back_text([Process((1, 1))], 9), back_text([Process((0, 0)), Process((1, 1))], None)
+    >>> rejoin_text([Process((1, 1))], 9), rejoin_text([Process((0, 0)), Process((1, 1))], None)
     ('process 1:1 has rejoined, admitted after iteration 9', 'processes 0:0 and 1:1 have rejoined')
     """
     have = "has" if len(processes) == 1 else "have"
     return f"{names(processes)} {have} rejoined" + ("" if after is None else f", admitted after iteration {after}")
 
 
-def lost_text(stages: Sequence[int]) -> str:
-    """A line on stages that no process serves any more.
+def stage_lost_text(stages: Sequence[int]) -> str:
+    """Formats a line on stages that no process serves any more.
 
-    >>> lost_text([1])
+    >>> stage_lost_text([1])
     'stage 1 has no process left: the others wait'
     """
     which = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {listed(list(map(str, stages)))} have"
     return f"{which} no process left: the others wait"
 
 
-def go_on_text(num_left: int, num_processes: int) -> str:
-    """A clause on how many processes are left.
+def continue_text(num_left: int, num_processes: int) -> str:
+    """Formats a clause on the number of processes that continue.
 
-    >>> go_on_text(3, 4), go_on_text(1, 2)
+    >>> continue_text(3, 4), continue_text(1, 2)
     ('3 of 4 continue', '1 of 2 continues')
     """
     return f"{num_left} of {num_processes} {'continues' if num_left == 1 else 'continue'}"
 
 
-def go_text(num_members: int, num_processes: int, after: int | None, is_first: bool) -> str | None:
-    """A line on a generation that goes live; None where its first iteration says more.
+def live_text(num_members: int, num_processes: int, after: int | None, is_first: bool) -> str | None:
+    """Formats a line on a generation that goes live; None if the line on its first iteration says more.
 
-    >>> go_text(4, 4, None, is_first=True), go_text(3, 4, 20, is_first=True)
+    >>> live_text(4, 4, None, is_first=True), live_text(3, 4, 20, is_first=True)
     ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
     """
     if is_first:
         who = count(num_processes, "process")
         who = who if num_members == num_processes else f"{num_members} of {who}"
         return f"running with {who}" + ("" if after is None else f" after iteration {after}")
-    return "nobody has the state of some stage: going back to the newest checkpoint" if after is None else None
+    return "no process has the state of some stage: going back to the newest checkpoint" if after is None else None
 
 
-def cut_text(num_ranks: int, num_before: int, after: int) -> str:
-    """A line on a state that was resharded.
+def reshard_text(num_ranks: int, num_before: int, after: int) -> str:
+    """Formats a line on a state that was resharded.
 
-    >>> cut_text(3, 4, 17), cut_text(4, 4, 17)
+    >>> reshard_text(3, 4, 17), reshard_text(4, 4, 17)
     ('resumed after iteration 17 on 3 ranks instead of 4', 'resumed after iteration 17 with 4 ranks')
     """
     if num_ranks == num_before:
@@ -84,7 +84,7 @@ def cut_text(num_ranks: int, num_before: int, after: int) -> str:
 
 
 def names(processes: Sequence[Process]) -> str:
-    """The names of processes.
+    """Formats the names of processes.
 
     >>> names([Process((1, 1))]), names([Process((0, 0)), Process((0, 1)), Process((1, 1))])
     ('process 1:1', 'processes 0:0, 0:1 and 1:1')
@@ -93,7 +93,7 @@ def names(processes: Sequence[Process]) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Texts as an enumeration.
+    """Joins texts into an enumeration.
 
     >>> listed(["0", "1", "2"])
     '0, 1 and 2'
@@ -103,7 +103,7 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Formats a number with its noun.
 
     >>> count(1, "process"), count(3, "process"), count(2, "iteration")
     ('1 process', '3 processes', '2 iterations')

@@ -9,24 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.deadlines import Deadlines
-from swift.elastic.events.goodput import CAUSES, Goodput
-from swift.elastic.events.journal import Journal
 from swift.elastic.membership import (
-    Beat,
     Died,
     Formed,
-    Go,
+    GoLive,
+    Heartbeat,
     Kill,
     Member,
     Membership,
+    PartTimed,
+    ProcessState,
     Ready,
     Stamp,
     Started,
-    State,
     Tick,
-    Took,
     processes_of,
 )
+from swift.elastic.reporting.goodput import CAUSES, Goodput
+from swift.elastic.reporting.journal import Journal
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6)
@@ -75,7 +75,7 @@ class History:
     def form(self, held):
         """All members answer; they have states after these iterations of the generation that ran last."""
         for member in self.membership.generation.form.members:
-            stamps = frozenset(Stamp(self.membership.went, step) for step in held)
+            stamps = frozenset(Stamp(self.membership.last_live, step) for step in held)
             self.tell(Formed(member, self.membership.number, stamps, self.time))
         return self.tick()
 
@@ -87,18 +87,18 @@ class History:
 
     def beat(self, entered, finished, *processes):
         for process in processes or [member.process for member in self.journal._running]:
-            self.of(Beat, process, self.membership.went, entered, finished, 0)
+            self.of(Heartbeat, process, self.membership.last_live, entered, finished, 0)
         return self.tick()
 
     def alive(self):
         for process in ALL:
-            if self.membership.statuses[process].state is not State.DEAD:
-                self.of(Beat, process, 0, 0, 0, 0)
+            if self.membership.statuses[process].state is not ProcessState.DEAD:
+                self.of(Heartbeat, process, 0, 0, 0, 0)
         return self.tick()
 
     def took(self, process, **parts):
         for part, seconds in parts.items():
-            self.of(Took, process, self.membership.number, part, seconds, 0)
+            self.of(PartTimed, process, self.membership.number, part, seconds, 0)
         return self
 
     def noted(self, event):
@@ -137,7 +137,7 @@ def test_a_run_without_failures_is_useful_from_its_first_generation_on(live):
 def recovering(live):
     """D is killed half a second into iteration 4, of which nobody has finished more than the third."""
     live.texts()
-    live.notes += live.journal.chaos(D, 105.5)
+    live.notes += live.journal.kill_injected(D, 105.5)
     live.at(5.75).die(D)
     live.took(A, leave=0.25, link=0.125).took(B, leave=0.125, program=0.5).took(C, program=0.25)
     live.at(7).form(held={2, 3}).enter(4)
@@ -229,7 +229,7 @@ def test_what_a_death_seemed_to_break_off_may_be_finished(live, heard_from):
 
 def test_who_is_not_heard_has_failed_when_it_was_last_heard(live):
     live.at(6).beat(4, 3, A, B, C).at(7.5).tick()
-    assert live.texts()[-1] == "process 1:1 is killed: was not heard for 2 s"
+    assert live.texts()[-1] == "process 1:1 is killed: sent no heartbeat for 2 s"
     live.at(7.75).die(D).at(8).form(held={3}).enter(4).at(9).finish(4)
     (death,), (recovery,) = live.noted("death"), live.noted("recovery")
     assert death.fields["detection_s"] == 2.5
@@ -345,7 +345,7 @@ def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live)
 
 def test_a_member_that_cannot_go_on_is_a_failure_too(live):
     live.of(Ready, A, 0, 1).tick().at(6).form(held={3}).enter(4).at(7).finish(4)
-    assert "process 0:0 lives, but cannot continue in generation 1" in live.texts()
+    assert "process 0:0 is alive, but cannot continue in generation 1" in live.texts()
     goodput = live.journal.goodput(live.time)
     assert [goodput[f"num_{what}"] for what in ("deaths", "recoveries")] == [0, 1]
 
@@ -377,7 +377,7 @@ def test_all_who_are_started_again_are_one_line_and_one_recovery(live):
     live.at(18.5).alive()
     live.die(*ALL)
     assert live.texts() == [
-        "all processes are started again: nobody finished an iteration for 6 s, and all are in 4",
+        "all processes are restarted: no process finished an iteration for 6 s, and all are in 4",
         "stages 0 and 1 have no process left: the others wait",
     ]
     live.start(*ALL)
@@ -410,7 +410,7 @@ def test_windows_of_iterations_count_as_many(live):
 def test_the_step_of_a_note_goes_back_with_the_run_and_old_beats_do_not_count(live):
     live.at(6).finish(4).die(D).at(7).form(held={3})
     assert live.noted("epoch")[-1].step == 3
-    live.enter(4, A).tell(Beat(live.membership.statuses[A].member, 1, 9, 9, live.time)).at(7.5)
+    live.enter(4, A).tell(Heartbeat(live.membership.statuses[A].member, 1, 9, 9, live.time)).at(7.5)
     assert live.spent() == {"startup": 2, "useful": 4, "reconfiguration": 1.5}, "the first iteration is not done"
     live.die(C)
     assert live.noted("death")[-1].step == 3
@@ -436,7 +436,7 @@ def test_who_cannot_go_on_before_the_first_generation_has_gone_is_no_failure():
 
 
 def test_a_later_death_is_not_that_of_the_kill_before(live):
-    live.journal.chaos(D, 105)
+    live.journal.kill_injected(D, 105)
     live.at(5.5).die(D).form(held={3}).enter(4).start(D).at(6).finish(4, A, B, C).at(7).finish(5, A, B, C)
     live.form(held={5}).enter(6).at(9).die(D)
     assert [note.fields["detection_s"] for note in live.noted("death")] == [0.5, 0]
@@ -454,7 +454,7 @@ def test_a_process_that_dies_before_it_is_a_member_costs_nothing(live):
 
 def test_a_line_left_in_the_pipe_of_a_dead_process_is_not_told(live):
     live.die(D).texts()
-    live.of(Beat, D, 1, 4, 3, 0)
+    live.of(Heartbeat, D, 1, 4, 3, 0)
     assert isinstance(live.commands[-1], Kill)
     assert live.texts() == []
 
@@ -470,11 +470,11 @@ def test_who_is_given_up_is_noted_and_the_error_says_it_to_people(live):
 
 def test_news_that_were_heard_before_what_was_seen_meanwhile_take_no_time():
     goodput = Goodput(0)
-    goodput.go(0, 2)
+    goodput.go_live(0, 2)
     goodput.finish(1, 3)
     goodput.finish(2, 2.5)
     goodput.fail(2, 2.25, 2.75)
-    goodput.go(1, 2.875)
+    goodput.go_live(1, 2.875)
     goodput.finish(2, 4)
     assert {cause: s for cause, s in goodput.seconds(3).items() if s} == {
         "startup": 2,
@@ -486,7 +486,7 @@ def test_news_that_were_heard_before_what_was_seen_meanwhile_take_no_time():
 
 def test_time_between_a_death_and_the_want_of_a_stage_is_not_waited():
     goodput = Goodput(0)
-    goodput.go(0, 2)
+    goodput.go_live(0, 2)
     goodput.fail(2, 2, 2)
     goodput.wait(3)
     assert {cause: s for cause, s in goodput.seconds(7).items() if s} == {
@@ -508,7 +508,7 @@ class Drill(History):
         return [
             m.process
             for m in self.journal._running
-            if self.membership.statuses[m.process].lived == self.membership.went
+            if self.membership.statuses[m.process].last_live == self.membership.last_live
         ]
 
     def act(self, action, who, seconds):
@@ -516,10 +516,10 @@ class Drill(History):
         process, generation = ALL[who], self.membership.generation
         state = self.membership.statuses[process].state
         match action:
-            case "kill" if state is not State.DEAD:
-                self.journal.chaos(process, self.time - seconds / 2)
+            case "kill" if state is not ProcessState.DEAD:
+                self.journal.kill_injected(process, self.time - seconds / 2)
                 self.die(process)
-            case "start" if state is State.DEAD:
+            case "start" if state is ProcessState.DEAD:
                 self.start(process)
             case "cannot go on" if generation is not None and generation.is_live:
                 self.of(Ready, process, 0, generation.form.number)
@@ -530,7 +530,7 @@ class Drill(History):
         self.reap()
 
     def form_all(self, generation):
-        for member in generation.missing:
+        for member in generation.not_formed:
             self.tell(Formed(member, generation.form.number, self.kept.get(member.process, frozenset()), self.time))
         self.tick()
 
@@ -538,7 +538,7 @@ class Drill(History):
         had = len(self.commands)
         super().tell(event)
         for command in self.commands[had:]:
-            if isinstance(command, Go):
+            if isinstance(command, GoLive):
                 stamp = command.stamp or Stamp(command.number, 0)
                 self.first = stamp.step
                 self.kept = {member.process: frozenset({stamp}) for member in self.membership.generation.form.members}
@@ -547,7 +547,7 @@ class Drill(History):
     def run(self, process, generation):
         """One process finishes its next iteration, for which the others are not more than one behind."""
         status = self.membership.statuses[process]
-        if process not in self.running() or status.state is State.DEAD:
+        if process not in self.running() or status.state is ProcessState.DEAD:
             return
         step = max(stamp.step for stamp in self.kept[process]) + 1
         if generation.form.after is not None and not generation.is_live and step > generation.form.after:
@@ -560,7 +560,7 @@ class Drill(History):
             self.newest = max(self.newest, step)
         self.enter(step, process).finish(step, process)
         kept = {stamp for stamp in self.kept[process] if stamp.step == step - 1}
-        self.kept[process] = frozenset(kept | {Stamp(self.membership.went, step)})
+        self.kept[process] = frozenset(kept | {Stamp(self.membership.last_live, step)})
 
     def reap(self):
         """Who is to be killed dies, and whoever lives is heard."""
@@ -568,8 +568,8 @@ class Drill(History):
             if self.membership.statuses[process].is_dying:
                 self.die(process)
         for process in ALL:
-            if self.random.random() < 0.9 and self.membership.statuses[process].state is not State.DEAD:
-                self.of(Beat, process, 0, 0, 0, 0)
+            if self.random.random() < 0.9 and self.membership.statuses[process].state is not ProcessState.DEAD:
+                self.of(Heartbeat, process, 0, 0, 0, 0)
         self.tick()
 
 

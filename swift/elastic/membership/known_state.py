@@ -1,4 +1,4 @@
-"""The membership of a run at one moment: the data of the state machine, and what can be read off it."""
+"""Everything known of a run's processes and generations at one moment: the data that the state machine decides on."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership.commands import RestoreState
-from swift.elastic.membership.processes import Member, Process, ShardLayout, lost_stages, whole_workers
-from swift.elastic.membership.status import Generation, ProcessStatus, State
+from swift.elastic.membership.members import Member, Process, ShardLayout, lost_stages, whole_workers
+from swift.elastic.membership.status import Generation, ProcessState, ProcessStatus
 
 Recovery = Literal["live", "restart"]
 
@@ -17,10 +17,10 @@ class RecoveryPolicy:
     """Settings of recovery from failures.
 
     Attributes:
-        recovery: ``live``: survivors stay in their processes; ``restart``: they are started again, too.
-        max_restarts: how often a process is started again that was not killed on purpose.
-        is_resumed: the run resumes from its newest checkpoint.
-        is_elastic: any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
+        recovery: ``live``: survivors keep running in their processes; ``restart``: they are restarted, too.
+        max_restarts: number of times that a process is restarted, not counting deaths by fault injection.
+        is_resumed: whether the run resumes from its newest checkpoint.
+        is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
     """
 
     recovery: Recovery = "live"
@@ -30,22 +30,22 @@ class RecoveryPolicy:
 
 
 @dataclass(frozen=True)
-class MembershipView:
+class KnownState:
     """Known state of a run's processes and generations.
 
     Attributes:
-        processes: all that the run may have, of all stages.
-        deadlines: the time limits.
-        statuses: the status of every process.
-        since: when the run began, or its generation ended for want of a stage, in seconds.
-        policy: how the run recovers.
-        generation: the newest; None while there is none: at the beginning, and while a stage has no process.
-        number: the newest generation that was ever formed.
-        went: the newest that was ever live.
-        lost: the stages that have been reported as lost since the last generation.
-        retried: the newest generation that was formed because nobody in the one before made progress; 0: none.
-        deaf_until: the time before which nothing is decided, as messages may still be unread.
-        cuts: the layouts of the states of an elastic run, the newest last.
+        processes: all processes of the run.
+        deadlines: time limits.
+        statuses: status of every process.
+        since: when the run began, or when its last generation ended because a stage was lost, in seconds.
+        policy: settings of recovery.
+        generation: newest generation; None at the beginning, and while a stage has no process.
+        number: number of the newest generation ever formed.
+        last_live: number of the newest generation that was ever live.
+        lost: stages reported as lost since the last generation.
+        retried: newest generation that was formed because the one before made no progress; 0: none.
+        holds_until: time before which nothing is decided, as messages may still be unread.
+        layouts: layouts of the states of an elastic run, the newest last.
     """
 
     processes: tuple[Process, ...]
@@ -55,16 +55,16 @@ class MembershipView:
     policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     generation: Generation | None = None
     number: int = 0
-    went: int = 0
+    last_live: int = 0
     lost: tuple[int, ...] = ()
     retried: int = 0
-    deaf_until: float = -float("inf")
-    cuts: tuple[ShardLayout, ...] = ()
+    holds_until: float = -float("inf")
+    layouts: tuple[ShardLayout, ...] = ()
 
     def present(self) -> tuple[Member, ...]:
-        """The members that a new generation would have: of the workers all of whose processes are ready.
+        """Members that a new generation would have: the ready processes of complete workers.
 
-        In an elastic run, all that are ready.
+        In an elastic run, all ready processes.
         """
         ready = [process for process, status in self.statuses.items() if status.is_present]
         if self.policy.is_elastic:
@@ -73,49 +73,44 @@ class MembershipView:
         return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
 
     @property
-    def is_manned(self) -> bool:
-        """Whether every stage has a worker that could be a member of a new generation."""
-        return not self.unmanned
-
-    @property
-    def unmanned(self) -> tuple[int, ...]:
-        """The stages without any worker that could be a member of a new generation."""
+    def unserved_stages(self) -> tuple[int, ...]:
+        """Stages without any worker that could be a member of a new generation."""
         present = [member.process for member in self.present()]
         return lost_stages(self.processes, present, is_elastic=self.policy.is_elastic)
 
     def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
-        """The stages that nobody would serve without these processes."""
+        """Stages that no process would serve without these."""
         there = [process for process in self.processes if process not in processes]
         return lost_stages(self.processes, there, is_elastic=self.policy.is_elastic)
 
     @property
     def dead(self) -> tuple[Process, ...]:
-        """The processes whose newest life has ended."""
+        """Processes whose newest incarnation is dead or retired."""
         return tuple(process for process, status in self.statuses.items() if not status.is_there)
 
     @property
     def is_done(self) -> bool:
-        """Whether all members of the newest generation have run all their iterations."""
+        """Returns whether all members of the newest generation have run all their iterations."""
         return self.generation is not None and self.generation.is_done
 
     @property
     def is_loading(self) -> bool:
-        """Whether the newest generation waits for a checkpoint."""
+        """Returns whether the newest generation waits for a checkpoint to be loaded."""
         return self.generation is not None and isinstance(self.generation.restoring, RestoreState)
 
     def awaits_state(self, number: int) -> bool:
-        """Whether a generation is the newest, and waits for a checkpoint or a resharded state."""
+        """Returns whether a generation is the newest, and waits for a state to be loaded or resharded."""
         restoring = self.generation.restoring if self.generation else None
         return restoring is not None and restoring.number == number
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the newest generation waits for something that its members do not have to do."""
+        """Returns whether the newest generation waits for something other than its members."""
         return self.generation is not None and (self.generation.restoring is not None or self.generation.is_done)
 
     @property
     def is_recovering(self) -> bool:
-        """Whether members form a generation, or have not all finished an iteration of it yet."""
+        """Returns whether members form a generation, or have not all finished an iteration of it yet."""
         generation = self.generation
         if generation is None or generation.restoring is not None:
             return False
@@ -123,21 +118,21 @@ class MembershipView:
         return base is None or any(status.finished <= base for status in self.members_of(generation))
 
     def members_of(self, generation: Generation) -> tuple[ProcessStatus, ...]:
-        """The status of each member's process."""
+        """Status of each member's process."""
         return tuple(self.statuses[process] for process, _ in generation.form.members)
 
     def is_broken(self, generation: Generation) -> bool:
-        """Whether a member has died, or could not continue."""
+        """Returns whether a member has died, or could not continue."""
         return any(
-            status.member != member or status.state not in (State.FORMING, State.LIVE)
+            status.member != member or status.state not in (ProcessState.FORMING, ProcessState.LIVE)
             for status, member in zip(self.members_of(generation), generation.form.members, strict=True)
         )
 
-    def is_winding_down(self, generation: Generation) -> bool:
-        """Whether members still run the generation before, up to an iteration that they were given."""
-        running = (self.statuses[process].lived == self.went for process, _ in generation.staying)
+    def is_finishing_previous(self, generation: Generation) -> bool:
+        """Returns whether members still run the generation before, up to the iteration after which they leave it."""
+        running = (self.statuses[process].last_live == self.last_live for process, _ in generation.not_departed)
         return generation.form.after is not None and any(running)
 
     def with_statuses(self, *statuses: ProcessStatus) -> Self:
-        """The same with these statuses of their processes."""
+        """Returns the same with these statuses of their processes."""
         return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})

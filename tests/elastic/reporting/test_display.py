@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from swift.deadlines import Deadlines
-from swift.elastic.events.display import Display, goodput_table, worker_table
-from swift.elastic.events.journal import Journal
-from swift.elastic.membership import Beat, Died, Formed, Member, Membership, Ready, Started, Tick, processes_of
+from swift.elastic.membership import Died, Formed, Heartbeat, Member, Membership, Ready, Started, Tick, processes_of
+from swift.elastic.reporting.display import Display, goodput_table, worker_table
+from swift.elastic.reporting.journal import Journal
 from swift.topology import Topology
 
 
@@ -31,7 +31,7 @@ def live(*, by_rank=False):
     everybody = [status.member for status in membership.statuses.values()]
     membership = told(membership, *(Ready(member, 1000) for member in everybody), Tick(1000))
     membership = told(membership, *(Formed(member, 1, frozenset(), 1000) for member in everybody), Tick(1000))
-    return told(membership, *(Beat(member, 1, 3, 2, 1000) for member in everybody))
+    return told(membership, *(Heartbeat(member, 1, 3, 2, 1000) for member in everybody))
 
 
 def metrics(step):
@@ -154,7 +154,7 @@ def test_a_worker_has_a_row_with_what_it_does():
         ["1", "1", "starting", "-", "-", "1"],
     ]
     membership = told(membership, *(Formed(member, 2, frozenset(), 1000) for member in (a, b, c)), Tick(1000))
-    membership = told(membership, *(Beat(member, 2, 5, 4, 1000) for member in (a, b, c)))
+    membership = told(membership, *(Heartbeat(member, 2, 5, 4, 1000) for member in (a, b, c)))
     membership = told(membership, Ready(Member(d.process, 1), 1000), Tick(1000), Formed(a, 3, frozenset(), 1000))
     assert printed(worker_table(membership))[1:] == [
         ["0", "0", "forming", "-", "3", "0"],

@@ -1,8 +1,7 @@
-"""What a person sees of a run of several processes: its events, its progress and, on a terminal, every worker."""
+"""Display of a run of several processes: its events, its progress and, on a terminal, every process."""
 
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich import box
@@ -11,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swift.elastic.events.goodput import CAUSES
-from swift.elastic.membership import Membership, ProcessStatus, State
+from swift.elastic.membership import Membership, ProcessState, ProcessStatus
+from swift.elastic.reporting.goodput import CAUSES
 from swift.train import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
 
 _MAX_REDRAWS_PER_S = 4
@@ -21,15 +20,15 @@ _MAX_REDRAWS_PER_S = 4
 class Display:
     """A run's events and progress on stderr, so that stdout stays clean; a context manager.
 
-    Under the lines of the events, a terminal shows the newest iteration and a table of all workers, redrawn in place.
+    Under the lines of the events, a terminal shows the newest iteration and a table of all processes, redrawn in place.
     Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The terminal is restored
     however the block is left.
 
     Args:
-        title: what runs, such as the experiment's name.
-        num_steps: the last step of the run.
+        title: name of the run.
+        num_steps: last step of the run.
         time: when the run began, in seconds of the clock of all later calls.
-        console: where to write; stderr by default.
+        console: console to write to; stderr by default.
     """
 
     def __init__(self, title: str, num_steps: int, time: float, console: Console | None = None):
@@ -38,7 +37,7 @@ class Display:
         self._membership: Membership | None = None
         self._metrics: Mapping[str, Any] = {}
         self._step = self._num_lines = 0
-        self._tells_saved = False
+        self._shows_saved = False
         self._newest: int | None = None
         self._timed: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
         self._live: Live | None = None
@@ -56,25 +55,23 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
     def note(self, text: str, time: float) -> None:
-        """Prints what happened at ``time``, in lines that stay; the seconds since the start come first."""
+        """Prints permanent lines on an event at ``time``, after the seconds since the start."""
         self._console.print(Text(f"{time - self._start:7.1f} s  {text}"), soft_wrap=True, highlight=False)
 
     def update(self, membership: Membership, time: float) -> None:
-        """Shows the processes as they are at ``time``; may be called as often as anything changes."""
+        """Shows the processes as they are at ``time``; cheap enough to call after every change."""
         self._membership, self._now = membership, time
 
     def record(self, metrics: Mapping[str, Any]) -> None:
-        """Shows the newest step, which is taken to be of the time of the last ``update``.
+        """Shows the newest step, timed by the last ``update``.
 
         Args:
-            metrics: as in ``metrics.jsonl``; a step may be repeated after a failure.
+            metrics: record as in ``metrics.jsonl``; a step may be repeated after a failure.
         """
         self._metrics, step = metrics, int(metrics["step"])
         if step <= self._step:
@@ -87,19 +84,19 @@ class Display:
             self.note(self._progress(), self._now)
 
     def saved(self, newest: int | None) -> None:
-        """Shows, from the next step on, how old the newest checkpoint is: of this step; None: there is none yet."""
-        self._tells_saved, self._newest = True, newest
+        """Shows the age of the newest checkpoint from the next step on; None: there is none yet."""
+        self._shows_saved, self._newest = True, newest
 
     def _progress(self) -> str:
         if not self._timed:
             return f"{self._title}: waiting for the first step"
         counter = f"{self._title}: step {int(self._metrics['step']):,}/{self._num_steps:,}"
-        saved = saved_text(self._step, self._newest) if self._tells_saved else ""
+        saved = saved_text(self._step, self._newest) if self._shows_saved else ""
         parts = [counter, *describe(self._metrics), saved, self._time_left()]
         return "  ".join(part for part in parts if part)
 
     def _time_left(self) -> str:
-        """The time of the remaining steps at the pace of the latest ones, with all that befell them."""
+        """Formats the time of the remaining steps at the pace of the latest ones, including their interruptions."""
         (first_step, start), (last_step, end) = self._timed[0], self._timed[-1]
         if last_step == first_step:
             return ""
@@ -107,42 +104,45 @@ class Display:
         return f"{format_duration(seconds)} left"
 
     def _draw(self) -> RenderableType:
-        # The table comes last: where it is higher than the terminal, its end is cut off.
+        # The table comes last: if it is higher than the terminal, its end is cut off.
         line = Text(f"{self._now - self._start:7.1f} s  {self._progress()}", no_wrap=True, overflow="ellipsis")
         return line if self._membership is None else Group(line, worker_table(self._membership))
 
 
 def worker_table(membership: Membership) -> Table:
-    """A row for each process: which, what it does, and the iteration it is in; '-' where there is none."""
+    """Returns a table with a row for each process: its identity, its state, and its iteration or '-'."""
     has_ranks = any(process.rank for process in membership.processes)
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("stage", "pipeline", *["rank"] * has_ranks):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True, min_width=max(map(len, State)))
+    table.add_column("state", no_wrap=True, min_width=max(map(len, ProcessState)))
     for heading in ("step", "generation", "restarts"):
         table.add_column(heading, justify="right", no_wrap=True)
     for process in sorted(membership.processes, key=lambda process: (process.worker[::-1], process.rank)):
         (pipeline, stage), rank = process
         status = membership.statuses[process]
-        place = (stage, pipeline, *[rank] * has_ranks)
-        table.add_row(*map(str, place), *_state(status, membership), str(max(0, status.member.incarnation)))
+        identity = (stage, pipeline, *[rank] * has_ranks)
+        restarts = max(0, status.member.incarnation)
+        table.add_row(*map(str, identity), *_state(status, membership), str(restarts))
     return table
 
 
 def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
-    """A process's state as a word, its iteration, and its generation."""
+    """Returns a process's state as a word, its iteration, and its generation."""
     word, generation = "killed" if status.is_dying else str(status.state), membership.generation
-    winds_down = generation is not None and generation.form.after is not None and status.member in generation.missing
-    if status.state is State.LIVE or (winds_down and status.lived == membership.went):
-        return word, str(status.entered or "-"), str(status.lived)
-    return word, "-", str(membership.number) if status.state is State.FORMING else "-"
+    is_finishing = (
+        generation is not None and generation.form.after is not None and status.member in generation.not_formed
+    )
+    if status.state is ProcessState.LIVE or (is_finishing and status.last_live == membership.last_live):
+        return word, str(status.entered or "-"), str(status.last_live)
+    return word, "-", str(membership.number) if status.state is ProcessState.FORMING else "-"
 
 
 def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
-    """Where the time of a run went, and how long its recoveries took, for a terminal.
+    """Returns tables of the time of a run by cause, and of the durations of its recoveries.
 
     Args:
-        goodput: see ``swift.elastic.events.journal.Journal.goodput``.
+        goodput: figures of ``Journal.goodput``.
     """
     time = Table(box=box.SIMPLE_HEAD)
     for heading in ("time", "s", "%"):

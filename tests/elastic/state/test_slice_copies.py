@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.checkpoint.partial.expert_units import by_name
-from swift.elastic.elastic_programs import holder_of
+from swift.elastic.elastic_ranks import neighbour_of
 from swift.elastic.membership import Process, Stamp, processes_of
-from swift.elastic.state.copies import Copies, copy_shapes, needed
 from swift.elastic.state.neighbour_copies import neighbour_slices
+from swift.elastic.state.slice_copies import SliceCopies, copy_shapes, needed
 from swift.mesh import REPLICATED
 from swift.topology import Topology
 from swift.train.checkpoints.saved_state import split_of
@@ -28,14 +28,14 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from swift.elastic.state.copies import Copies
+from swift.elastic.state.slice_copies import SliceCopies
 from swift.elastic.membership import Process, Stamp
 
-copies = Copies(Path(sys.argv[1]))
-keep = copies.keep(4, Process((0, 0), 3), Process((0, 0), 2))
+copies = SliceCopies(Path(sys.argv[1]))
+keep = copies.store(4, Process((0, 0), 3), Process((0, 0), 2))
 for step in range(10**6):
     keep.save(Stamp(1, step), {"numbers": np.full(4_000_000, step)})
-    keep.forget(but=frozenset({Stamp(1, step), Stamp(1, step - 1)}))
+    keep.keep_only(frozenset({Stamp(1, step), Stamp(1, step - 1)}))
     print(step, flush=True)
 """
 """Copies of 32 MB, one after the other."""
@@ -54,14 +54,14 @@ def test_a_copy_that_a_kill_breaks_off_is_never_taken_for_complete(tmp_path):
             os.kill(writer.pid, signal.SIGKILL)
             said = [0, *map(int, writer.stdout.read().split())]
         is_half.append(bool(list(directory.rglob(".state-*"))))
-        copies = Copies(directory)
-        found = {one.stamp for one in copies.held([HOLDER], [OWNER])}
+        copies = SliceCopies(directory)
+        found = {one.stamp for one in copies.find([HOLDER], [OWNER])}
         assert Stamp(1, said[-1]) in found, "one that was complete is lost"
         for stamp in found:
             like = {"numbers": jax.ShapeDtypeStruct((4_000_000,), np.int64)}
-            copy = copies.keep(4, HOLDER, OWNER).load(stamp, like)
+            copy = copies.store(4, HOLDER, OWNER).load(stamp, like)
             assert (copy["numbers"] == stamp.step).all()
-        copies.forget(HOLDER)
+        copies.keep_only(HOLDER)
         assert [path for path in directory.rglob("*") if path.is_file()] == []
     assert any(is_half)
 
@@ -117,5 +117,5 @@ def test_every_rank_gets_the_slices_of_the_one_before_it(spec, k):
 
 def test_the_ring_has_every_rank_once():
     ring = processes_of(Topology(1, 1, 5), by_rank=True)[::2]
-    assert sorted(holder_of(process, ring) for process in ring) == sorted(ring)
-    assert all(holder_of(process, ring) != process for process in ring)
+    assert sorted(neighbour_of(process, ring) for process in ring) == sorted(ring)
+    assert all(neighbour_of(process, ring) != process for process in ring)

@@ -1,13 +1,13 @@
-"""Reports of what happens in a run of processes, to its directory and to people; callers do not wait for writes."""
+"""Reports of a run of processes, to its directory and to the terminal; callers do not wait for writes."""
 
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from swift.elastic.events.background_calls import BackgroundCalls
-from swift.elastic.events.display import Display
-from swift.elastic.events.journal import Journal, Note
 from swift.elastic.membership import Command, Event, Membership, Process
+from swift.elastic.reporting.background_calls import BackgroundCalls
+from swift.elastic.reporting.display import Display
+from swift.elastic.reporting.journal import Journal, Note
 from swift.runlog import RunDirectory, ranges_text
 
 
@@ -15,30 +15,30 @@ class Reporter:
     """The one writer of a run's record while processes run.
 
     Args:
-        journal: makes sense of what happens.
-        display: what people see.
-        directory: of the run, open.
-        behind: writes in the background, in order.
-        written: the last iteration of which it has the metrics, or is about to write them.
+        journal: journal of the run.
+        display: display of the run.
+        directory: open run directory.
+        background: calls that write, in order.
+        written: last iteration whose metrics are written, or about to be.
     """
 
     def __init__(
-        self, journal: Journal, display: Display, directory: RunDirectory, behind: BackgroundCalls, written: int
+        self, journal: Journal, display: Display, directory: RunDirectory, background: BackgroundCalls, written: int
     ):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
-        self._behind = behind
-        self._planned = 0  # the newest generation whose plan is noted
+        self._background = background
+        self._planned = 0  # newest generation whose plan is noted
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
         """Notes an event that was reported to the membership."""
         self._write(self._journal.on(event, before, after, commands))
 
-    def harmed(self, process: Process, how: str, when: float) -> None:
-        """Notes that fault injection harms a process at this time."""
-        if how == "kill":
-            self._write(self._journal.chaos(process, when))
+    def fault_injected(self, process: Process, kind: str, time: float) -> None:
+        """Notes that a fault of this kind is injected into a process at this time."""
+        if kind == "kill":
+            self._write(self._journal.kill_injected(process, time))
         else:
-            self.note(how, self.written, f"process {process} is made to {how}", process=str(process))
+            self.note(kind, self.written, f"process {process} is made to {kind}", process=str(process))
 
     def record(self, record: dict[str, Any]) -> None:
         """Writes the record of an iteration, unless it was written before."""
@@ -49,8 +49,8 @@ class Reporter:
                 text = f"iterations without a record: {ranges_text([missing])}; the members died before reporting them"
                 self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
             self.written = record["step"]
-            self._behind.call(self._directory.log_step, record)
-            self._behind.call(self._display.record, record)
+            self._background.call(self._directory.log_step, record)
+            self._background.call(self._display.record, record)
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
         """Notes the plan of a generation, once."""
@@ -62,9 +62,9 @@ class Reporter:
         """Notes another event."""
         self._write([Note(event, step, fields, text)])
 
-    def tell(self, text: str) -> None:
-        """Shows a line to people only."""
-        self._behind.call(self._display.note, text, time.monotonic())
+    def show_line(self, text: str) -> None:
+        """Shows a line on the terminal only."""
+        self._background.call(self._display.note, text, time.monotonic())
 
     def show(self, membership: Membership) -> None:
         """Shows the state of each process."""
@@ -79,11 +79,11 @@ class Reporter:
         return self._journal.goodput(time.monotonic())
 
     def check(self) -> None:
-        """Raises RunError where the run's directory is known to be another's; looks at no file for that."""
+        """Raises RunError if the run's directory is known to belong to another run; accesses no file for that."""
         self._directory.check(may_look=False)
 
     def _write(self, notes: Sequence[Note]) -> None:
         for note in notes:
-            self._behind.call(self._directory.log_event, note.event, note.step, **note.fields)
+            self._background.call(self._directory.log_event, note.event, note.step, **note.fields)
             if note.text is not None:
-                self._behind.call(self._display.note, note.text, time.monotonic())
+                self._background.call(self._display.note, note.text, time.monotonic())

@@ -1,4 +1,4 @@
-"""Processes of a run, their states by stamp, and which stages the processes that are present can serve."""
+"""Identities of a run's processes and of their states, and the stages that the processes present can serve."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from swift.topology import Topology, Worker
 
 
 class Process(NamedTuple):
-    """A place for a process: a whole worker, or one of its expert ranks where each has a process of its own.
+    """A process of a run, through all its restarts: a whole worker, or one of its expert ranks.
 
     Attributes:
         worker: (pipeline, stage).
-        rank: the expert rank, 0 where the process has all of them.
+        rank: expert rank; 0 if the process has all of them.
     """
 
     worker: Worker
@@ -22,21 +22,21 @@ class Process(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One life of a process; ``incarnation`` grows with every restart."""
+    """One incarnation of a process; ``incarnation`` grows by one with every restart."""
 
     process: Process
     incarnation: int
 
 
 class Stamp(NamedTuple):
-    """The identity of a state: states of the same stage with the same stamp are equal, bit for bit.
+    """Identity of a state: states of the same stage with the same stamp are equal, bit for bit.
 
-    After a failure an iteration may be run again by other members, whose sums have another order: that is another
-    state. A newer generation resumes from what the one before left behind, so stamps are ordered as states came to be.
+    After a failure an iteration may be run again by other members, whose sums have another order: that gives another
+    state. A newer generation resumes from a state of those before, so stamps are ordered as states are computed.
 
     Attributes:
-        generation: the generation that computed or restored it.
-        step: the last iteration that it contains.
+        generation: generation that computed or restored it.
+        step: last iteration that it contains.
     """
 
     generation: int
@@ -44,11 +44,11 @@ class Stamp(NamedTuple):
 
 
 class ShardLayout(NamedTuple):
-    """The division of a state into the slices of ranks, in a run whose ranks may become fewer and more.
+    """The division of a state into slices, one for each rank, in a run whose number of ranks may change.
 
     Attributes:
-        processes: the owners of the slices, in the order of their ranks.
-        generations: the generations that ran with this layout, one after the other, without losing state in between.
+        processes: owners of the slices, in the order of their ranks.
+        generations: consecutive generations that ran with this layout without losing state.
     """
 
     processes: tuple[Process, ...]
@@ -56,7 +56,7 @@ class ShardLayout(NamedTuple):
 
 
 def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process, ...]:
-    """All processes of a run, one for each worker or one for each expert rank.
+    """Returns all processes of a run, one for each worker or one for each expert rank.
 
     >>> [str(process) for process in processes_of(Topology(1, 2, 2), by_rank=True)]
     ['0:0', '0:0 rank 1', '0:1', '0:1 rank 1']
@@ -66,7 +66,7 @@ def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process,
 
 
 def whole_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
-    """The workers all of whose processes are present."""
+    """Returns the workers all of whose processes are present."""
     there = frozenset(present)
     return frozenset(worker for worker, _ in processes) - {
         process.worker for process in processes if process not in there
@@ -76,7 +76,7 @@ def whole_workers(processes: Collection[Process], present: Collection[Process]) 
 def lost_stages(
     processes: Collection[Process], present: Collection[Process], *, is_elastic: bool = False
 ) -> tuple[int, ...]:
-    """The stages without any complete worker; in an elastic run, without any process.
+    """Returns the stages without any complete worker; in an elastic run, without any process.
 
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 0)), Process((1, 0))])
     (1,)
@@ -89,7 +89,7 @@ def lost_stages(
 
 
 def agreed_stamp(processes: Collection[Process], held_by: Mapping[Process, frozenset[Stamp]]) -> Stamp | None:
-    """The newest state that a complete worker of every stage holds; None if there is none.
+    """Returns the newest state that a complete worker of every stage holds; None if there is none.
 
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]

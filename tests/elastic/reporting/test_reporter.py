@@ -2,9 +2,9 @@
 
 from unittest.mock import Mock
 
-from swift.elastic.events.background_calls import BackgroundCalls
-from swift.elastic.events.journal import Journal
-from swift.elastic.events.reporter import Reporter
+from swift.elastic.reporting.background_calls import BackgroundCalls
+from swift.elastic.reporting.journal import Journal
+from swift.elastic.reporting.reporter import Reporter
 from swift.runlog import RunDirectory, read_run
 
 

@@ -1,0 +1,54 @@
+"""Calls made in a thread, on behalf of callers that must not wait for a file system."""
+
+import threading
+from collections.abc import Callable
+from queue import Queue
+from typing import Any, Self
+
+_MAX_WAITING = 10_000
+
+
+class BackgroundCalls:
+    """Makes calls in a thread, in the order in which they are requested; a context manager.
+
+    Args:
+        max_waiting: number of calls that may wait; beyond it callers wait as well, as memory is limited.
+    """
+
+    def __init__(self, max_waiting: int = _MAX_WAITING):
+        self._calls: Queue[Callable[[], Any]] = Queue(max_waiting)
+        self._error: Exception | None = None
+        threading.Thread(target=self._work, name="background", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._calls.join()
+        if kind is None:
+            self._raise()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Requests a call; raises the error of an earlier one."""
+        self._raise()
+        self._calls.put(lambda: function(*arguments, **named))
+
+    def settle(self) -> None:
+        """Waits until all requested calls are made; raises the error of any."""
+        self._calls.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                if self._error is None:  # lines after a missing one would make a wrong record
+                    call()
+            except Exception as error:
+                self._error = error
+            finally:
+                self._calls.task_done()

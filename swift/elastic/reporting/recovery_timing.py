@@ -1,0 +1,107 @@
+"""Timing of the transition between two generations, part by part: recovery from failures or admission of joiners."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+from swift.elastic.membership import PARTS, Member, Membership, Process, ProcessState
+
+BEFORE_LIVE = ("leave", "link", "program")
+"""Those of ``PARTS`` that precede a member's ``Formed``."""
+
+
+class Failure(NamedTuple):
+    """The failure of a member.
+
+    Attributes:
+        since: time of the failure, in seconds: the member was killed, sent its last message, or got stuck.
+        known: time of its detection, in seconds.
+        is_one_of_all: whether all members are killed together.
+    """
+
+    since: float
+    known: float
+    is_one_of_all: bool = False
+
+
+def failure_of(member: Member, time: float, membership: Membership) -> Failure:
+    """Returns the failure of a member that ``membership`` has killed because it was silent or late."""
+    status, generation = membership.statuses[member.process], membership.generation
+    is_silent = status.state is ProcessState.STARTING or time - status.seen > membership.deadlines.heartbeat
+    return Failure(status.seen if is_silent or generation is None else generation.since, time)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The time from the end of one generation to the first iteration of another; all times are in seconds.
+
+    Attributes:
+        since: time of the first failure, or of the admission of joiners.
+        failed: failed processes; empty if others only join.
+        known: time up to which every failure is known, or counted as undetected.
+        detection_s: duration for which a failure was undetected.
+        live_at: time at which the next generation went live; None before.
+        newest: newest iteration that any member had finished by then.
+    """
+
+    since: float
+    failed: tuple[Process, ...] = ()
+    known: float = -float("inf")
+    detection_s: float = 0.0
+    live_at: float | None = None
+    newest: int = 0
+
+    def after_failure(self, process: Process, failure: Failure) -> "Transition":
+        """Returns the same with one more failure; time in which two are undetected counts once."""
+        failed, known = failure.since, failure.known
+        undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))
+        return replace(
+            self,
+            since=min(self.since, failed),
+            failed=(*self.failed, process),
+            known=max(self.known, known),
+            detection_s=self.detection_s + undetected_s,
+            live_at=None,
+        )
+
+    def durations(self, part_times: Mapping[str, float], time: float) -> dict[str, float | None]:
+        """Returns the duration until ``time``, and of each part; None for a part that no member has reported.
+
+        Args:
+            part_times: longest duration that a member of the generation has reported, by part.
+            time: when all members have finished the first iteration.
+        """
+        assert self.live_at is not None
+        explained_s = self.detection_s + sum(part_times.get(part, 0.0) for part in BEFORE_LIVE)
+        found = {f"{'recovery' if self.failed else 'join'}_s": time - self.since}
+        if self.failed:
+            found["detection_s"] = self.detection_s
+        found["agreement_s"] = self.live_at - self.since - explained_s
+        parts = {f"{part}_s": part_times.get(part) for part in PARTS}
+        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | parts
+
+
+def recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """Summarizes the durations of recoveries.
+
+    Args:
+        recoveries: ``durations`` of each recovery.
+
+    Returns:
+        ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_parts``, ``median_s`` and
+        ``max_s`` of each part that was reported, by name.
+    """
+
+    def reported(part: str) -> list[float]:
+        return [part_s for recovery in recoveries if (part_s := recovery[f"{part}_s"]) is not None]
+
+    whole = reported("recovery")
+    parts = {part: reported(part) for part in ("detection", "agreement", *PARTS)}
+    return {
+        "recovery_median_s": median(whole) if whole else None,
+        "recovery_max_s": max(whole, default=None),
+        "recovery_parts": {
+            part: {"median_s": median(all_s), "max_s": max(all_s)} for part, all_s in parts.items() if all_s
+        },
+    }
