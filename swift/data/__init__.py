@@ -4,7 +4,7 @@ from swift.data.config import DataConfig, Split
 from swift.data.files import DataError
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
-from swift.data.sources import Document, StandardLibrary, TextFiles, TextSource, TokenFile
+from swift.data.sources import Document, InMemory, StandardLibrary, StreamSource, TextFiles, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile
 from swift.data.windows import Batch
 
@@ -14,9 +14,11 @@ __all__ = [
     "DataConfig",
     "DataError",
     "Document",
+    "InMemory",
     "Loader",
     "Split",
     "StandardLibrary",
+    "StreamSource",
     "TextFiles",
     "TextSource",
     "TokenFile",

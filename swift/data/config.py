@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from swift.data.sources import StandardLibrary, TextSource, TokenFile
+from swift.data.sources import StandardLibrary, StreamSource, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer
 from swift.errors import SettingError
 
@@ -16,25 +16,42 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Settings of the data: documents, their tokens, and the share of documents for validation.
+    """Settings of the data: documents, their tokens, and what of them is for validation.
 
     Args:
         source: source of the documents.
         tokenizer: tokenizer of texts; a ``TokenFile`` has tokens already, and needs it only to decode them.
-        validation_share: expected share of the documents used for validation, between 0 and 1.
+        validation_share: expected share of the documents used for validation, between 0 and 1; at least one document
+            is on either side, and a single document is cut, its end being for validation. A stream says itself.
+        validation_source: source of all documents for validation, of the same kind as ``source``, all of which are
+            then for training; None: see ``validation_share``.
 
     Raises:
-        SettingError: ``validation_share`` is not between 0 and 1.
+        SettingError: ``validation_share`` is not between 0 and 1, or the sources are of two kinds.
     """
 
-    source: TextSource | TokenFile = field(default_factory=StandardLibrary)
+    source: TextSource | TokenFile | StreamSource = field(default_factory=StandardLibrary)
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     validation_share: float = 0.05
+    validation_source: TextSource | TokenFile | StreamSource | None = None
 
     def __post_init__(self) -> None:
+        kinds = {(isinstance(source, TokenFile), hasattr(source, "stream")) for source in self.sources}
+        if len(kinds) > 1:
+            allowed = "must be of the same kind as DataConfig.source: a token file, texts, or a stream"
+            raise SettingError("DataConfig.validation_source", self.validation_source, allowed)
         if not 0 < self.validation_share < 1:
             allowed = "must be more than 0 and less than 1"
             raise SettingError("DataConfig.validation_share", self.validation_share, allowed)
+
+    @property
+    def sources(self) -> tuple[TextSource | TokenFile | StreamSource, ...]:
+        """All sources: of both splits, or of training and of validation."""
+        return (self.source,) if self.validation_source is None else (self.source, self.validation_source)
+
+    def source_of(self, split: Split) -> TextSource | TokenFile | StreamSource:
+        """Source that holds the documents of a split."""
+        return self.sources[-1 if split == "validation" else 0]
 
     @property
     def vocab_size(self) -> int:
@@ -48,28 +65,23 @@ def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.
     """Selects the documents of a split, bool[num_documents].
 
     The hash of a document's name decides, so a document stays in its split whatever else the corpus holds, on every
-    machine.
+    machine. Where a split would be empty it gets the document whose hash is nearest.
 
     Args:
-        names: names of the documents.
+        names: names of the documents, at least two.
         split: split to select.
         validation_share: expected share of the documents used for validation.
-
-    Raises:
-        SettingError: a split would be empty.
     """
     places = np.array([_hash_to_unit(name) for name in names])
     validates = places < validation_share
-    if len(places) == 1:
-        allowed = "the data are a single document, which cannot be split in two: give more documents"
-        raise SettingError("DataConfig.validation_share", validation_share, allowed)
-    if not validates.any() or validates.all():
-        side, bound = ("train", f"less than {places.max():.6f}")
-        if not validates.any():
-            side, bound = ("validation", f"more than {places.min():.6f}")
-        allowed = f"leaves none of {len(places)} documents for {side}: use {bound}, or more documents"
-        raise SettingError("DataConfig.validation_share", validation_share, allowed)
+    assert len(places) > 1, "a single document is cut, see cut_at"
+    validates[places.argmin()], validates[places.argmax()] = True, False
     return validates if split == "validation" else ~validates
+
+
+def cut_at(num_tokens: int, validation_share: float) -> int:
+    """Position at which a single document is cut: tokens before it are for training, the others for validation."""
+    return num_tokens - min(max(1, round(num_tokens * validation_share)), num_tokens - 1)
 
 
 def _hash_to_unit(name: str) -> float:

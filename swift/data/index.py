@@ -17,10 +17,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from swift.data.config import DataConfig, Split, in_split
+from swift.data.config import DataConfig, Split
 from swift.data.files import TokenReader
-from swift.data.sources import TokenFile
-from swift.data.stream import TokenStream, document_tokens, new_digest, open_stream, spans_of
+from swift.data.sequential import SequentialStream
+from swift.data.sources import TextSource, TokenFile
+from swift.data.stream import TokenStream, document_tokens, new_digest, open_stream, spans_of, text_documents
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory
@@ -60,30 +61,33 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
     Raises:
         SettingError: the source has no documents.
     """
-    source, tokenizer = config.source, config.tokenizer
+    tokenizer, newest_ns = config.tokenizer, 0
     parts: list[Any] = [_VERSION, config.validation_share]
-    if isinstance(source, TokenFile):
-        # Finding the ends of documents reads all tokens, and checks them against this vocabulary.
-        parts += ["tokens", source.dtype, source.end_of_document, config.vocab_size]
-        named: dict[str, str | None] = {"": source.path}
-    else:
-        named = {document.name: document.path for document in source.documents()}
-        if isinstance(tokenizer, ByteTokenizer):
-            parts += ["texts", "bytes"]
-        elif isinstance(tokenizer, TokenizerFile):
-            parts += ["texts", tokenizer.digest(), tokenizer.end_of_document]
+    for source in config.sources:
+        if hasattr(source, "stream"):
+            return None
+        if isinstance(source, TokenFile):
+            # Finding the ends of documents reads all tokens, and checks them against this vocabulary.
+            parts += ["tokens", source.dtype, source.end_of_document, config.vocab_size]
+            named: dict[str, str | None] = {"": source.path}
         else:
-            return None
-    newest_ns = 0
-    for name, path in named.items():
-        if path is None:
-            return None
-        try:
-            found = os.stat(path)
-        except OSError:
-            return None  # the source itself reports best what is wrong with it
-        parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
-        newest_ns = max(newest_ns, found.st_mtime_ns)
+            assert isinstance(source, TextSource)
+            named = {document.name: document.path for document in source.documents()}
+            if isinstance(tokenizer, ByteTokenizer):
+                parts += ["texts", "bytes"]
+            elif isinstance(tokenizer, TokenizerFile):
+                parts += ["texts", tokenizer.digest(), tokenizer.end_of_document]
+            else:
+                return None
+        for name, path in named.items():
+            if path is None:
+                return None
+            try:
+                found = os.stat(path)
+            except OSError:
+                return None  # the source itself reports best what is wrong with it
+            parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
+            newest_ns = max(newest_ns, found.st_mtime_ns)
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
 
 
@@ -148,15 +152,16 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
     head = _head(path)["splits"][split]
     if (path / split).stat().st_size != head["bytes"]:
         raise OSError(f"{path / split} has not the {head['bytes']} bytes that were written")
-    if isinstance(config.source, TokenFile):
+    source = config.source_of(split)
+    if isinstance(source, TokenFile):
         starts_S, offsets_S = np.fromfile(path / split, np.int64).reshape(2, -1)
-        return TokenStream(config.source.tokens(config.vocab_size), starts_S, offsets_S, head["num_tokens"])
+        return TokenStream(source.tokens(config.vocab_size), starts_S, offsets_S, head["num_tokens"])
     vocab_size = config.tokenizer.vocab_size
     tokens_N = TokenReader(str(path / split), np.min_scalar_type(vocab_size - 1), vocab_size)
     return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N), head["digest"])
 
 
-def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream:
+def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream | SequentialStream:
     """Opens the stream of a split in an index; without one, or if it is gone, reads the corpus.
 
     Raises:
@@ -192,30 +197,28 @@ class _Written:
 
 
 def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
-    source, dtype = config.source, np.min_scalar_type(config.tokenizer.vocab_size - 1)
-    assert not isinstance(source, TokenFile)
-    documents = source.documents()
-    trains = in_split((document.name for document in documents), "train", config.validation_share)
-    num_bytes = 0
+    dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
+    documents, num_bytes = text_documents(config), 0
     with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
-        written = {True: _Written(train), False: _Written(validation)}
-        for number, (document, is_training) in enumerate(zip(documents, trains.tolist(), strict=True)):
-            for tokens in document_tokens([document], config.tokenizer):
-                written[is_training].add(tokens)
+        written = {"train": _Written(train), "validation": _Written(validation)}
+        for number, (document, side) in enumerate(documents):
+            for split, tokens in document_tokens(config, document, side):
+                written[split].add(tokens)
                 num_bytes += tokens.nbytes
             report(IndexProgress(len(documents), number + 1, num_bytes))
-        return {
-            split: one.close(one.num_bytes // dtype.itemsize)
-            for split, one in (("train", written[True]), ("validation", written[False]))
-        }
+        return {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
 
 
 def _write_spans(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
-    splits, source = {}, config.source
-    assert isinstance(source, TokenFile)
-    bounds = source.document_bounds(source.tokens(config.vocab_size))
+    splits: dict[str, Any] = {}
+    found: dict[Any, np.ndarray] = {}
     for split in get_args(Split):
-        starts_S, offsets_S, num_tokens = spans_of(bounds, split, config.validation_share)
+        source = config.source_of(split)
+        assert isinstance(source, TokenFile)
+        if source not in found:
+            found[source] = source.document_bounds(source.tokens(config.vocab_size))
+        bounds = found[source]
+        starts_S, offsets_S, num_tokens = spans_of(config, bounds, split)
         with (path / split).open("wb") as file:
             one = _Written(file)
             one.add(np.stack([starts_S, offsets_S]))

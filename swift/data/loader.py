@@ -11,6 +11,7 @@ import numpy as np
 from swift.data.config import DataConfig, Split
 from swift.data.files import BeyondVocabulary, DataError
 from swift.data.index import corpus_stream
+from swift.data.sequential import SequentialStream
 from swift.data.sources import TokenFile
 from swift.data.tokenizer import Tokenizer
 from swift.data.windows import Batch, Windows, count_windows
@@ -28,7 +29,8 @@ class Loader(Iterator[Batch]):
     token exactly once.
 
     Any batch or micro-batch can be loaded at any time by any worker; iterating only counts. A loader is its own
-    iterator, and starts no threads.
+    iterator, and starts no threads. The windows of a stream come in its order; one that was read is read again only
+    from the stream's beginning.
 
     Args:
         config: settings of the data.
@@ -65,7 +67,8 @@ class Loader(Iterator[Batch]):
             stream = corpus_stream(config, split, corpus)
             checksum = stream.checksum()
         except DataError as error:
-            raise SettingError("DataConfig.source", config.source, _refusal(error)) from error
+            name = "validation_source" if config.validation_source is not None and split == "validation" else "source"
+            raise SettingError(f"DataConfig.{name}", config.source_of(split), _refusal(error)) from error
         _check_one_window(stream.num_tokens, split, sequence_length)
 
         self._config = config
@@ -73,12 +76,14 @@ class Loader(Iterator[Batch]):
         self._num_windows = count_windows(stream.num_tokens, sequence_length)
         num_sequences = num_microbatches * sequences_per_microbatch
         self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
+        is_stream = isinstance(stream, SequentialStream)  # which is endless, and has an order of its own
         num_filled = self._num_windows if split == "train" else self._num_batches_per_epoch * num_sequences
         windows = grain.MapDataset.source(Windows(stream, sequence_length, num_filled))
-        if split == "train":
+        if split == "train" and not is_stream:
             windows = windows.shuffle(seed=_spread_seed(seed))
         # An endless dataset has no remainder; without dropping it Grain's length overflows for batches of one.
-        self._microbatches = windows.repeat().batch(sequences_per_microbatch, drop_remainder=True)
+        endless = windows if is_stream else windows.repeat()
+        self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
         self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)
         self._next_step = 0
         self._identity: dict[str, Any] = {
@@ -156,9 +161,10 @@ class Loader(Iterator[Batch]):
         self._next_step = int(state["next_step"])
         if self._file is None or state.get("file") in (None, asdict(self._file)):
             return []
-        assert isinstance(self._config.source, TokenFile)
+        source = self._config.source_of(self._identity["split"])
+        assert isinstance(source, TokenFile)
         return [
-            f"{self._config.source.path} has been written to since the checkpoint: it has as many tokens, and a "
+            f"{source.path} has been written to since the checkpoint: it has as many tokens, and a "
             "sample of them is the same; the rest was not compared"
         ]
 
@@ -191,6 +197,8 @@ def _check_one_window(num_tokens: int, split: Split, sequence_length: int) -> No
             f"the {split} split holds {num_tokens} tokens, and a window needs {sequence_length + 1}: "
             "use a shorter sequence or more data"
         )
+        if split == "validation":
+            allowed += ", or a larger DataConfig.validation_share"
         raise SettingError("Loader.sequence_length", sequence_length, allowed)
 
 

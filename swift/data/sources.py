@@ -2,13 +2,14 @@
 
 import functools
 import glob
+import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,9 +24,13 @@ _LEAST_LOW_HALVES = 64
 _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 
+Text = str | np.ndarray
+"""A document: a text, or its tokens, whole numbers below the tokenizer's ``vocab_size``."""
+
+
 @dataclass(frozen=True)
 class Document:
-    """A text that is read on demand.
+    """A text, or its tokens, read on demand.
 
     Args:
         name: name, the same on every machine and unique in the source.
@@ -35,16 +40,54 @@ class Document:
     """
 
     name: str
-    read: Callable[[], str]
+    read: Callable[[], Text]
     path: str | None = None
 
 
+@runtime_checkable
 class TextSource(Protocol):
     """A source of texts."""
 
     def documents(self) -> list[Document]:
         """Returns all documents, in the same order on every machine."""
         ...
+
+
+class StreamSource(Protocol):
+    """A source of documents that are read once, in their order: never shuffled, and never held in memory."""
+
+    def stream(self, split: str) -> Iterator[Text]:
+        """Begins to read the documents of a split, ``train`` or ``validation``: the same ones at every call."""
+        ...
+
+
+class InMemory:
+    """Documents in memory; they are split like those of files.
+
+    Args:
+        documents: texts, or arrays of tokens.
+
+    Raises:
+        SettingError: there is no document.
+    """
+
+    def __init__(self, documents: Sequence[Text]):
+        if not len(documents):
+            raise SettingError("InMemory.documents", [], "must be at least one document")
+        self._documents = documents
+
+    def documents(self) -> list[Document]:
+        """Returns all documents, named by their place."""
+        return [
+            Document(f"document-{number}", functools.partial(self._documents.__getitem__, number))
+            for number in range(len(self._documents))
+        ]
+
+    def __repr__(self) -> str:
+        digest = hashlib.blake2b(digest_size=8)
+        for one in self._documents:
+            digest.update(one.encode() if isinstance(one, str) else np.asarray(one).astype("<u4").tobytes())
+        return f"InMemory({len(self._documents)} documents, digest {digest.hexdigest()})"
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,16 @@ Shapes: N tokens at hand, S spans of them that belong to the split.
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
-from swift.data.config import DataConfig, Split, in_split
-from swift.data.files import FileState, TokenReader
-from swift.data.sources import Document, TokenFile
-from swift.data.tokenizer import Tokenizer
+from swift.data.config import DataConfig, Split, cut_at, in_split
+from swift.data.files import BeyondVocabulary, FileState, TokenReader
+from swift.data.sequential import SequentialStream
+from swift.data.sources import Document, Text, TextSource, TokenFile
 
 _CHECKSUM_PIECES = 64
 _CHECKSUM_TOKENS = 4096
@@ -77,54 +78,102 @@ def new_digest(content: memoryview | bytes = b"") -> "hashlib.blake2b":
     return hashlib.blake2b(content, digest_size=16)
 
 
-def open_stream(config: DataConfig, split: Split) -> TokenStream:
+def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStream:
     """Reads the documents of a split in the order of the source, each followed by a separator; empty ones are left out.
 
     Texts are read and tokenized here, into memory, with as few bytes per token as the vocabulary allows. A token
-    file stays on disk, and its documents keep the ends they have there.
+    file stays on disk, and its documents keep the ends they have there; a stream is read as the run goes.
 
     Raises:
-        SettingError: the source cannot be read, or a split would have no document.
+        SettingError: the source cannot be read.
         DataError: a token is beyond the vocabulary.
     """
-    source = config.source
+    source = config.source_of(split)
+    if hasattr(source, "stream"):
+        return SequentialStream(lambda: _streamed(config, source.stream(split)), repr(source))
     if isinstance(source, TokenFile):
         tokens_N = source.tokens(config.vocab_size)
-        return TokenStream(tokens_N, *spans_of(source.document_bounds(tokens_N), split, config.validation_share))
-    documents = source.documents()
-    members = in_split((document.name for document in documents), split, config.validation_share)
-    chosen = [document for document, member in zip(documents, members, strict=True) if member]
+        return TokenStream(tokens_N, *spans_of(config, source.document_bounds(tokens_N), split))
     dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
-    cut_N = np.concatenate([np.empty(0, dtype), *document_tokens(chosen, config.tokenizer)])
+    pieces = [np.empty(0, dtype)]
+    for document, side in text_documents(config):
+        if side in (split, None):
+            pieces += [tokens for part, tokens in document_tokens(config, document, side) if part == split]
+    cut_N = np.concatenate(pieces)
     return TokenStream(cut_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(cut_N))
 
 
-def document_tokens(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document that is not empty, with its separator, in the smallest unsigned type."""
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    separator_1 = np.array([tokenizer.separator], dtype)
-    for document in documents:
-        tokens = tokenizer.encode(document.read())
+def text_documents(config: DataConfig) -> list[tuple[Document, Split | None]]:
+    """Lists the documents of texts, each with its split; None for a single document, which is cut."""
+    whole: tuple[Split, ...] = get_args(Split)
+    listed = [source.documents() for source in config.sources if isinstance(source, TextSource)]
+    if len(listed) > 1:
+        return [(document, split) for split, documents in zip(whole, listed, strict=True) for document in documents]
+    (documents,) = listed
+    if len(documents) == 1:
+        return [(documents[0], None)]
+    trains = in_split((document.name for document in documents), "train", config.validation_share)
+    return [(document, whole[0 if member else 1]) for document, member in zip(documents, trains, strict=True)]
+
+
+def document_tokens(config: DataConfig, document: Document, split: Split | None) -> Iterator[tuple[Split, np.ndarray]]:
+    """Yields the tokens of a document that is not empty, then its separator, in the smallest unsigned type.
+
+    Args:
+        config: settings of the data.
+        document: document to read.
+        split: split that it belongs to; None: it is cut, and each part has a separator.
+    """
+    tokens, separator_1 = _tokens(config, document.read(), document.name)
+    if not len(tokens):
+        return
+    cut = cut_at(len(tokens), config.validation_share)
+    halves: list[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
+    for side, part in halves if split is None else [(split, tokens)]:
+        yield side, part
+        yield side, separator_1
+
+
+def _streamed(config: DataConfig, texts: Iterator[Text]) -> Iterator[np.ndarray]:
+    for text in texts:
+        tokens, separator_1 = _tokens(config, text, "a document of the stream")
         if len(tokens):
-            assert int(tokens.max()) < tokenizer.vocab_size, f"{tokenizer} exceeds its vocabulary"
-            yield from (tokens.astype(dtype, copy=False), separator_1)
+            yield np.concatenate([tokens, separator_1])
 
 
-def spans_of(bounds: np.ndarray, split: Split, validation_share: float) -> tuple[np.ndarray, np.ndarray, int]:
+def _tokens(config: DataConfig, text: Text, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of a text, and the separator after it, in the smallest unsigned type.
+
+    Raises:
+        BeyondVocabulary: the document is of tokens already, and one is none of the vocabulary.
+    """
+    vocab_size = config.tokenizer.vocab_size
+    tokens = config.tokenizer.encode(text) if isinstance(text, str) else np.asarray(text)
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise BeyondVocabulary(f"{name} holds a token that is not from 0 to {vocab_size - 1}")
+    dtype = np.min_scalar_type(vocab_size - 1)
+    return tokens.astype(dtype, copy=False), np.array([config.tokenizer.separator], dtype)
+
+
+def spans_of(config: DataConfig, bounds: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, int]:
     """Finds the spans of a split's documents in a token file.
 
     Args:
+        config: settings of the data.
         bounds: int64[num_documents + 1], starts of all documents, then the end of the file.
         split: split to select.
-        validation_share: expected share of the documents used for validation.
 
     Returns:
         (``starts_S``, ``offsets_S``, ``num_tokens``), see ``TokenStream``.
-
-    Raises:
-        SettingError: the split would have no document.
     """
-    members = in_split((str(number) for number in range(len(bounds) - 1)), split, validation_share)
+    num_documents = len(bounds) - 1
+    if config.validation_source is not None:
+        members = np.ones(num_documents, bool)
+    elif num_documents == 1:
+        bounds = np.insert(bounds, 1, cut_at(int(bounds[-1]), config.validation_share))
+        members = np.array([split == "train", split == "validation"])
+    else:
+        members = in_split((str(number) for number in range(num_documents)), split, config.validation_share)
     # Neighbours of the same split are one span: a span begins and ends where membership changes.
     changes = np.flatnonzero(np.diff(members, prepend=False, append=False))
     starts_S, ends_S = bounds[changes[0::2]], bounds[changes[1::2]]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from swift.data.sequential import SequentialStream
 from swift.data.stream import TokenStream
 
 
@@ -32,7 +33,7 @@ class Windows:
         num_windows: number of windows; those past the end of the stream are padding only.
     """
 
-    stream: TokenStream
+    stream: TokenStream | SequentialStream
     sequence_length: int
     num_windows: int
 

@@ -7,6 +7,7 @@ import pytest
 from swift.data import DataConfig, TokenFile
 from swift.data.config import in_split
 from swift.data.files import TokenReader
+from swift.data.index import indexed_stream, make_index
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 
@@ -80,15 +81,54 @@ def test_a_share_outside_its_range(share):
         DataConfig(validation_share=share)
 
 
-@pytest.mark.parametrize(("share", "side", "bound"), [(1e-6, "validation", "more than"), (1 - 1e-6, "train", "less")])
-def test_an_empty_side_is_refused_with_a_share_that_works(share, side, bound):
+@pytest.mark.parametrize(("share", "num_validating"), [(1e-6, 1), (1 - 1e-6, 19)])
+def test_either_side_has_a_document_the_one_that_comes_first_with_another_share(share, num_validating):
     names = NAMES[:20]
-    with pytest.raises(SettingError, match=f"leaves none of 20 documents for {side}: use {bound}") as caught:
-        in_split(names, "train", share)
-    working = float(str(caught.value).split(" than ")[1].split(",")[0]) + (1e-5 if side == "validation" else -1e-5)
-    assert in_split(names, "train", working).sum() == (19 if side == "validation" else 1)
+    validates = in_split(names, "validation", share)
+    assert validates.sum() == num_validating
+    shares = np.linspace(0.001, 0.999, 999)
+    near = next(one for one in (in_split(names, "validation", s) for s in shares) if one.sum() == num_validating)
+    assert validates.tolist() == near.tolist()
+    assert (validates ^ in_split(names, "train", share)).all()
 
 
-def test_a_single_document_cannot_be_split():
-    with pytest.raises(SettingError, match=r"DataConfig.validation_share = 0.5: the data are a single document"):
-        in_split(["alone"], "train", 0.5)
+@pytest.mark.parametrize("share", [0.25, 1e-6, 1 - 1e-6])
+def test_a_single_text_is_cut_its_end_for_validation(memory_texts, share):
+    text = "".join(chr(33 + number % 90) for number in range(1000))
+    config = DataConfig(memory_texts((text,)), validation_share=share)
+    train, validation = (bytes(open_stream(config, split).read(0, 10**6)).decode() for split in ("train", "validation"))
+    assert train.removesuffix("\0") + validation.removesuffix("\0") == text
+    assert validation.endswith("\0")
+    assert len(validation) - 1 == {0.25: 250, 1e-6: 1, 1 - 1e-6: 999}[share]
+
+
+def test_a_token_file_of_one_document_is_cut(tmp_path):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "tokens.bin")
+    config = DataConfig(TokenFile(str(tmp_path / "tokens.bin"), vocab_size=100), validation_share=0.2)
+    assert open_stream(config, "train").read(0, 200).tolist() == list(range(80))
+    assert open_stream(config, "validation").read(0, 200).tolist() == list(range(80, 100))
+
+
+@pytest.mark.parametrize("num_texts", [1, 3])
+def test_validation_has_a_source_of_its_own(memory_texts, tmp_path, num_texts):
+    texts = tuple(f"<{number}>" for number in range(num_texts))
+    config = DataConfig(memory_texts(texts), validation_source=memory_texts(("last",)))
+    assert bytes(open_stream(config, "train").read(0, 99)).decode() == "".join(f"{text}\0" for text in texts)
+    assert bytes(open_stream(config, "validation").read(0, 99)) == b"last\0"
+
+    files = [TokenFile(str(tmp_path / name), vocab_size=100) for name in ("train.bin", "validation.bin")]
+    for number, file in enumerate(files):
+        np.arange(10 * number, 10 * number + 10, dtype="<u2").tofile(file.path)
+    config = DataConfig(files[0], validation_source=files[1])
+    for number, split in enumerate(("train", "validation")):
+        assert open_stream(config, split).read(0, 99).tolist() == list(range(10 * number, 10 * number + 10))
+        path = tmp_path / f"index-{split}"
+        make_index(config, path, lambda _: None)
+        assert (
+            indexed_stream(path, config, split).read(0, 99).tolist() == open_stream(config, split).read(0, 99).tolist()
+        )
+
+
+def test_texts_do_not_validate_a_token_file(memory_texts):
+    with pytest.raises(SettingError, match=r"DataConfig\.validation_source = .*: must be of the same kind"):
+        DataConfig(TokenFile("tokens.bin"), validation_source=memory_texts(("text",)))

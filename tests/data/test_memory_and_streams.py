@@ -1,0 +1,88 @@
+"""Documents in memory, and streams that are read in their order."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from swift.data import DataConfig, DataError, InMemory
+from swift.data.stream import open_stream
+from swift.errors import SettingError
+
+
+def expected(documents):
+    return [token for document in documents for token in (*document, 0)]
+
+
+def test_documents_in_memory_are_texts_or_tokens():
+    texts = [f"<{number}>" for number in range(40)]
+    tokens = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
+    for split in ("train", "validation"):
+        read = [
+            open_stream(DataConfig(InMemory(documents), validation_share=0.3), split).read(0, 999).tolist()
+            for documents in (texts, tokens)
+        ]
+        assert read[0] == read[1]
+        assert len(read[0]) > 30
+    assert repr(InMemory(texts)) == repr(InMemory(tuple(texts))) != repr(InMemory(texts[:39]))
+
+
+@pytest.mark.parametrize("document", [np.array([3, 256]), np.array([-1])])
+def test_a_token_that_is_none_of_the_vocabulary(document):
+    with pytest.raises(DataError, match="document-1 holds a token that is not from 0 to 255"):
+        open_stream(DataConfig(InMemory(["text", document, document]), validation_share=0.01), "train")
+
+
+def test_no_documents():
+    with pytest.raises(SettingError, match=r"InMemory\.documents = \[\]: must be at least one document"):
+        InMemory([])
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Documents of ever the same token: the first has one, the second two, ..."""
+
+    num_documents: int
+    num_until_trouble: int = 10**9
+
+    def stream(self, split):
+        for number in range(1, self.num_documents + 1):
+            if number > self.num_until_trouble:
+                raise OSError("the network is down")
+            yield np.full(number, number if split == "train" else 200)
+
+
+def test_a_stream_is_read_in_its_order_and_begins_anew():
+    documents = [[number] * number for number in range(1, 8)] * 3
+    read = open_stream(DataConfig(Counting(7)), "train").read
+    assert read(0, 99).tolist() == expected(documents)[:99]
+    assert read(20, 60).tolist() == expected(documents)[20:60]  # back, and on
+    assert read(90, 93).tolist() == expected(documents)[90:93]
+    fresh = open_stream(DataConfig(Counting(7)), "train").read
+    assert fresh(90, 93).tolist() == expected(documents)[90:93]  # as in a resumed run
+    assert set(open_stream(DataConfig(Counting(7)), "validation").read(0, 20).tolist()) == {0, 200}
+
+
+def test_batches_of_a_stream_are_its_windows_whichever_is_asked_for(make_loader):
+    tokens = np.array(expected([[number] * number for number in range(1, 200)]))
+    shape = 2, 3, 5  # of batches of 30 tokens
+    loader = make_loader(DataConfig(Counting(199)), shape=shape)
+    for step in (0, 1, 7, 3):
+        batch = loader.batch(step)
+        assert batch.inputs.ravel().tolist() == tokens[30 * step : 30 * step + 30].tolist()
+        assert batch.labels.ravel().tolist() == tokens[30 * step + 1 : 30 * step + 31].tolist()
+        assert batch.valid.all()
+    next(loader)
+    again = make_loader(DataConfig(Counting(199)), shape=shape)
+    assert again.restore(loader.state()) == []
+    np.testing.assert_array_equal(next(again).inputs, loader.batch(1).inputs)
+
+
+def test_trouble_with_a_stream_is_told(make_loader):
+    with pytest.raises(SettingError, match=r"DataConfig\.source = Counting\(.*: Counting\(.*\) has no documents"):
+        make_loader(DataConfig(Counting(0)))
+    loader = make_loader(DataConfig(Counting(500, num_until_trouble=200)))
+    with pytest.raises(DataError, match=r"Counting\(.*\) cannot be read: OSError: the network is down"):
+        loader.batch(10_000)
+    with pytest.raises(DataError, match=r"cannot be read any more"):
+        loader.batch(10_001)
