@@ -27,8 +27,19 @@ from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import lines_from_end, parse_object
 from swift.runlog.lock import Lease, last_beat, take, writes_checkpoints
 from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
-from swift.runlog.reading import CONFIG, SUMMARY, Run, check_is_run, check_new_run, check_same_run, read_run
+from swift.runlog.observer import Observer, grouped_scalars
+from swift.runlog.reading import (
+    CONFIG,
+    SUMMARY,
+    Run,
+    changed_settings,
+    check_is_run,
+    check_new_run,
+    check_same_run,
+    read_run,
+)
 from swift.runlog.run_directory import RunDirectory, sync_record
+from swift.runlog.trackers import TRACKERS
 
 __all__ = [
     "CAUSES",
@@ -37,18 +48,22 @@ __all__ = [
     "EVENTS",
     "METRICS",
     "SUMMARY",
+    "TRACKERS",
     "ClassCounts",
     "History",
     "Incident",
     "Lease",
     "Metrics",
+    "Observer",
     "Presence",
     "Run",
     "RunDirectory",
     "Stretch",
+    "changed_settings",
     "check_is_run",
     "check_new_run",
     "check_same_run",
+    "grouped_scalars",
     "history_of",
     "last_beat",
     "lines_from_end",

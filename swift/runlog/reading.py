@@ -67,11 +67,42 @@ def check_new_run(path: Path) -> None:
         raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
 
 
-def check_same_run(path: Path, config_text: str, may_change: Collection[str] = ()) -> None:
-    """Raises SettingError if a directory holds no run, or one of another configuration; its record is not read."""
-    difference = _first_difference(_read_config(path, "--run-dir"), config_text, may_change)
-    if difference:
-        raise SettingError("--resume", str(path), difference)
+def check_same_run(
+    path: Path, config_text: str, may_change: Collection[str] = (), may_lack: Collection[str] = ()
+) -> None:
+    """Checks that a directory holds the run of a configuration; its record is not read.
+
+    Args:
+        path: run directory.
+        config_text: operative configuration of the run that continues.
+        may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
+        may_lack: settings that the run's configuration may lack, since they are newer than it and have their defaults.
+
+    Raises:
+        SettingError: the directory holds no run, or one of another configuration.
+    """
+    for name, (before, now) in changed_settings(path, config_text).items():
+        if name not in may_change and not (before is None and name in may_lack):
+            texts = [" ".join((text or f"no {name}").split()) for text in (before, now)]
+            allowed = f"the run has `{texts[0]}`, this configuration has `{texts[1]}`"
+            raise SettingError("--resume", str(path), f"{allowed}; start a new run in another --run-dir")
+
+
+def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None, str | None]]:
+    """Compares a configuration with that of a run.
+
+    Returns:
+        The statements of both by the setting that differs; None where one has no such setting.
+
+    Raises:
+        SettingError: the directory holds no run.
+    """
+    before, now = _settings(_read_config(path, "--run-dir")), _settings(config_text)
+    return {
+        name: (before.get(name), now.get(name))
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name)
+    }
 
 
 def _read_config(path: Path, setting: str) -> str:
@@ -90,18 +121,6 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     if summary is None:
         raise SettingError("summary", str(path), "is damaged: not a JSON object")
     return summary
-
-
-def _first_difference(run_config: str, config: str, may_change: Collection[str]) -> str | None:
-    """Returns the first setting that differs, with both values, in one line; None if all agree."""
-    before, now = _settings(run_config), _settings(config)
-    for name in [*before, *(name for name in now if name not in before)]:
-        if name not in may_change and before.get(name) != now.get(name):
-            texts = [" ".join(settings.get(name, f"no {name}").split()) for settings in (before, now)]
-            return (
-                f"the run has `{texts[0]}`, this configuration has `{texts[1]}`; start a new run in another --run-dir"
-            )
-    return None
 
 
 def _settings(config_text: str) -> dict[str, str]:

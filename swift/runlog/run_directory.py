@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,9 @@ from swift.files import replace_file, sync_directory
 from swift.runlog.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
 from swift.runlog.events import EVENTS, with_plan_once
 from swift.runlog.metrics import METRICS
+from swift.runlog.observer import Observer
 from swift.runlog.reading import CONFIG, SUMMARY, check_new_run, check_same_run
-from swift.runlog.tensorboard import open_board
+from swift.runlog.tensorboard import TensorBoard
 from swift.runlog.truncation import truncate_record
 
 
@@ -31,22 +33,28 @@ class RunDirectory:
 
     check: Callable[..., None] = staticmethod(lambda **_: None)
 
-    def __init__(self, path: Path, last_step: int):
+    def __init__(self, path: Path, last_step: int, config_text: str, observers: Sequence[Observer] = ()):
         self.path = path
         self._last_step = last_step
-        self._board = open_board(path / "tensorboard", last_step)  # first, because it makes a directory, which may fail
+        board = TensorBoard()
+        board.begin(path, last_step, config_text)  # first, because it makes a directory, which may fail
         self._counts: CountsWriter | None = None  # a model without experts has none
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._events = (path / EVENTS).open("a", encoding="utf-8")
         self._plans_written: set[str] = set()
+        self._observers: list[Observer] = [board]
+        for observer in observers:
+            self._observers.append(observer)
+            self._tell(observer, "begin", path, last_step, config_text)
 
     @classmethod
-    def create(cls, path: str | Path, config_text: str) -> Self:
+    def create(cls, path: str | Path, config_text: str, observers: Sequence[Observer] = ()) -> Self:
         """Starts a run in a directory that holds none; a missing directory is made.
 
         Args:
             path: run directory.
             config_text: operative configuration, kept as ``config.gin``.
+            observers: observers of the run besides TensorBoard.
 
         Raises:
             SettingError: the directory holds a run already, or cannot be made. Nothing was written.
@@ -56,7 +64,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             replace_file(path / CONFIG, config_text.encode())
-            return cls(path, last_step=0)
+            return cls(path, 0, config_text, observers)
         except OSError as error:
             for name in (CONFIG, METRICS, EVENTS):  # otherwise the directory would pass for that of a run
                 with suppress(OSError):
@@ -64,7 +72,15 @@ class RunDirectory:
             raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
 
     @classmethod
-    def resume(cls, path: str | Path, config_text: str, step: int, may_change: Collection[str] = ()) -> Self:
+    def resume(
+        cls,
+        path: str | Path,
+        config_text: str,
+        step: int,
+        may_change: Collection[str] = (),
+        may_lack: Collection[str] = (),
+        observers: Sequence[Observer] = (),
+    ) -> Self:
         """Continues a run after ``step``: metrics of later steps are dropped, events are kept.
 
         ``summary.json`` is removed, since only a run that has ended has one.
@@ -74,17 +90,19 @@ class RunDirectory:
             config_text: operative configuration of the run that continues.
             step: last step that is done, which the checkpoint holds.
             may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
+            may_lack: settings that the run's configuration may lack, see ``check_same_run``.
+            observers: observers of the run besides TensorBoard.
 
         Raises:
             SettingError: there is no run, its files are damaged, or its configuration is another one.
         """
         path = Path(path)
-        check_same_run(path, config_text, may_change)
+        check_same_run(path, config_text, may_change, may_lack)
         with _written():
             truncate_record(path, step)
             replace_file(path / CONFIG, config_text.encode())
             (path / SUMMARY).unlink(missing_ok=True)
-            return cls(path, last_step=step)
+            return cls(path, step, config_text, observers)
 
     @property
     def checkpoints_path(self) -> Path:
@@ -111,9 +129,7 @@ class RunDirectory:
             self._last_step = record["step"]
             self._metrics.write(_line(record))
             self._metrics.flush()
-        for name, value in record.items():
-            if name != "step" and isinstance(value, int | float):
-                self._board.add_scalar(name, value, record["step"])
+        self._tell_all("on_step", {**metrics, **record})
 
     def log_event(self, event: str, step: int, **fields: Any) -> None:
         """Appends one event, with the time of the call (ISO 8601, UTC).
@@ -126,8 +142,10 @@ class RunDirectory:
         self.check()
         fields = with_plan_once(fields, self._plans_written)
         with _written():
-            self._events.write(_line({"time": _now(), "event": event, "step": step} | fields))
+            record = {"time": _now(), "event": event, "step": step} | fields
+            self._events.write(_line(record))
             self._events.flush()
+        self._tell_all("on_event", record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes ``summary.json``: the run has ended."""
@@ -141,7 +159,23 @@ class RunDirectory:
             with suppress(OSError):
                 if file is not None:
                     file.close()
-        self._board.close()
+        self._tell_all("end")
+        self._observers = []
+
+    def _tell_all(self, method: str, *arguments: Any) -> None:
+        for observer in list(self._observers):
+            self._tell(observer, method, *arguments)
+
+    def _tell(self, observer: Observer, method: str, *arguments: Any) -> None:
+        """Calls an observer; one that raises is told nothing more."""
+        try:
+            getattr(observer, method)(*arguments)
+        except Exception as error:
+            self._observers.remove(observer)
+            why = f"{type(observer).__name__}.{method} failed: {type(error).__name__}: {error}"
+            print(f"{why}; it is told nothing more of this run", file=sys.stderr)
+            if not self._events.closed:
+                self.log_event("observer_failed", self._last_step, error=why)
 
     def __enter__(self) -> Self:
         return self

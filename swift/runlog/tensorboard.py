@@ -1,11 +1,14 @@
 """TensorBoard files of a run. Only viewers read them, so trouble with them never delays or ends the run."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
+
+from swift.runlog.observer import Observer, grouped_scalars
 
 _SCHEME = "swift-file"
 _FLUSH_S = 10
@@ -20,6 +23,24 @@ def open_board(path: Path, last_step: int) -> Any:
     """
     path.mkdir(exist_ok=True)
     return SummaryWriter(f"{_SCHEME}:{path}", purge_step=last_step + 1, flush_secs=_FLUSH_S)
+
+
+class TensorBoard(Observer):
+    """Writes the numbers of every iteration for TensorBoard, in groups such as ``train`` and ``experts``."""
+
+    def begin(self, run_dir: Path, step: int, config: str) -> None:
+        """See Observer."""
+        del config
+        self._board = open_board(run_dir / "tensorboard", step)
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """See Observer."""
+        for tag, value in grouped_scalars(record).items():
+            self._board.add_scalar(tag, value, record["step"])
+
+    def end(self) -> None:
+        """See Observer."""
+        self._board.close()
 
 
 class _LenientFile:

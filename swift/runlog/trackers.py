@@ -1,0 +1,102 @@
+"""Trackers of experiments as observers: Weights & Biases and MLflow, each an extra of this package.
+
+Where they send a run, and as whom, is set by their own environment variables and files.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from swift.errors import SettingError
+from swift.files import replace_file
+from swift.runlog.observer import Observer, grouped_scalars
+
+
+class WandB(Observer):
+    """Sends a run to Weights & Biases, under its directory's name; a resumed run continues there.
+
+    Raises:
+        SettingError: the package ``wandb`` is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._wandb = _package("wandb")
+        self._run: Any = None
+
+    def begin(self, run_dir: Path, step: int, config: str) -> None:
+        """See Observer."""
+        del step
+        self._run = self._wandb.init(
+            name=run_dir.name,
+            id=_known_id(run_dir / "wandb.id"),
+            resume="allow",
+            dir=str(run_dir),
+            config=_pairs(config),
+        )
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """See Observer."""
+        self._run.log(grouped_scalars(record), step=record["step"])
+
+    def end(self) -> None:
+        """See Observer."""
+        self._run.finish()
+
+
+class MLflow(Observer):
+    """Sends a run to MLflow, under its directory's name; a resumed run continues there.
+
+    Raises:
+        SettingError: the package ``mlflow`` is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._client: Any = _package("mlflow").MlflowClient()
+        self._run_id = ""
+
+    def begin(self, run_dir: Path, step: int, config: str) -> None:
+        """See Observer."""
+        del step
+        known = run_dir / "mlflow.id"
+        if known.exists():
+            self._run_id = known.read_text()
+            return
+        self._run_id = self._client.create_run("0", run_name=run_dir.name).info.run_id
+        replace_file(known, self._run_id.encode())
+        for name, value in _pairs(config).items():
+            self._client.log_param(self._run_id, name.replace("@", ""), value)
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """See Observer."""
+        for tag, value in grouped_scalars(record).items():
+            self._client.log_metric(self._run_id, tag, value, step=record["step"])
+
+    def end(self) -> None:
+        """See Observer."""
+        self._client.set_terminated(self._run_id)
+
+
+TRACKERS: Mapping[str, Callable[[], Observer]] = {"wandb": WandB, "mlflow": MLflow}
+"""Trackers by the names that users write."""
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise SettingError("--logger", name, f"is not installed: pip install 'swift-moe[{name}]'") from None
+
+
+def _known_id(path: Path) -> str:
+    """Returns the name by which a tracker knows the run of a directory, and keeps it there."""
+    if not path.exists():
+        replace_file(path, uuid4().hex.encode())
+    return path.read_text()
+
+
+def _pairs(config: str) -> dict[str, str]:
+    """Splits a configuration into values by setting."""
+    statements = (line.partition(" = ") for line in config.splitlines())
+    return {name: value for name, found, value in statements if found}
