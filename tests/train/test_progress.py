@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from swift.train import progress
-from swift.train.progress import ProgressDisplay, describe, format_duration
+from swift.train.display import ProgressDisplay, describe, format_duration, progress
 
 
 def record(step, **more):

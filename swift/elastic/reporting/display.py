@@ -1,18 +1,16 @@
 """Display of a run of several processes: its events, its progress and, on a terminal, every process."""
 
-from collections import deque
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from swift.elastic.membership import Membership, ProcessState, ProcessStatus
 from swift.elastic.reporting.goodput import CAUSES
-from swift.train import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
+from swift.train import StepTimer, Terminal, describe, progress_lines, saved_text
 
 _MAX_REDRAWS_PER_S = 4
 
@@ -20,48 +18,42 @@ _MAX_REDRAWS_PER_S = 4
 class Display:
     """A run's events and progress on stderr, so that stdout stays clean; a context manager.
 
-    Under the lines of the events, a terminal shows the newest iteration and a table of all processes, redrawn in place.
-    Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The terminal is restored
-    however the block is left.
+    Under the lines of the events, a terminal shows a bar, the newest iteration and a table of all processes, redrawn in
+    place. Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The terminal is
+    restored however the block is left.
 
     Args:
         title: name of the run.
         num_steps: last step of the run.
         time: when the run began, in seconds of the clock of all later calls.
         console: console to write to; stderr by default.
+        log_every: iterations between two plain lines, which are then on a terminal, too; None: see above.
     """
 
-    def __init__(self, title: str, num_steps: int, time: float, console: Console | None = None):
+    def __init__(
+        self, title: str, num_steps: int, time: float, console: Console | None = None, log_every: int | None = None
+    ):
         self._title, self._num_steps, self._start, self._now = title, num_steps, time, time
-        self._console = console or Console(stderr=True)
+        self._terminal = Terminal(self._draw, console, _MAX_REDRAWS_PER_S, catches_stderr=console is None)
         self._membership: Membership | None = None
         self._metrics: Mapping[str, Any] = {}
-        self._step = self._num_lines = 0
+        self._timer, self._step = StepTimer(num_steps, log_every), 0
         self._shows_saved = False
         self._newest: int | None = None
-        self._timed: deque[tuple[int, float]] = deque(maxlen=NUM_TIMED_UPDATES)
-        self._live: Live | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            # Redirecting stdout would send what is printed there to stderr.
-            self._live = Live(
-                get_renderable=self._draw,
-                console=self._console,
-                redirect_stdout=False,
-                refresh_per_second=_MAX_REDRAWS_PER_S,
-            )
+        self._is_lined = log_every is not None
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
+        self._terminal.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._terminal.__exit__(kind, error, traceback)
 
     def note(self, text: str, time: float) -> None:
         """Prints permanent lines on an event at ``time``, after the seconds since the start."""
-        self._console.print(Text(f"{time - self._start:7.1f} s  {text}"), soft_wrap=True, highlight=False)
+        self._terminal.print(f"{time - self._start:7.1f} s  {text}")
 
     def update(self, membership: Membership, time: float) -> None:
         """Shows the processes as they are at ``time``; cheap enough to call after every change."""
@@ -76,37 +68,25 @@ class Display:
         self._metrics, step = metrics, int(metrics["step"])
         if step <= self._step:
             return
-        num_lines_due, is_first = step * NUM_PLAIN_LINES // self._num_steps, not self._timed
         self._step = step
-        self._timed.append((step, self._now))
-        if self._live is None and (is_first or num_lines_due > self._num_lines):
-            self._num_lines = num_lines_due
-            self.note(self._progress(), self._now)
+        if self._timer.passed(step, self._now) and (self._is_lined or not self._terminal.is_live):
+            counter = f"{self._title}: step {step:,}/{self._num_steps:,}"
+            self.note("  ".join(filter(None, (counter, *self._parts(), self._timer.left()))), self._now)
 
     def saved(self, newest: int | None) -> None:
         """Shows the age of the newest checkpoint from the next step on; None: there is none yet."""
         self._shows_saved, self._newest = True, newest
 
-    def _progress(self) -> str:
-        if not self._timed:
-            return f"{self._title}: waiting for the first step"
-        counter = f"{self._title}: step {int(self._metrics['step']):,}/{self._num_steps:,}"
-        saved = saved_text(self._step, self._newest) if self._shows_saved else ""
-        parts = [counter, *describe(self._metrics), saved, self._time_left()]
-        return "  ".join(part for part in parts if part)
-
-    def _time_left(self) -> str:
-        """Formats the time of the remaining steps at the pace of the latest ones, including their interruptions."""
-        (first_step, start), (last_step, end) = self._timed[0], self._timed[-1]
-        if last_step == first_step:
-            return ""
-        seconds = (end - start) / (last_step - first_step) * (self._num_steps - last_step)
-        return f"{format_duration(seconds)} left"
+    def _parts(self) -> list[str]:
+        """What is known of the newest step besides its number."""
+        return [*describe(self._metrics), saved_text(self._step, self._newest) if self._shows_saved else ""]
 
     def _draw(self) -> RenderableType:
-        # The table comes last: if it is higher than the terminal, its end is cut off.
-        line = Text(f"{self._now - self._start:7.1f} s  {self._progress()}", no_wrap=True, overflow="ellipsis")
-        return line if self._membership is None else Group(line, worker_table(self._membership))
+        parts = self._parts() if self._metrics else ["waiting for the first step"]
+        elapsed = f"{self._now - self._start:7.1f} s"
+        lines = progress_lines(self._title, self._step, self._num_steps, self._timer.left(), [elapsed, *parts])
+        # The table comes last: where it is higher than the terminal, its end is cut off.
+        return lines if self._membership is None else Group(lines, worker_table(self._membership))
 
 
 def worker_table(membership: Membership) -> Table:

@@ -1,0 +1,16 @@
+"""What a person sees of a run: a display on a terminal, lines in a log, and the time that is left."""
+
+from swift.train.display.progress import ProgressDisplay, Series, describe, progress_lines, saved_text
+from swift.train.display.step_timer import StepTimer, format_duration
+from swift.train.display.terminal import Terminal
+
+__all__ = [
+    "ProgressDisplay",
+    "Series",
+    "StepTimer",
+    "Terminal",
+    "describe",
+    "format_duration",
+    "progress_lines",
+    "saved_text",
+]

@@ -1,0 +1,110 @@
+"""A terminal on which a display is redrawn, whatever libraries write to it meanwhile. No JAX here."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+
+class Terminal:
+    """A display that is redrawn in place under lines that stay; elsewhere than on a terminal only the lines.
+
+    A context manager, which restores the terminal however the block is left.
+
+    Args:
+        draw: function that draws the display.
+        console: console to write to; stderr unless given.
+        redraws_per_s: times that the display is redrawn per second.
+        catches_stderr: whether what libraries write to file descriptor 2, past Python, is printed above the display,
+            line by line. Not for a process that may be aborted: its last words would be lost.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[], RenderableType],
+        console: Console | None = None,
+        redraws_per_s: float = 4,
+        *,
+        catches_stderr: bool = False,
+    ):
+        self._draw, self._rate = draw, redraws_per_s
+        self._catches = catches_stderr
+        self._console = console or Console(stderr=True)
+        self.is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live: Live | None = None
+        self._caught: _CaughtStderr | None = None
+
+    def print(self, text: str) -> None:
+        """Prints a line that stays."""
+        self._console.print(Text(text), soft_wrap=True, highlight=False)
+
+    def __enter__(self) -> Self:
+        if not self.is_live:
+            return self
+        if self._catches:
+            with suppress(OSError):  # stderr is closed
+                self._caught = _CaughtStderr(self.print)
+                # Rich looks up the width by the standard streams, of which stderr now is no terminal.
+                width = None if os.isatty(0) or os.isatty(1) else self._console.width
+                self._console = Console(file=self._caught.original, force_terminal=True, width=width)
+                self._caught.begin()
+        # With stdout redirected, its text would go to stderr.
+        self._live = Live(
+            get_renderable=self._draw,
+            console=self._console,
+            redirect_stdout=False,
+            refresh_per_second=self._rate,
+        )
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            if self._caught:
+                self._caught.end()  # first, so that its last lines are above the display
+            self._live.stop()
+            self._live = None
+        if self._caught:
+            self._console = Console(stderr=True)
+            self._caught.original.close()
+            self._caught = None
+
+
+class _CaughtStderr:
+    """File descriptor 2, whose lines go to a function until the end.
+
+    Attributes:
+        original: what stderr was before.
+    """
+
+    def __init__(self, tell: Callable[[str], None]):
+        sys.stderr.flush()
+        self.original = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
+        self._tell = tell
+
+    def begin(self) -> None:
+        """Takes what is written from now on; the function must no longer write to stderr itself."""
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.close(writer)
+        self._thread = threading.Thread(target=self._follow, args=(reader,), name="stderr", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Gives stderr back, once all its lines are told."""
+        os.dup2(self.original.fileno(), 2)  # closes the last writer, so that the thread ends
+        self._thread.join(timeout=1)  # a child of this process may hold a writer
+
+    def _follow(self, reader: int) -> None:
+        with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self._tell(line.rstrip("\n"))
