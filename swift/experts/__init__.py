@@ -7,7 +7,7 @@ every slot the weights of the expert placed there. ``placement`` decides which e
 from swift.experts.config import ExpertConfig
 from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
 from swift.experts.layer import Load, Matmul, expert_parallel_moe
-from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts.optimizer_config import OptimizerConfig, OwnOptimizer, OwnSchedule, learning_rate, make_optimizer
 from swift.experts.reference import dropless_moe, reference_moe
 from swift.experts.state_layouts import Decoupled, Instances, Layout, ReplicaShards
 
@@ -19,6 +19,8 @@ __all__ = [
     "Load",
     "Matmul",
     "OptimizerConfig",
+    "OwnOptimizer",
+    "OwnSchedule",
     "ReplicaShards",
     "collect",
     "dropless_moe",

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.extend
@@ -21,28 +21,59 @@ _MIXING = ("reduce", "dot_general", "sort", "cum", "gather", "scatter", "conv", 
 _PROBE_SHAPE = (128, 128)  # two large dims, where Adafactor factors its moments and Muon orthogonalises
 
 
+class OwnOptimizer(Protocol):
+    """Interface of a user's optimizer: a frozen dataclass, so that a configuration can name it.
+
+    Its transformation has to be elementwise, since every rank updates only a slice of each expert. Where weight decay
+    acts on matrices only, it sees zeros in place of the other parameters: use them for weight decay alone.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name, by which a checkpoint knows whose moments it has."""
+
+    def make(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+        """Makes the transformation, such as an ``optax.chain``; gradients are clipped before it."""
+
+
+class OwnSchedule(Protocol):
+    """Interface of a user's learning-rate schedule: a frozen dataclass, so that a configuration can name it."""
+
+    def schedule(self, num_steps: int) -> optax.Schedule:
+        """Makes the learning rate as a function of completed iterations, traced by JAX.
+
+        Args:
+            num_steps: iterations of the run.
+        """
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer and its learning-rate schedule.
 
-    Weight decay, if the optimizer has it, applies to every parameter, including norms and embeddings: the optimizer
-    sees slices of a layer's flat vector and cannot mask individual parameters.
-
     Attributes:
         name: elementwise optimizer of optax: ``adamw``, ``sgd``, ``lion``, ...
         options: further keyword arguments of the optimizer.
+        transformation: optimizer of your own, instead of ``name`` and ``options``; None: there is none.
+        schedule: learning-rate schedule of your own, instead of warm-up and cosine; None: there is none.
+        decayed: parameters that weight decay acts on: ``all``, or ``matrices``, without embeddings, norms and biases.
         peak_learning_rate: learning rate after the warm-up.
         warmup_steps: iterations over which the learning rate rises from zero.
-        final_learning_rate: learning rate at the end of the run, reached along a cosine.
+        final_learning_rate: learning rate at the end of the cosine, and after it.
+        decay_steps: iteration at which the cosine ends; None: the last one of the run, ``Experiment.num_steps``.
         clip_norm: largest global norm of the gradient; None for no clipping.
         layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to where experts are placed.
     """
 
     name: str = "adamw"
     options: Mapping[str, Any] = field(default_factory=lambda: {"b1": 0.9, "b2": 0.95, "weight_decay": 0.1})
+    transformation: OwnOptimizer | None = None
+    schedule: OwnSchedule | None = None
+    decayed: Literal["all", "matrices"] = "all"
     peak_learning_rate: float = 1e-3
     warmup_steps: int = 20
     final_learning_rate: float = 1e-4
+    decay_steps: int | None = None
     clip_norm: float | None = 1.0
     layout: Literal["decoupled", "coupled"] = "decoupled"
 
@@ -50,22 +81,40 @@ class OptimizerConfig:
         check_number("OptimizerConfig.peak_learning_rate", self.peak_learning_rate, least=0)
         check_number("OptimizerConfig.final_learning_rate", self.final_learning_rate, least=0)
         check_count("OptimizerConfig.warmup_steps", self.warmup_steps, least=0)
+        if self.decay_steps is not None:
+            check_count("OptimizerConfig.decay_steps", self.decay_steps, least=1)
         if self.clip_norm is not None:
             check_number("OptimizerConfig.clip_norm", self.clip_norm, above=0)
+        if self.decayed not in ("all", "matrices"):
+            raise SettingError("OptimizerConfig.decayed", self.decayed, "choose one of all, matrices")
         if self.layout not in LAYOUTS:
             raise SettingError("OptimizerConfig.layout", self.layout, f"choose one of {', '.join(LAYOUTS)}")
 
+    @property
+    def moments_of(self) -> str:
+        """Name of the optimizer whose moments a checkpoint has."""
+        return self.name if self.transformation is None else self.transformation.name
+
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up, then a cosine to the final rate at the last iteration, as a function of completed iterations."""
-    if config.warmup_steps >= num_steps:
-        allowed = f"must be below Experiment.num_steps = {num_steps}"
+    """Linear warm-up, then a cosine to the final rate, which stays, as a function of completed iterations.
+
+    Raises:
+        SettingError: the warm-up is too long, or the user's schedule cannot be traced or gives no number.
+    """
+    if config.schedule is not None:
+        return _own_schedule(config.schedule, num_steps)
+    name, end = ("OptimizerConfig.decay_steps", config.decay_steps)
+    if end is None:
+        name, end = ("Experiment.num_steps", num_steps)
+    if config.warmup_steps >= end:
+        allowed = f"must be below {name} = {end}"
         raise SettingError("OptimizerConfig.warmup_steps", config.warmup_steps, allowed)
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0 if config.warmup_steps else config.peak_learning_rate,
         peak_value=config.peak_learning_rate,
         warmup_steps=config.warmup_steps,
-        decay_steps=num_steps,
+        decay_steps=end,
         end_value=config.final_learning_rate,
     )
     # optax counts from zero, which would waste the first iteration at a learning rate of zero.
@@ -78,8 +127,11 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
     Clipping is not part of it, because the global norm needs all slices.
 
     Raises:
-        SettingError: optax has no such optimizer, the optimizer rejects the options, or it is not elementwise.
+        SettingError: optax has no such optimizer, the optimizer rejects the options, it is not elementwise, or it has
+            no weight decay from which parameters could be left out.
     """
+    if config.transformation is not None:
+        return _own_optimizer(config.transformation, learning_rate(config, num_steps))
     if not hasattr(optax, config.name) and hasattr(optax.contrib, config.name):
         allowed = (
             "is in optax.contrib, which is not supported: many of its optimizers mix the elements of an array, as "
@@ -102,13 +154,43 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
         allowed = f"does not work with OptimizerConfig.options = {dict(config.options)} ({error})"
         raise SettingError("OptimizerConfig.name", config.name, allowed) from None
     if mixing is not None:
-        raise SettingError(
-            "OptimizerConfig.name",
-            config.name,
-            f"is not elementwise (it applies {mixing!r} to a whole array), and every rank updates only a slice of "
-            "each expert: use an elementwise optimizer such as adamw, sgd or lion",
-        )
+        raise SettingError("OptimizerConfig.name", config.name, _not_elementwise(mixing))
+    if config.decayed != "all" and "weight_decay" not in options:
+        allowed = f"needs an optimizer with weight decay, such as adamw or lion, and optax.{config.name} has none"
+        raise SettingError("OptimizerConfig.decayed", config.decayed, allowed)
     return optimizer
+
+
+def _own_schedule(own: OwnSchedule, num_steps: int) -> optax.Schedule:
+    try:
+        schedule = own.schedule(num_steps)
+        found = jax.eval_shape(lambda count: jnp.asarray(schedule(count)), jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception as error:  # raised by the user's code
+        allowed = f"cannot be traced: {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise SettingError("OptimizerConfig.schedule", own, allowed) from error
+    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
+        allowed = f"must give one number, and gives {found.dtype}{list(found.shape)}"
+        raise SettingError("OptimizerConfig.schedule", own, allowed)
+    return schedule
+
+
+def _own_optimizer(own: OwnOptimizer, rate: optax.Schedule) -> optax.GradientTransformation:
+    try:
+        optimizer = own.make(rate)
+        mixing = mixing_primitive(optimizer)
+    except Exception as error:  # raised by the user's code
+        allowed = f"does not work: {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
+    if mixing is not None:
+        raise SettingError("OptimizerConfig.transformation", own.name, _not_elementwise(mixing))
+    return optimizer
+
+
+def _not_elementwise(mixing: str) -> str:
+    return (
+        f"is not elementwise (it applies {mixing!r} to a whole array), and every rank updates only a slice of "
+        "each expert: use an elementwise optimizer such as adamw, sgd or lion"
+    )
 
 
 def _parameters(create: Any) -> list[str]:

@@ -35,6 +35,9 @@ class Layout(Protocol):
     ) -> Float[Array, "L ..."]:
         """Reduces this rank's slot gradients to gradients of its master weights, summed over replicas."""
 
+    def first_position(self, width: int) -> Int[Array, ""] | int:
+        """Position in an expert's vector of the first of the ``width`` numbers that this rank has of it."""
+
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
         """Computes this rank's part of the squared norm of the experts' gradients."""
 
@@ -88,6 +91,10 @@ class Decoupled(_Unmoved):
         """See Layout."""
         del placement_LNS
         return from_slices(master, self.size)
+
+    def first_position(self, width: int) -> Int[Array, ""]:
+        """See Layout."""
+        return lax.axis_index(EXPERT_AXIS) * width
 
     def collect(
         self, gradients_LSW: Float[Array, "L S W"], placement_LNS: Int[Array, "L N S"]
@@ -146,6 +153,10 @@ class ReplicaShards(_Unmoved):
         grid = master.reshape(num_layers, self.num_replicas, self.stride, self.slots_per_rank, -1)
         return grid.transpose(0, 2, 3, 1, 4).reshape(num_layers, self.num_classes, -1)[..., : self.size]
 
+    def first_position(self, width: int) -> Int[Array, ""]:
+        """See Layout."""
+        return lax.axis_index(EXPERT_AXIS) // self.stride * width
+
     def collect(
         self, gradients_LSW: Float[Array, "L S W"], placement_LNS: Int[Array, "L N S"]
     ) -> Float[Array, "L ..."]:
@@ -188,6 +199,11 @@ class Instances:
             return slots_NSW.reshape(-1, self.size)[jnp.argmax(is_class_EX, axis=1)]
 
         return jax.vmap(one_layer)(master, placement_LNS)
+
+    def first_position(self, width: int) -> int:
+        """See Layout: every rank has whole experts."""
+        del width
+        return 0
 
     def collect(
         self, gradients_LSW: Float[Array, "L S W"], placement_LNS: Int[Array, "L N S"]

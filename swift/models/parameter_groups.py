@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 
@@ -51,6 +52,17 @@ class Group:
     def size(self) -> int:
         """Parameters of one module, W."""
         return sum(math.prod(shape) for shape in self._template.shapes)
+
+    def in_matrix(self, position_w: jax.Array) -> jax.Array:
+        """Whether the parameter at each position of a module's vector is of a matrix, bool[w]."""
+        ends = np.cumsum([math.prod(shape) for shape in self._template.shapes])
+        is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # then the padding
+        return jnp.asarray(is_matrix_i)[jnp.searchsorted(jnp.asarray(ends), position_w, side="right")]
+
+    @property
+    def matrix_size(self) -> int:
+        """Parameters of one module that are in matrices."""
+        return sum(math.prod(shape) for shape in self._template.shapes if len(shape) > 1)
 
     def init(self, key: jax.Array) -> jax.Array:
         """Initializes the parameters, float32 ``[rows, experts, size]``, as a function of ``key`` only."""

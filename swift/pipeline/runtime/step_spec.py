@@ -54,6 +54,7 @@ class StepSpec:
         layouts: layout of the master weights, by group.
         compute_dtype: dtype of slots and activations.
         num_microbatches: micro-batches of an iteration, of all pipelines together.
+        decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
         remat: whether a stage keeps only its input for the backward pass and recomputes the rest.
         row_shapes: shapes of a worker's state, ``[row, ...]``; found by tracing unless given.
     """
@@ -68,6 +69,7 @@ class StepSpec:
     layouts: Mapping[str, Layout]
     compute_dtype: DTypeLike
     num_microbatches: int
+    decays_matrices_only: bool = False
     remat: bool = False
     row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
     specs: TrainState = field(init=False)

@@ -110,7 +110,7 @@ def apply_gradients(
     """
     if scale is not None:
         gradients = jax.tree.map(lambda g: g * scale, gradients)
-    updates, moments = spec.optimizer.update(gradients, state.moments, state.master)
+    updates, moments = spec.optimizer.update(gradients, state.moments, _decayed(spec, state.master))
     master = optax.apply_updates(state.master, updates)
 
     placement, policy = state.placement, state.policy
@@ -126,6 +126,21 @@ def apply_gradients(
 
     slots = {name: fill(name) for name in master}
     return TrainState(state.step + 1, master, moments, slots, placement, policy)
+
+
+def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The master weights as weight decay takes them, which is all that an optimizer does with them: zeros stay."""
+    if not spec.decays_matrices_only:
+        return master
+
+    def matrices(name: str, leaf: jax.Array) -> jax.Array:
+        width = leaf.shape[-1]
+        position_w = spec.layouts[name].first_position(width) + jnp.arange(width)
+        in_matrix_w = spec.gpt.groups[name].in_matrix(position_w)
+        return jnp.where(jnp.broadcast_to(in_matrix_w, leaf.shape), leaf, 0)
+
+    kept = {name: matrices(name, leaf) for name, leaf in master.items() if name != "embedding"}
+    return {name: kept.get(name, jnp.zeros_like(leaf)) for name, leaf in master.items()}
 
 
 def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
