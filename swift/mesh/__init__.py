@@ -4,6 +4,7 @@
 ``process_shards`` move state between meshes and between processes.
 """
 
+from swift.mesh.chips import CHIPS, Chip, host_matmul_flops, peak_flops
 from swift.mesh.emulate import EmulationError, emulate_devices
 from swift.mesh.hlo_collectives import Collective, collective_bytes, collectives
 from swift.mesh.live import (
@@ -29,12 +30,14 @@ from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, sourc
 
 __all__ = [
     "AXES",
+    "CHIPS",
     "EXPERT_AXIS",
     "RANKED",
     "RANK_KINDS",
     "REPLICATED",
     "SHARED",
     "WORKER_AXIS",
+    "Chip",
     "Collective",
     "EmulationError",
     "LiveMesh",
@@ -47,6 +50,7 @@ __all__ = [
     "emulate_devices",
     "fetch_parts",
     "giving_rows",
+    "host_matmul_flops",
     "host_stages",
     "how_unequal",
     "is_spec",
@@ -56,6 +60,7 @@ __all__ = [
     "moved_bytes",
     "own_row",
     "part_shapes",
+    "peak_flops",
     "place_parts",
     "share_rows",
     "source_rows",

@@ -53,6 +53,19 @@ class GPT:
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
 
+    def flops_per_token(self, top_k: int) -> int:
+        """FLOPs that a token needs, forward and backward: 6 for every weight of the matrices it meets, and attention.
+
+        As of PaLM (arXiv 2204.02311, appendix B): attention counts as if nothing of it were masked; what is computed
+        again, or on padding, does not count.
+
+        Args:
+            top_k: number of experts that a token is sent to.
+        """
+        used = {"expert": top_k, "embedding": 0}
+        weights = sum(g.num_layers * g.matrix_size * used.get(name, 1) for name, g in self.groups.items())
+        return 6 * weights + 12 * self.config.num_layers * self.config.sequence_length * self.config.model_dim
+
     @property
     def num_parameters(self) -> int:
         """Number of parameters of all experts of all layers."""

@@ -15,13 +15,13 @@ from swift.experts.placement import unsound_placement
 from swift.pipeline import Steps, TrainState
 from swift.runlog import RunDirectory
 from swift.train.checkpoints import Checkpointer
+from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster, StateLost
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper
-from swift.train.progress import ProgressDisplay
 from swift.train.settings import Experiment
 from swift.train.start import TrainOptions, next_length
-from swift.train.step_records import plan_facts, plan_record
+from swift.train.step_records import Utilization, plan_facts, plan_record
 from swift.train.window_rules import is_due
 
 _MENDED = "once the data are mended"
@@ -35,13 +35,16 @@ class RunRecord:
     Attributes:
         directory: its run directory.
         progress: its progress on the terminal.
+        utilization: share of a peak that the run reaches.
     """
 
     directory: RunDirectory
     progress: ProgressDisplay
+    utilization: Utilization
 
     def step(self, record: dict[str, Any]) -> None:
         """Writes and shows the record of an iteration."""
+        record = record | self.utilization.mfu(record)
         self.directory.log_step(record)
         self.progress.update(record)
 

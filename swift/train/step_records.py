@@ -1,12 +1,14 @@
 """Records of steps and plans, as ``metrics.jsonl`` and ``events.jsonl`` have them."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from swift.data import Batch, Loader
 from swift.experts.placement import unsound
+from swift.mesh import host_matmul_flops, peak_flops
 from swift.pipeline import Steps, StepSpec, Sums
 from swift.schedules import plan_document
 
@@ -44,6 +46,37 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spe
         "replicas": replicas_LE.tolist(),
         "dropped": dropped_LE.tolist(),
     }
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """The share of a peak that a run's own FLOPs are (MFU).
+
+    Attributes:
+        flops_per_token: see ``GPT.flops_per_token``.
+        peak_flops: operations per second: of each device, or of a host that all share; None: not known.
+        is_shared: whether all ranks share one device or host.
+    """
+
+    flops_per_token: int
+    peak_flops: float | None
+    is_shared: bool
+
+    @classmethod
+    def of(cls, spec: StepSpec) -> "Utilization":
+        """Looks up the chip; measures the peak where it is a CPU."""
+        device = spec.live.mesh.devices.flat[0]
+        is_cpu = device.platform == "cpu"
+        peak = host_matmul_flops(spec.compute_dtype) if is_cpu else peak_flops(device, spec.compute_dtype)
+        is_shared = is_cpu or spec.live.mesh.size == 1
+        return cls(spec.gpt.flops_per_token(spec.experts.top_k), peak, is_shared)
+
+    def mfu(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """Returns ``mfu`` for the record of an iteration; nothing where the peak is not known."""
+        if self.peak_flops is None:
+            return {}
+        num_devices = 1 if self.is_shared else record["live_workers"] * record["live_ranks"]
+        return {"mfu": record["tokens_per_s"] * self.flops_per_token / (self.peak_flops * num_devices)}
 
 
 def plan_facts(steps: Steps) -> dict[str, Any]:

@@ -72,7 +72,10 @@ def values(record, name):
 
 def measured(record):
     """The steps without what a clock says."""
-    return [{n: v for n, v in step.items() if n not in ("time", "step_ms", "tokens_per_s")} for step in record.metrics]
+    return [
+        {n: v for n, v in step.items() if n not in ("time", "step_ms", "tokens_per_s", "mfu")}
+        for step in record.metrics
+    ]
 
 
 def of_kind(record, event):

@@ -4,10 +4,11 @@
 ``exchanged_bytes``, ``op_work``, ``interconnect`` and ``roofline`` turn programs into bytes and times.
 """
 
+from swift.mesh import CHIPS, Chip
 from swift.tools.pod_compile.compiling import FITS, REFUSED, TOO_LARGE, check_pod, compile_one, configurations
 from swift.tools.pod_compile.devices import settle_process
 from swift.tools.pod_compile.json_format import document, name_of, text_lines
-from swift.tools.pod_compile.pods import CHIPS, Chip, Pod
+from swift.tools.pod_compile.pods import Pod
 
 __all__ = [
     "CHIPS",

@@ -9,8 +9,8 @@ import jax
 from jax.experimental import topologies
 
 from swift.errors import SettingError
-from swift.mesh import emulate_devices
-from swift.tools.pod_compile.pods import EXTRAS, Chip, Pod
+from swift.mesh import Chip, emulate_devices
+from swift.tools.pod_compile.pods import EXTRAS, Pod
 
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # avoids waiting for a metadata server of Google Cloud

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from swift.data import Batch
-from swift.mesh import EXPERT_AXIS
+from swift.mesh import EXPERT_AXIS, Chip
 from swift.models import Weights
 from swift.pipeline import StepSpec, scopes, split_stage, stash_bytes
 from swift.pipeline.runtime import forward
 from swift.pipeline.split_backward import dot_bytes, dot_flops
-from swift.tools.pod_compile.pods import Chip
 
 HEAD, EMBEDDING = "head", "embedding"
 """Additional work: of the last stage's F for the loss, its gradient and the head's; of the first stage's B for the

@@ -1,0 +1,107 @@
+"""Chips by the vendors' figures, and the speed of matmuls on this host.
+
+Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 SXM, H200 SXM and
+B200. The memory of a TPU chip is the amount that its compiler allows a program.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+_GB, _GIB = 10**9, 2**30
+_MATMUL_DIM, _MATMULS = 1024, 5
+_KINDS = {
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA H100": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+}
+"""Generations by ``jax.Device.device_kind``, which of a GPU goes on with its form."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Capabilities of one device.
+
+    Attributes:
+        platform: platform name, as in ``jax.Device.platform``.
+        memory_bytes: memory available to programs; None if unknown.
+        peak_flops: peak operations per second, by compute dtype; None if unknown.
+        memory_bandwidth: memory bandwidth, bytes/s.
+        link_bandwidth: bandwidth in one direction, bytes/s: of each TPU link, or of a GPU to the switch of its host.
+        network_bandwidth: bandwidth of a GPU to other hosts in one direction, bytes/s.
+        num_dims: dims of the torus or mesh that TPU chips form.
+        closes_from: a dim whose size is a multiple of this number of chips is a ring; others are lines.
+    """
+
+    platform: str
+    memory_bytes: int | None = None
+    peak_flops: Mapping[str, float] | None = None
+    memory_bandwidth: float | None = None
+    link_bandwidth: float | None = None
+    network_bandwidth: float | None = None
+    num_dims: int = 0
+    closes_from: int = 0
+
+
+def _tpu(memory_gib: float, peak: float, memory: float, link: float, num_dims: int, closes_from: int) -> Chip:
+    # float32 matmuls run in bfloat16 unless another precision is requested.
+    flops = {"bfloat16": peak, "float32": peak}
+    return Chip("tpu", int(memory_gib * _GIB), flops, memory * _GB, link * _GB, None, num_dims, closes_from)
+
+
+def _gpu(memory_gb: float, bfloat16: float, tfloat32: float, float64: float, memory: float, link: float) -> Chip:
+    flops = {"bfloat16": bfloat16, "float32": tfloat32, "float64": float64}
+    return Chip("gpu", int(memory_gb * _GB), flops, memory * _GB, link * _GB, network_bandwidth=50 * _GB)
+
+
+CHIPS: Mapping[str, Chip] = {
+    "v5e": _tpu(15.75, 197e12, 819, 45, 2, 16),
+    "v5p": _tpu(95.74, 459e12, 2765, 90, 3, 4),
+    "v6e": _tpu(31.25, 918e12, 1640, 90, 2, 16),
+    "h100": _gpu(80, 989e12, 494e12, 67e12, 3350, 450),
+    "h200": _gpu(141, 989e12, 494e12, 67e12, 4800, 450),
+    "b200": _gpu(180, 2250e12, 1125e12, 37e12, 8000, 900),
+    "cpu": Chip("cpu"),
+}
+"""Chips by generation."""
+
+
+def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
+    """Peak operations per second of a device by its vendor's figures; None for one that is not known.
+
+    Args:
+        device: device.
+        dtype: dtype of the matmuls.
+    """
+    known = [generation for kind, generation in _KINDS.items() if f"{device.device_kind} ".startswith(f"{kind} ")]
+    chip = CHIPS[known[0]] if known else None
+    return None if chip is None or chip.peak_flops is None else chip.peak_flops.get(jnp.dtype(dtype).name)
+
+
+def host_matmul_flops(dtype: DTypeLike) -> float:
+    """Measures the operations per second of a matmul on this host's CPU, all cores together: the best of a few.
+
+    What else runs on the host makes it less. A tenth of a second.
+
+    Args:
+        dtype: dtype of the matmul.
+    """
+    with jax.default_device(jax.devices("cpu")[0]):
+        a = jnp.ones((_MATMUL_DIM, _MATMUL_DIM), dtype)
+        multiply = jax.jit(jnp.matmul).lower(a, a).compile()
+        best = float("inf")
+        for _ in range(_MATMULS):
+            begun = time.perf_counter()
+            jax.block_until_ready(multiply(a, a))
+            best = min(best, time.perf_counter() - begun)
+    return 2 * _MATMUL_DIM**3 / best
