@@ -4,9 +4,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from swift.cli.configuration import config_text, load_experiment, load_stored
+from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.mesh import EmulationError, emulate_devices
-from swift.runlog import METRICS, Run, read_run, scalars
-from swift.tools.report import comparison_rows, comparison_table, write_report
+from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
+from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, export_model, try_placement
+from swift.train import Experiment, TrainOptions, WeightSource, export_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, write_config
@@ -37,21 +36,32 @@ def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
     run_dir = run_dir_of(options)
-    _prepare([experiment])
+    weights = None
+    if options.init_from is not None:
+        theirs = load_stored(options.init_from, "--init-from", options.config, spared=_OF_TRAINING[1:])
+        weights = WeightSource(options.init_from, theirs)
+    prepare([experiment])
     summary = run_training(
         experiment,
         TrainOptions(
             run_dir,
-            config_text(experiment),
             resume=options.resume,
             stop_at=options.stop_at,
             profile=_profile_window(options.profile),
             prepare=options.prepare,
+            init_from=weights,
+            log_every=options.log_every,
+            observers=observers_of(options),
             stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
             corpora=corpora_directory(),
         ),
     )
     show_run(read_run(run_dir), summary, options.format)
+
+
+def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:
+    """Makes the observers that a command line names."""
+    return tuple(TRACKERS[name]() for name in options.logger)
 
 
 def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
@@ -68,37 +78,6 @@ def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
     else:
         Console().print(comparison_table([run]))
         print(line)
-
-
-def compare(options: argparse.Namespace) -> None:
-    """``swift compare CONFIG.gin ...``: every experiment in a directory of its own, and one report of all."""
-    names = [path.stem for path in options.configs]
-    if len(set(names)) < len(names):
-        raise SettingError("CONFIG", names, "the files need different names, which their runs will have")
-    experiments = [load_experiment(path, options.set) for path in options.configs]
-    stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
-    _prepare(experiments)
-    for experiment in experiments:  # so that a mistake in the last is reported before the first has run
-        experiment.step_spec()
-        try_placement(experiment)
-    top = options.run_dir or _new_run_dir(names[0])
-    run_dirs = [top / name for name in names]
-    for run_dir in run_dirs:
-        if run_dir.exists():
-            raise SettingError("--run-dir", str(top), f"holds {run_dir.name} already; choose another directory")
-    for experiment, run_dir in zip(experiments, run_dirs, strict=True):
-        run = TrainOptions(run_dir, config_text(experiment), stopping_s=stopping_s, corpora=corpora_directory())
-        run_training(experiment, run)
-    runs = [read_run(run_dir) for run_dir in run_dirs]
-    page = top / "report.html"
-    write_report(runs, page)
-    if options.format == "json":
-        print(json.dumps({"runs": comparison_rows(runs), "report": str(page)}))
-    else:
-        Console().print(comparison_table(runs))
-        for line in _distances(experiments, runs):
-            print(line)
-        print(f"report: {page}")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -118,7 +97,7 @@ def export(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --out MODEL``."""
     run = read_run(options.run_dir)
     experiment = load_stored(run.path, "RUN_DIR", options.config)
-    _prepare([experiment], num_devices=1)
+    prepare([experiment], num_devices=1)
     plan = export_model(experiment, options.run_dir, options.out, options.step)
     replace_file(options.out / GIN_NAME, run.config_text.encode())
     write_config(options.out, experiment)
@@ -136,7 +115,7 @@ def generate(options: argparse.Namespace) -> None:
     if (options.model / METRICS).exists():
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
     experiment = load_stored(options.model, "MODEL", options.config, spared=_OF_TRAINING)
-    _prepare([experiment], num_devices=1)
+    prepare([experiment], num_devices=1)
     pieces = generate_text(
         experiment,
         options.model,
@@ -150,15 +129,6 @@ def generate(options: argparse.Namespace) -> None:
         sys.stdout.write((options.prompt if index == 0 else "") + piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
-
-
-def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
-    """Yields the distance of losses between runs with failures and the same experiment without, if that ran, too."""
-    for experiment, run in zip(experiments, runs, strict=True):
-        whole = replace(experiment, failures=())
-        others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
-        if others:
-            yield distance_line(run, others[0], experiment.topology)
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
@@ -183,7 +153,7 @@ def corpora_directory() -> Path:
     return Path.home() / ".cache" / "swift" / "corpora"
 
 
-def _prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
+def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
     """Configures JAX, before it starts, for all experiments of this process."""
     for name in ("ranks", "compute_dtype"):
         values = {getattr(experiment, name) for experiment in experiments}
@@ -209,10 +179,10 @@ def run_dir_of(options: argparse.Namespace) -> Path:
     """Directory of a run; raises SettingError if it is to resume and no directory was given."""
     if options.resume and options.run_dir is None:
         raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to continue")
-    return options.run_dir or _new_run_dir(options.config.stem)
+    return options.run_dir or new_run_dir(options.config.stem)
 
 
-def _new_run_dir(name: str) -> Path:
+def new_run_dir(name: str) -> Path:
     """Default directory of a run."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 

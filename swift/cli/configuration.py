@@ -7,11 +7,10 @@ gin names are the names of the frozen dataclasses. The text kept with a run is w
 all its settings, so that it does not depend on defaults, and reading it back gives an equal Experiment.
 """
 
-import dataclasses
 import inspect
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,9 @@ from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.settings import StoredObject, UnreadableConfig, made, parts, read_config
+from swift.train.settings import StoredObject, UnreadableConfig, config_text, made, own_kinds, parts, read_config
+
+__all__ = ["config_text", "load_experiment", "load_stored"]
 
 _CONFIGURABLES = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
@@ -84,7 +85,7 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
     Raises:
         SettingError: the configuration is damaged, not plain data, or has an unknown class.
     """
-    own = {} if config is None else dict(_own_kinds(load_experiment(config)))
+    own = {} if config is None else dict(own_kinds(load_experiment(config)))
 
     def find(part: StoredObject) -> Callable[..., Any] | None:
         kind = None if part.module else _known.get(part.kind)
@@ -104,17 +105,6 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
         )
     allowed = f"needs {name}, which is not Swift's own: name a gin file whose experiment has it with --config FILE"
     raise SettingError(setting, str(directory), allowed)
-
-
-def _own_kinds(value: Any) -> Iterator[tuple[str, type]]:
-    """Returns the classes in an experiment from outside Swift, by name."""
-    kind = type(value)
-    if not kind.__module__.startswith("swift."):
-        yield kind.__name__, kind
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        if dataclasses.is_dataclass(part):
-            yield from _own_kinds(part)
 
 
 def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:
@@ -191,25 +181,3 @@ def _check_used(overrides: Sequence[str]) -> None:
 
 def _bound(config: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w./]+) = (.*)$", config, re.MULTILINE))
-
-
-def config_text(experiment: Experiment) -> str:
-    """Writes a whole experiment as gin, one setting per line; reading it gives an equal experiment."""
-    lines = list(_render(experiment))
-    imports = sorted({f"import {kind.__module__}" for _, kind in _own_kinds(experiment)})
-    return "\n".join([*imports, *lines]) + "\n"
-
-
-def _render(value: Any) -> Iterator[str]:
-    name, parts = type(value).__name__, []
-    for field in dataclasses.fields(value):
-        if not field.init:
-            continue
-        setting = getattr(value, field.name)
-        if dataclasses.is_dataclass(setting):
-            yield f"{name}.{field.name} = @{type(setting).__name__}()"
-            parts.append(setting)
-        else:
-            yield f"{name}.{field.name} = {setting!r}"
-    for part in parts:
-        yield from _render(part)

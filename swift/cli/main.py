@@ -15,6 +15,7 @@ from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
 _MODULES = {
+    "compare": "swift.cli.compare",
     "compile": "swift.cli.compile",
     "compiler": "swift.cli.compile",
     "plan": "swift.cli.plan",
@@ -85,6 +86,13 @@ def command_line() -> argparse.ArgumentParser:
     _add_settings(train)
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
+    train.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="RUN_DIR",
+        help="begin a new run, at iteration 0, with the weights of the newest checkpoint of another run",
+    )
+    _add_progress(train)
     _add_prepare(train)
     _add_stopping(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
@@ -92,6 +100,10 @@ def command_line() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
     compare.add_argument("configs", type=Path, nargs="+", metavar="CONFIG.gin")
     _add_settings(compare)
+    compare.add_argument(
+        "--resume", action="store_true", help="continue a comparison in --run-dir: what has ended is not run again"
+    )
+    _add_progress(compare)
     _add_stopping(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
@@ -140,6 +152,7 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--against", type=Path, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
     )
+    _add_progress(launch)
     _add_prepare(launch)
     launch.add_argument(
         "--trim-executables",
@@ -227,6 +240,22 @@ def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 def _add_stopping(parser: argparse.ArgumentParser) -> None:
     _add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
+
+
+def _add_progress(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-every",
+        type=int,
+        metavar="N",
+        help="a line every N iterations, on a terminal too (default: about ten lines, and a bar on a terminal)",
+    )
+    parser.add_argument(
+        "--logger",
+        action="append",
+        default=[],
+        choices=["wandb", "mlflow"],
+        help="send the numbers of the run there, too, as the package's own environment variables say (an extra each)",
+    )
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:

@@ -3,15 +3,17 @@
 ``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run.
 """
 
+from swift.train.checkpoints import WeightSource
+from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
 from swift.train.export import export_model, generate, load_exported
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
-from swift.train.progress import NUM_PLAIN_LINES, NUM_TIMED_UPDATES, describe, format_duration, saved_text
 from swift.train.settings import Experiment
 from swift.train.start import (
     TrainOptions,
     check_range,
+    check_resumable,
     conclude,
     find_start,
     is_to_conclude,
@@ -25,16 +27,19 @@ from swift.train.trainer import train
 from swift.train.window_rules import is_due, window_length
 
 __all__ = [
-    "NUM_PLAIN_LINES",
-    "NUM_TIMED_UPDATES",
     "Down",
     "Experiment",
     "Interrupt",
     "LiveWorkers",
+    "Series",
     "StateKeeper",
+    "StepTimer",
+    "Terminal",
     "TrainLoop",
     "TrainOptions",
+    "WeightSource",
     "check_range",
+    "check_resumable",
     "conclude",
     "describe",
     "export_model",
@@ -48,6 +53,7 @@ __all__ = [
     "open_run",
     "own_run",
     "plan_facts",
+    "progress_lines",
     "saved_text",
     "step_record",
     "summarize",

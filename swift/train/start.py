@@ -1,7 +1,7 @@
 """The start of a run: its directory, the state from which it continues, and the iterations left to do."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,35 +11,40 @@ import jax
 
 from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore, settle
 from swift.deadlines import Deadlines
-from swift.errors import SettingError
+from swift.errors import SettingError, check_count
+from swift.experts import learning_rate
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
 from swift.pipeline import Prepare, StepSpec, TrainState
 from swift.runlog import (
     SUMMARY,
     Lease,
+    Observer,
     RunDirectory,
+    changed_settings,
     check_is_run,
     check_new_run,
     check_same_run,
     take,
     writes_checkpoints,
 )
-from swift.train.checkpoints import load_state, put_state, take_back
-from swift.train.settings import Experiment, write_config
+from swift.train.checkpoints import WeightSource, load_state, put_state, take_back
+from swift.train.display import Series
+from swift.train.settings import Experiment, defaults_in, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 
 MAY_CHANGE = (
-    *(f"Experiment.{n}" for n in ("eval_every", "num_eval_batches")),
+    *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
     *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles")),
-    *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "clip_norm")),
+    *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "decay_steps", "clip_norm")),
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "ExpertConfig.slots_per_rank"),
 )
-"""Settings that may change when a run is resumed: records, failures, where and how the same sums are computed (the
-loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was not finite."""
+"""Settings that may change when a run is resumed: its length, records, failures, where and how the same sums are
+computed (the loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was
+not finite."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,30 @@ class TrainOptions:
 
     Attributes:
         run_dir: run directory.
-        config_text: operative configuration, kept in the run directory.
+        config_text: operative configuration, kept in the run directory; empty: as ``config_text`` writes it.
         resume: whether to continue the run in the directory.
         stop_at: iteration after which to stop early, with a checkpoint; None: no such iteration.
         profile: (first, last) iteration to trace with the profiler, or None.
         prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
         stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
+        init_from: run whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
+        log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
+        observers: observers of the run besides TensorBoard.
+        series: place of the run among several that run one after the other; None: it is alone.
         corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut anew.
     """
 
     run_dir: Path
-    config_text: str
+    config_text: str = ""
     resume: bool = False
     stop_at: int | None = None
     profile: tuple[int, int] | None = None
     prepare: Prepare = "next"
     stopping_s: float = Deadlines.stopping
+    init_from: WeightSource | None = None
+    log_every: int | None = None
+    observers: tuple[Observer, ...] = ()
+    series: Series | None = None
     corpora: Path | None = None
 
 
@@ -77,6 +90,11 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
         SettingError: another process has it, or it cannot be the directory of this run.
     """
     run_dir = options.run_dir
+    if options.log_every is not None:
+        check_count("--log-every", options.log_every, least=1)
+    if options.resume and options.init_from is not None:
+        allowed = "is for a new run; --resume continues from the run's own checkpoint"
+        raise SettingError("--init-from", str(options.init_from.run_dir), allowed)
     if options.resume:
         check_is_run(run_dir, "--run-dir")
     else:
@@ -121,6 +139,11 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         )
 
 
+def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
+    """Raises SettingError unless the run directory holds this run, but for settings that may change."""
+    check_same_run(options.run_dir, options.config_text, MAY_CHANGE, set(defaults_in(experiment)))
+
+
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
     """Finds the newest intact checkpoint, to continue from; None for a new run.
 
@@ -129,7 +152,7 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
     if not options.resume:
         check_new_run(options.run_dir)
         return None
-    check_same_run(options.run_dir, options.config_text, MAY_CHANGE)
+    check_resumable(experiment, options)
     directory = options.run_dir / "checkpoints"
     settle(directory)
     for line in take_back(directory):
@@ -155,7 +178,8 @@ def conclude(experiment: Experiment, options: TrainOptions, lease: Lease, device
 def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
     """Raises SettingError if nothing is left to do, or an option lies outside of what is left."""
     if done >= experiment.num_steps:
-        raise SettingError("--resume", str(options.run_dir), f"has nothing left to do: it is at iteration {done}")
+        allowed = f"has nothing left to do: it is at iteration {done}; set Experiment.num_steps above that to extend it"
+        raise SettingError("--resume", str(options.run_dir), allowed)
     if not done < last_step <= experiment.num_steps:
         allowed = f"must be from {done + 1}, the next iteration, to Experiment.num_steps = {experiment.num_steps}"
         raise SettingError("--stop-at", last_step, allowed)
@@ -164,8 +188,29 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def begin(experiment: Experiment, spec: StepSpec, options: TrainOptions, start: RestorePlan | None) -> TrainState:
-    """Makes or loads the state from which the run continues."""
+def find_weights(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
+    """Finds and verifies the weights of another run that a new run begins with; None: it draws its own."""
+    return None if options.init_from is None else options.init_from.plan(experiment)
+
+
+def begin(
+    experiment: Experiment,
+    spec: StepSpec,
+    options: TrainOptions,
+    start: RestorePlan | None,
+    weights: RestorePlan | None = None,
+) -> TrainState:
+    """Makes or loads the state from which the run continues.
+
+    Args:
+        experiment: settings of the run.
+        spec: step spec.
+        options: options of this invocation.
+        start: checkpoint of the run itself; None for a new run.
+        weights: checkpoint of the run ``options.init_from``, which a new run begins with; None: there is none.
+    """
+    if start is None and options.init_from is not None and weights is not None:
+        return options.init_from.state(weights, spec)
     if start is None:
         return spec.init(jax.random.key(experiment.seed))
     return put_state(spec, load_state(options.run_dir / "checkpoints", start, spec))
@@ -174,17 +219,45 @@ def begin(experiment: Experiment, spec: StepSpec, options: TrainOptions, start: 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
     """Makes or reopens the run's directory, which is written to while the lease lasts."""
     lease.check()
+    changed = changed_settings(options.run_dir, options.config_text) if options.resume else {}
     try:
         write_config(options.run_dir, experiment)
     except OSError as error:
         allowed = f"cannot be written to: {error.strerror}"
         raise SettingError("--run-dir", str(options.run_dir), allowed) from error
     if options.resume:
-        directory = RunDirectory.resume(options.run_dir, options.config_text, done, MAY_CHANGE)
+        may_lack = set(defaults_in(experiment))
+        directory = RunDirectory.resume(
+            options.run_dir, options.config_text, done, MAY_CHANGE, may_lack, options.observers
+        )
+        _announce_changes(experiment, directory, done, changed)
     else:
-        directory = RunDirectory.create(options.run_dir, options.config_text)
+        directory = RunDirectory.create(options.run_dir, options.config_text, options.observers)
     directory.check = lease.check
     return directory
+
+
+def _announce_changes(
+    experiment: Experiment, directory: RunDirectory, done: int, changed: Mapping[str, tuple[str | None, str | None]]
+) -> None:
+    """Records and prints the settings that the run had not had before, and the learning rate that follows from them."""
+    newer = set(defaults_in(experiment))  # settings that an older run lacks are no changes
+    values = {
+        name: [text and text.partition("=")[2].strip() for text in (before, now)]
+        for name, (before, now) in changed.items()
+        if before is not None or name not in newer
+    }
+    if not values or done >= experiment.num_steps:
+        return
+    rate = float(learning_rate(experiment.optimizer, experiment.num_steps)(done))
+    directory.log_event("settings_changed", done, changed=values, learning_rate=rate)
+    for name, (before, now) in values.items():
+        print(f"resumed with {name} = {now} (before: {before or 'not a setting'})", file=sys.stderr)
+    if any(name == "Experiment.num_steps" or name.startswith("OptimizerConfig.") for name in values):
+        optimizer = experiment.optimizer
+        end = f"a cosine that ends at iteration {optimizer.decay_steps or experiment.num_steps}"
+        where = end if optimizer.schedule is None else repr(optimizer.schedule)
+        print(f"the learning rate of iteration {done + 1} is {rate:.3g}, on {where}", file=sys.stderr)
 
 
 def next_length(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> int:

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,33 +13,37 @@ from swift.data import find_index
 from swift.errors import RunError, renamed_settings
 from swift.runlog import Lease
 from swift.train.checkpoints import Checkpointer, ledger_after
+from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.interrupt import Interrupt
 from swift.train.loop import TrainLoop
-from swift.train.progress import ProgressDisplay
-from swift.train.settings import Experiment, FailureSource
+from swift.train.settings import Experiment, FailureSource, config_text
 from swift.train.start import (
     TrainOptions,
     begin,
     check_range,
     conclude,
     find_start,
+    find_weights,
     is_to_conclude,
     next_length,
     open_run,
     own_run,
     try_placement,
 )
+from swift.train.step_records import Utilization
 from swift.train.summary import summarize
 
 
-def train(experiment: Experiment, options: TrainOptions, failures: FailureSource | None = None) -> dict[str, Any]:
+def train(
+    experiment: Experiment, options: TrainOptions | Path | str, failures: FailureSource | None = None
+) -> dict[str, Any]:
     """Runs an experiment to its end, or to ``options.stop_at``.
 
     Args:
         experiment: settings of the run.
-        options: options of this invocation.
+        options: options of this invocation, or only its run directory.
         failures: failures by iteration; the experiment's list unless given.
 
     Returns:
@@ -48,6 +54,10 @@ def train(experiment: Experiment, options: TrainOptions, failures: FailureSource
         RunError: the loss is not finite, a stage has lost its last worker, or another process has taken the directory.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration in which it came is saved.
     """
+    if not isinstance(options, TrainOptions):
+        options = TrainOptions(Path(options))
+    if not options.config_text:
+        options = replace(options, config_text=config_text(experiment))
     try_placement(experiment)
     with renamed_settings({"planner": "Experiment.planner"}), own_run(options) as lease:
         return _train(experiment, options, failures, lease)
@@ -66,6 +76,7 @@ def _train(
     if is_to_conclude(experiment, options, done):
         return conclude(experiment, options, lease, jax.devices()[0].device_kind)
     check_range(experiment, options, done, last_step)
+    weights = find_weights(experiment, options)
     listed = experiment.failure_list
     failures = listed if failures is None else failures
     first = done + next_length(experiment, options, done, last_step)
@@ -77,14 +88,16 @@ def _train(
     ):
         cluster.check(listed)
         spec = cluster.engine.spec
-        first_state = [begin(experiment, spec, options, start)]
+        first_state = [begin(experiment, spec, options, start, weights)]
         changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
         with (
             open_run(experiment, options, done, lease) as directory,
             Checkpointer(experiment, spec, directory, start) as checkpointer,
-            ProgressDisplay(options.run_dir.name, last_step, done + 1) as progress,
+            ProgressDisplay(
+                options.run_dir.name, last_step, done + 1, log_every=options.log_every, series=options.series
+            ) as progress,
         ):
-            record = RunRecord(directory, progress)
+            record = RunRecord(directory, progress, Utilization.of(spec))
             checkpoints = RunCheckpoints(
                 experiment=experiment,
                 options=options,
@@ -104,6 +117,10 @@ def _train(
             )
             loop = TrainLoop(experiment, loader, validation, workers, checkpoints, record.step)
             _announce(experiment, cluster, record, done, start, changes)
+            if options.init_from is not None and weights is not None:
+                facts = options.init_from.facts(weights)
+                directory.log_event("init_from", 0, **facts)
+                progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
             if experiment.checkpoint.every:
                 progress.saved(checkpointer.newest)
             try:
@@ -143,6 +160,8 @@ def _announce(
         ends_bytes_per_worker=spec.embedding_and_head_bytes,
         state_bytes_per_worker=spec.state_bytes,
         stash_bytes_per_rank=engine.stash_bytes,
+        flops_per_token=record.utilization.flops_per_token,
+        peak_flops=record.utilization.peak_flops,
     )
     record.plan(done, engine.steps)
     workers = (

@@ -65,9 +65,9 @@ HALF = {
     "train tiny.gin --run-dir half --resume --set ModelConfig.model_dim=32": "--resume = 'half': the run has "
     "`ModelConfig.model_dim = 16`, this configuration has `ModelConfig.model_dim = 32`; start a new run in another "
     "--run-dir",
-    "train tiny.gin --run-dir half --resume --set Experiment.num_steps=8": "--resume = 'half': the run has "
-    "`Experiment.num_steps = 6`, this configuration has `Experiment.num_steps = 8`; start a new run in another "
-    "--run-dir",
+    "train tiny.gin --run-dir half --resume --set OptimizerConfig.decayed=matrices": "--resume = 'half': the run has "
+    "`OptimizerConfig.decayed = 'all'`, this configuration has `OptimizerConfig.decayed = 'matrices'`; start a new run "
+    "in another --run-dir",
     "report half --out nowhere/page.html": "--out = 'nowhere/page.html': cannot be written: No such file or directory",
     "report half --out corpus": "--out = 'corpus': is a directory, not a file",
     "export half --out corpus": "--out = 'corpus': cannot be made a directory: File exists",
@@ -87,7 +87,8 @@ def test_what_a_run_does_not_allow_is_told(refusal, half, command):
 def test_a_comparison_does_not_touch_a_run_that_is_there(refusal, here):
     (here / "runs" / "tiny").mkdir(parents=True)
     line = refusal("compare", "tiny.gin", "--run-dir", "runs")
-    assert line == "--run-dir = 'runs': holds tiny already; choose another directory"
+    allowed = "holds tiny already; add --resume to continue it, or choose another directory"
+    assert line == f"--run-dir = 'runs': {allowed}"
 
 
 def test_the_last_file_of_a_comparison_is_checked_before_the_first_is_run(refusal, here):

@@ -43,7 +43,8 @@ SETTINGS = {
     "ModelConfig.moe_pattern=3": "ModelConfig.moe_pattern = 3: must be a list, each item True or False",
     "ModelConfig.moe_pattern=['no', 'no']": "ModelConfig.moe_pattern = ['no', 'no']: must be a list, each item True or "
     "False",
-    "DataConfig.source=3": "DataConfig.source = 3: must be @StandardLibrary() or @TextFiles() or @TokenFile()",
+    "DataConfig.source=3": "DataConfig.source = 3: must be @StandardLibrary() or @TextFiles() or @TokenFile() or "
+    "@YOURS() (see StreamSource)",
     "DataConfig.tokenizer=@TextFiles()": "DataConfig.tokenizer = @TextFiles(): must be @ByteTokenizer() or "
     "@TokenizerFile()",
     "DataConfig.validation_share=half": "DataConfig.validation_share = 'half': must be a number",
@@ -74,12 +75,14 @@ SETTINGS = {
     "OptimizerConfig.options={'b1': 'x'}": "OptimizerConfig.name = 'adamw': does not work with OptimizerConfig.options "
     "= {'b1': 'x'} (unsupported operand type(s) for -: 'int' and 'str')",
     "OptimizerConfig.warmup_steps=6": "OptimizerConfig.warmup_steps = 6: must be below Experiment.num_steps = 6",
+    "OptimizerConfig.decayed=norms": "OptimizerConfig.decayed = 'norms': choose one of all, matrices",
+    "OptimizerConfig.transformation=adamw": "OptimizerConfig.transformation = 'adamw': must be @YOURS() (see "
+    "OwnOptimizer) or None",
+    "OptimizerConfig.decay_steps=2": "OptimizerConfig.warmup_steps = 2: must be below OptimizerConfig.decay_steps = 2",
     "OptimizerConfig.peak_learning_rate=fast": "OptimizerConfig.peak_learning_rate = 'fast': must be a number of at "
     "least 0",
     # the data
     "TextFiles.pattern=/nowhere/*": "TextFiles.pattern = '/nowhere/*': no file matches",
-    "TextFiles.pattern=corpus/1.txt": "DataConfig.validation_share = 0.3: the data are a single document, which cannot "
-    "be split in two: give more documents",
     "DataConfig.validation_share=2": "DataConfig.validation_share = 2: must be more than 0 and less than 1",
     "ModelConfig.sequence_length=100000": "ModelConfig.sequence_length = 100000: the train split holds 4611 tokens, "
     "and a window needs 100001: use a shorter sequence or more data",

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from swift.cli.commands import distance_line, run_dir_of, show_run
+from swift.cli.commands import distance_line, observers_of, run_dir_of, show_run
 from swift.cli.configuration import config_text
 from swift.cli.launch.job import LaunchJob
 from swift.cli.launch.nodes import Entrance
@@ -53,7 +53,13 @@ def launch(options: argparse.Namespace) -> None:
     if job.nodes.own > 0:
         _serve(job)
         return
-    run = TrainOptions(run_dir_of(options), config_text(experiment), options.resume)
+    run = TrainOptions(
+        run_dir_of(options),
+        config_text(experiment),
+        resume=options.resume,
+        log_every=options.log_every,
+        observers=observers_of(options),
+    )
     with own_run(run) as lease:  # before anything else, which takes seconds
         storage = job.storage(run.run_dir)
         try_placement(experiment)
@@ -122,7 +128,7 @@ def _supervise(
     run_spec = job.spec(scratch, directory.path / "logs")
     _log_start(experiment, directory, done, run_spec)
     with (
-        Display(directory.path.name, experiment.num_steps, begun) as display,
+        Display(directory.path.name, experiment.num_steps, begun, log_every=job.options.log_every) as display,
         BackgroundCalls() as background,
         starting as children,
     ):

@@ -88,7 +88,7 @@ def _describe(hint: Any, known: Mapping[str, Callable]) -> str:
         return "a dictionary, such as {'b1': 0.9}"
     if _is_protocol(hint):
         fitting = " or ".join(f"@{name}()" for name, kind in known.items() if _has_members(kind, hint))
-        return fitting or f"@YOURS(), a {hint.__name__}"
+        return fitting or f"@YOURS() (see {hint.__name__})"
     return _PLAIN.get(hint) or f"@{hint.__name__}()"
 
 

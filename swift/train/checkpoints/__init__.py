@@ -4,6 +4,7 @@ The division of its state, its saving and reading, and a place for it when the d
 """
 
 from swift.train.checkpoints.checkpointer import Checkpointer
+from swift.train.checkpoints.fork import WeightSource
 from swift.train.checkpoints.rescue import keep_elsewhere, take_back
 from swift.train.checkpoints.saved_state import (
     extra_of,
@@ -17,6 +18,7 @@ from swift.train.checkpoints.saved_state import (
 
 __all__ = [
     "Checkpointer",
+    "WeightSource",
     "extra_of",
     "first_ledger",
     "keep_elsewhere",

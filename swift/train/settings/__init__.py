@@ -3,6 +3,7 @@
 The experiment, its list of failures, and the configuration that is stored beside a run.
 """
 
+from swift.train.settings.config_text import config_text, defaults_in, own_kinds
 from swift.train.settings.experiment import Experiment
 from swift.train.settings.failure_list import (
     FAILURES_SETTING,
@@ -31,7 +32,10 @@ __all__ = [
     "StageRank",
     "StoredObject",
     "UnreadableConfig",
+    "config_text",
+    "defaults_in",
     "made",
+    "own_kinds",
     "parse_event",
     "parse_rank",
     "parts",

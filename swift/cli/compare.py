@@ -1,0 +1,108 @@
+"""``swift compare``: experiments run one after the other, each in a directory of its own, and one report of all."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from swift.checkpoint import checkpoint_steps
+from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare
+from swift.cli.configuration import config_text, load_experiment
+from swift.cli.options import OF_ONE, Written, deadlines_of
+from swift.errors import SettingError
+from swift.runlog import CONFIG, Run, read_run
+from swift.tools.report import comparison_rows, comparison_table, write_report
+from swift.train import Experiment, Series, TrainOptions, check_resumable, train, try_placement
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A run of a comparison.
+
+    Attributes:
+        experiment: settings of the run.
+        options: options of this invocation.
+        has_ended: whether there is nothing left to do.
+    """
+
+    experiment: Experiment
+    options: TrainOptions
+    has_ended: bool
+
+
+def compare(options: argparse.Namespace) -> None:
+    """``swift compare CONFIG.gin ...``."""
+    names = [path.stem for path in options.configs]
+    if len(set(names)) < len(names):
+        raise SettingError("CONFIG", names, "the files need different names, which their runs will have")
+    if options.resume and options.run_dir is None:
+        allowed = "--resume needs the directory of the comparison to continue"
+        raise SettingError("--run-dir", Written("(not set)"), allowed)
+    experiments = [load_experiment(path, options.set) for path in options.configs]
+    top = options.run_dir or new_run_dir(names[0])
+    stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
+    prepare(experiments)
+    for experiment in experiments:  # so that a mistake in the last is reported before the first has run
+        experiment.step_spec()
+        try_placement(experiment)
+    compared = [
+        _find(experiment, top / name, options, stopping_s) for name, experiment in zip(names, experiments, strict=True)
+    ]
+    _run(compared)
+    runs = [read_run(one.options.run_dir) for one in compared]
+    page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
+    write_report(runs, page)
+    if options.format == "json":
+        print(json.dumps({"runs": comparison_rows(runs), "report": str(page)}))
+    else:
+        Console().print(comparison_table(runs))
+        for line in _distances(experiments, runs):
+            print(line)
+        print(f"report: {page}")
+
+
+def _find(experiment: Experiment, run_dir: Path, options: argparse.Namespace, stopping_s: float) -> _Compared:
+    """Finds out whether a run begins, continues, or has ended; raises SettingError if it can do none of these."""
+    run = TrainOptions(
+        run_dir,
+        config_text(experiment),
+        log_every=options.log_every,
+        observers=observers_of(options),
+        stopping_s=stopping_s,
+        corpora=corpora_directory(),
+    )
+    if not run_dir.exists():
+        return _Compared(experiment, run, has_ended=False)
+    if not options.resume:
+        allowed = f"holds {run_dir.name} already; add --resume to continue it, or choose another directory"
+        raise SettingError("--run-dir", str(run_dir.parent), allowed)
+    check_resumable(experiment, run)
+    summary = read_run(run_dir, "--run-dir").summary
+    has_ended = summary is not None and summary.get("num_steps") == experiment.num_steps
+    if not has_ended and not checkpoint_steps(run_dir / "checkpoints"):
+        allowed = f"has in {run_dir.name} no checkpoint to resume from; remove that directory to run it anew"
+        raise SettingError("--resume", str(run_dir.parent), allowed)
+    return _Compared(experiment, replace(run, resume=True), has_ended)
+
+
+def _run(compared: Sequence[_Compared]) -> None:
+    steps = [0 if one.has_ended else one.experiment.num_steps for one in compared]
+    for number, one in enumerate(compared, 1):
+        if one.has_ended:
+            print(f"{one.options.run_dir.name} ({number} of {len(compared)}): has ended already", file=sys.stderr)
+        else:
+            series = Series(number, len(compared), steps_after=sum(steps[number:]))
+            train(one.experiment, replace(one.options, series=series))
+
+
+def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
+    """Yields the distance of losses between runs with failures and the same experiment without, if that ran, too."""
+    for experiment, run in zip(experiments, runs, strict=True):
+        whole = replace(experiment, failures=())
+        others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
+        if others:
+            yield distance_line(run, others[0], experiment.topology)

@@ -1,0 +1,53 @@
+"""An experiment as gin text, one setting per line, and the settings in it that have their defaults."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+
+def config_text(experiment: Any) -> str:
+    """Writes a whole experiment as gin, one setting per line; reading it gives an equal experiment."""
+    lines = list(_render(experiment))
+    imports = sorted({f"import {kind.__module__}" for _, kind in own_kinds(experiment)})
+    return "\n".join([*imports, *lines]) + "\n"
+
+
+def _render(value: Any, scope: str = "") -> Iterator[str]:
+    """Yields the settings of a part; a second part of one class in it has them in a scope, named by its setting."""
+    name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
+    for field in dataclasses.fields(value):
+        if not field.init:
+            continue
+        setting = getattr(value, field.name)
+        if dataclasses.is_dataclass(setting):
+            is_second = any(type(part) is type(setting) for part, _ in parts)
+            parts.append((setting, f"{field.name}/" if is_second else scope))
+            yield f"{name}.{field.name} = @{parts[-1][1]}{type(setting).__name__}()"
+        else:
+            yield f"{name}.{field.name} = {setting!r}"
+    for part, of in parts:
+        yield from _render(part, of)
+
+
+def defaults_in(value: Any) -> Iterator[str]:
+    """Yields the settings of an experiment, or a part of it, that have their defaults, such as ``Experiment.seed``."""
+    for field in dataclasses.fields(value):
+        setting = getattr(value, field.name)
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.init and default is not dataclasses.MISSING and setting == default:
+            yield f"{type(value).__name__}.{field.name}"
+        if dataclasses.is_dataclass(setting):
+            yield from defaults_in(setting)
+
+
+def own_kinds(value: Any) -> Iterator[tuple[str, type]]:
+    """Yields the classes in an experiment from outside Swift, by name."""
+    kind = type(value)
+    if not kind.__module__.startswith("swift."):
+        yield kind.__name__, kind
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if dataclasses.is_dataclass(part):
+            yield from own_kinds(part)
