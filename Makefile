@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-all mutations lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-all examples docs mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -38,6 +38,16 @@ test-all: install  ## all tests, and the quick ones on every newer Python that i
 	$(BIN)/python -m pytest -n 2
 	$(BIN)/python tests/other_pythons.py
 
+examples: install  ## run the programs and the notebook of examples/ (two minutes)
+	$(BIN)/python -m pytest tests/docs/test_examples.py
+
+docs: $(VENV)/.docs  ## build the site in site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
 mutations: install  ## make 55 lines wrong, one at a time; the quick tests have to find each (about an hour)
 	$(BIN)/python tests/mutations.py
 
@@ -53,4 +63,4 @@ reproduce: install  ## the papers' tables and plots, measured again (at most hal
 	$(BIN)/python benchmarks/reproduce.py
 
 clean:  ## remove the virtual environment and all runs
-	rm -rf .venv* .jax_cache runs
+	rm -rf .venv* .jax_cache runs site

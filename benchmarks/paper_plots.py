@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from paper_tables import Results
 
 from swift.files import replace_file
-from swift.tools.report.sections.palette import RUN_COLORS as COLORS
+from swift.tools.palette import CHECKPOINT_COLORS, INK, POLICY_COLORS, STRATEGY_COLORS, colors_of
 
 
 def draw_all(results: Results, directory: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def loss(axes: Axes, found: dict[str, Any]) -> None:
 def _curves(axes: Axes, found: dict[str, Any], metric: str) -> None:
     curves = dict(found["curves"])
     every = curves.pop("every")
-    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+    for color, (name, curve) in zip(colors_of([*curves], POLICY_COLORS), curves.items(), strict=True):
         axes.plot(every * (np.arange(len(curve[metric])) + 0.5), curve[metric], color=color, label=name)
     axes.set(xlabel="iteration")
     axes.legend(ncols=3, frameon=False)
@@ -58,8 +58,9 @@ def _curves(axes: Axes, found: dict[str, Any], metric: str) -> None:
 def aux_loss(axes: Axes, found: dict[str, Any]) -> None:
     """Dropped tokens by coefficient."""
     by = found["by_coefficient"]
-    for color, policy in zip(COLORS, ("static", "symi"), strict=False):
-        axes.plot(list(by), [100 * row[policy]["dropped"] for row in by.values()], "o-", color=color, label=policy)
+    for policy in ("static", "symi"):
+        dropped = [100 * row[policy]["dropped"] for row in by.values()]
+        axes.plot(list(by), dropped, "o-", color=POLICY_COLORS[policy], label=policy)
     axes.set(xlabel="coefficient of the auxiliary loss", ylabel="tokens dropped (%)", ylim=(0, None))
     axes.legend(frameon=False)
 
@@ -72,11 +73,13 @@ def ablation(axes: Axes, found: dict[str, Any]) -> None:
         worst = [
             max(case["periods by failed stage"][technique]) / case["no failure"]["1F1B"] for case in cases.values()
         ]
-        axes.bar(np.arange(len(cases)) + 0.27 * (index - 1), worst, 0.25, color=COLORS[index], label=technique)
-    axes.axhline(1, color="black", linewidth=0.8)
+        places = np.arange(len(cases)) + 0.27 * (index - 1)
+        bars = axes.bar(places, worst, 0.25, color=STRATEGY_COLORS[technique], label=technique)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK)
+    axes.axhline(1, color=INK, linewidth=0.8)
     axes.set_xticks(range(len(cases)), list(cases), fontsize=8)
-    axes.set(ylabel="period / 1F1B's without failures", ylim=(0.8, None))
-    axes.legend(frameon=False)
+    axes.set(ylabel="period / 1F1B's without failures", ylim=(0, 1.8))
+    axes.legend(frameon=False, ncols=3, loc="upper left")
 
 
 def failures(axes: Axes, found: dict[str, Any]) -> None:
@@ -87,7 +90,8 @@ def failures(axes: Axes, found: dict[str, Any]) -> None:
 
 def lines(axes: Axes, rows: dict[str, dict[str, float]], label: str) -> None:
     """A line for each strategy."""
-    for color, strategy in zip(COLORS, next(iter(rows.values())), strict=False):
+    names = [*next(iter(rows.values()))]
+    for color, strategy in zip(colors_of(names, STRATEGY_COLORS), names, strict=True):
         axes.plot(list(rows), [row[strategy] for row in rows.values()], "o-", color=color, label=strategy)
     axes.set(xlabel=label, ylabel="throughput / without failures", ylim=(None, 1))
     axes.legend(frameon=False, ncols=2)
@@ -97,21 +101,31 @@ def scale(axes: Axes, found: dict[str, Any]) -> None:
     """Throughput at scale and the live share."""
     rows = found["scale"]
     places = np.arange(len(rows))
-    axes.bar(places, [row["throughput"] for row in rows.values()], color=COLORS[0], label="over ours without failures")
-    axes.plot(
-        places, [row["fault_scaled"] for row in rows.values()], "_", markersize=16, color="black", label="live share"
-    )
+    throughput = [row["throughput"] for row in rows.values()]
+    color = STRATEGY_COLORS["swift"]
+    bars = axes.bar(places, throughput, 0.7, color=color, label="over ours without failures")
+    axes.bar_label(bars, fmt="%.2f", fontsize=7, color="white", label_type="center")
+    axes.plot(places, [row["fault_scaled"] for row in rows.values()], "_", markersize=24, color=INK, label="live share")
     axes.set_xticks(places, [name.replace(" devices, ", "\n") for name in rows], fontsize=8)
-    axes.set(xlabel="devices, share that is down", ylabel="throughput", ylim=(0.7, 1.08))
+    axes.set(xlabel="devices, share that is down", ylabel="throughput", ylim=(0, 1.2))
     axes.legend(frameon=False, ncols=2)
 
 
 def plt_against_loss(axes: Axes, found: dict[str, Any]) -> None:
-    """Validation loss over the proportion of lost tokens."""
-    for color, (name, row) in zip(COLORS, found["variants"].items(), strict=False):
-        axes.plot(100 * row["plt"], row["validation_loss"], "o", color=color, label=name)
+    """Validation loss over the proportion of lost tokens, with the range of the seeds where there are several."""
+    for color, (name, runs) in zip(colors_of([*found["runs"]], CHECKPOINT_COLORS), found["runs"].items(), strict=True):
+        lost, loss_of_seeds = (np.array([run[key] for run in runs]) for key in ("plt", "validation_loss"))
+        axes.errorbar(100 * lost.mean(), loss_of_seeds.mean(), **_spread(loss_of_seeds), color=color, label=name)
     axes.set(xlabel="tokens lost, PLT (%)", ylabel="validation loss (nats per byte)")
     axes.legend(frameon=False)
+
+
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    """Arguments of ``errorbar``: from the smallest to the largest value, and nothing for one value."""
+    if len(values) < 2:
+        return {"fmt": "o"}
+    mean = values.mean()
+    return {"fmt": "o", "yerr": [[mean - values.min()], [values.max() - mean]], "capsize": 3}
 
 
 def ettr(axes: Axes, found: dict[str, Any]) -> None:

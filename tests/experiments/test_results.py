@@ -7,6 +7,7 @@ from pathlib import Path
 import paper_plots
 import paper_tables
 import pytest
+from matplotlib.figure import Figure
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 READMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/README.md"))
@@ -40,6 +41,29 @@ def test_plots_are_the_same_for_the_same_results(tmp_path):
     first = [path.read_bytes() for path in paper_plots.draw_all(RESULTS, tmp_path)]
     again = [path.read_bytes() for path in paper_plots.draw_all(RESULTS, tmp_path)]
     assert first == again
+
+
+def test_bars_begin_at_zero():
+    with_bars = 0
+    for result, draw in paper_plots.PLOTS.values():
+        axes = Figure().subplots()
+        draw(axes, RESULTS[result])
+        if axes.patches:
+            with_bars += 1
+            assert axes.get_ylim()[0] == 0
+            assert axes.get_ylim()[1] >= max(bar.get_height() for bar in axes.patches)
+    assert with_bars == 2
+
+
+def test_several_seeds_have_an_error_bar_from_the_smallest_to_the_largest():
+    axes = Figure().subplots()
+    runs = [{"plt": 0.1, "validation_loss": loss} for loss in (2.0, 2.5, 3.0)]
+    paper_plots.plt_against_loss(axes, {"runs": {"full": runs, "K = 1": runs[:1]}})
+    several, one = axes.containers
+    assert several.has_yerr
+    assert not one.has_yerr
+    (bar,) = several.lines[2][0].get_segments()
+    assert bar[:, 1].tolist() == [2.0, 3.0]
 
 
 def test_a_changed_figure_changes_its_table():

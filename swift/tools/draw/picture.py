@@ -12,15 +12,17 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from swift.schedules import Kind, Schedule, iteration_ends, lower_bound, makespan, period
 from swift.tools.draw.rows import KIND_NAMES, Row, describe, left_out, rows_of, shown_workers
+from swift.tools.palette import OP_COLORS
 
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"
-COLORS = {Kind.F: "#b5d6e8", Kind.B: "#e08214", Kind.W: "#542788", Kind.U: INK}
-"""From light to dark, so that kinds differ in greyscale, too."""
+COLORS = {kind: OP_COLORS[kind.name] for kind in Kind}
 ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#fefefe"}
 """Text colours on ops, on any background; used for nothing else, so that a page may substitute them."""
 ITERATION_COLORS = (INK, "#b0b0b0")
@@ -29,6 +31,8 @@ DPI = 160
 MIN_WIDTH, MAX_WIDTH, MARGIN = 8.4, 24.0, 0.9
 OP_WIDTH = 0.13
 """Width of the shortest op in inches, unless the picture becomes too wide."""
+LEGEND_WIDTH = 10.5
+"""Width in inches below which the legend takes two lines."""
 MAX_LABELS = 3000
 TOP, HEIGHT, STRIP = 0.36, 0.66, 0.1
 """Relative to a row's height: top of the ops above its middle, their height, and that of the line below them."""
@@ -182,8 +186,17 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
                 label="re-routed micro-batch",
             )
         )
+    iterations = {int(k) for row in rows for k in row.iteration_n}
+    shades = tuple(Line2D([], [], color=color, linewidth=3.0) for color in ITERATION_COLORS[: len(iterations)])
+    labels = [str(handle.get_label()) for handle in handles]
     legend = figure.legend(
-        handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=FONT_SIZE
+        handles=[*handles, shades],
+        labels=[*labels, "underline: an iteration" if len(shades) == 1 else "underline: iterations in turn"],
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        loc="outside upper left",
+        ncols=(len(handles) + 2) // 2 if figure.get_figwidth() < LEGEND_WIDTH else len(handles) + 1,
+        frameon=False,
+        fontsize=FONT_SIZE,
     )
     for text in legend.get_texts():
         text.set_color(INK)

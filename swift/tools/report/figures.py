@@ -1,26 +1,23 @@
 """Content of a report: sections on all runs together and on each run, in order."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from swift.files import replace_file
-from swift.runlog import Run, history_of, moments_of, ranges_text, ratio, scalars, spending_of
+from swift.runlog import Run, history_of, ranges_text, ratio, scalars, spending_of
 from swift.tools.report.compare import run_labels
 from swift.tools.report.sections import (
-    RUN_COLORS,
     ClassSeries,
-    Curve,
+    LayerMaps,
     Picture,
     Section,
     Table,
     class_series,
     coverage_section,
     draw_bars,
-    draw_curves,
     draw_drops,
     draw_layer,
     new_figure,
@@ -29,6 +26,7 @@ from swift.tools.report.sections import (
     shares,
     timeline_section,
 )
+from swift.tools.report.together import pictures_together
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:
@@ -37,7 +35,7 @@ def sections_of_all(runs: Sequence[Run]) -> list[Section]:
     Raises:
         SettingError: the record of a run is damaged.
     """
-    return [Section("", list(_draw_together(runs))), _spending_section(runs)]
+    return [Section("", list(pictures_together(runs))), _spending_section(runs)]
 
 
 def sections_of(run: Run, index: int) -> list[Section]:
@@ -83,42 +81,6 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
     return paths
 
 
-def run_color(index: int) -> str:
-    """Colour of a run in all pictures."""
-    return RUN_COLORS[index % len(RUN_COLORS)]
-
-
-def _draw_together(runs: Sequence[Run]) -> Iterator[Picture]:
-    marks = _failure_steps(runs[0]) if len(runs) == 1 else []
-    if losses := _curves(runs, "loss"):
-        targets = {run.summary["target_loss"] for run in runs if run.summary and run.summary.get("target_loss")}
-        validation = _curves(runs, "validation_loss")
-        figure = draw_curves("loss (nats per token)", losses, validation, levels=sorted(targets), marks=marks)
-        caption = "Training loss, smoothed; each step faint." + " Rings: validation loss." * bool(validation)
-        yield Picture("loss", caption + " Triangles: failures." * bool(marks), figure)
-    if dropped := _curves(runs, "drop_share"):
-        survival = [replace(curve, values_T=100 * (1 - curve.values_T)) for curve in dropped]
-        figure = draw_curves("tokens that survive (%)", survival, top=100.0, marks=marks)
-        yield Picture("survival", "Share of the routed tokens for which their expert had room.", figure)
-    if imbalance := _curves(runs, "load_imbalance"):
-        figure = draw_curves("load imbalance (largest / mean)", imbalance)
-        caption = "Load of the fullest replica over the mean load, averaged over layers; 1 is even."
-        yield Picture("imbalance", caption, figure)
-
-
-def _failure_steps(run: Run) -> list[int]:
-    return [moment.step for moment in moments_of(run, history_of(run)) if moment.kind == "failure"]
-
-
-def _curves(runs: Sequence[Run], name: str) -> list[Curve]:
-    """Curves of one metric, for the runs that have it."""
-    curves = (
-        Curve(label, run_color(index), scalars(run, "step"), scalars(run, name))
-        for index, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True))
-    )
-    return [curve for curve in curves if np.isfinite(curve.values_T).any()]
-
-
 def _spending_section(runs: Sequence[Run]) -> Section:
     title = "Where the time went"
     spent = [spending_of(run, history_of(run)) for run in runs]
@@ -146,9 +108,11 @@ def _experts_section(run: Run, prefix: str) -> Section:
     figure = draw_drops(steps_T, series.dropped_TL, series.routed_TL)
     pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", figure)]
     for layer in range(num_layers):
-        figure = draw_layer(layer, steps_T, series.popularity_BLE[:, layer], series.replicas_BLE[:, layer])
+        counts_BE = series.popularity_BLE[:, layer], series.replicas_BLE[:, layer]
+        figure = draw_layer(layer, steps_T, *counts_BE)
+        maps = LayerMaps(int(steps_T[0]), int(steps_T[-1]), *(100 * shares(one_BE) for one_BE in counts_BE))
         caption = f"MoE layer {layer}: each expert's share of the tokens and of the replicas."
-        pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure))
+        pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure, maps=maps))
     headings = [
         "layer",
         "tokens dropped (%)",

@@ -7,7 +7,7 @@ import re
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from swift.tools.report.sections import ON_DARK, variable
+from swift.tools.palette import ON_DARK, variable
 
 _COLOR = re.compile("|".join(ON_DARK))
 _NUMBER = re.compile(r"(-?\d+\.\d\d)\d+")

@@ -1,79 +1,54 @@
-"""Self-contained HTML page about one or more runs, which loads nothing from elsewhere."""
+"""Self-contained HTML page about one or more runs, which loads nothing from elsewhere.
+
+Its script draws the charts of all runs again as the reader wants to see them; without it they are pictures. The page
+allows this one script, by its digest, so that nothing in a run's files can become another.
+"""
 
 import html
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from swift.files import replace_file
 from swift.runlog import Run, ranges_text
-from swift.tools.report.compare import COLUMNS, cells, comparison_rows, run_labels
-from swift.tools.report.figures import run_color, sections_of, sections_of_all
-from swift.tools.report.inline import inline_svg
-from swift.tools.report.sections import GROUND, INK, Picture, Section, Table, style, variable
+from swift.tools.palette import GRID, GROUND, INK, MOMENT_COLORS, style, variable
+from swift.tools.report.chart_data import page_data
+from swift.tools.report.compare import COLUMNS, cells, comparison_rows
+from swift.tools.report.figures import sections_of, sections_of_all
+from swift.tools.report.html_parts import link, section_html, swatch, table_html
+from swift.tools.report.sections import LayerMaps, Section, Table
+from swift.tools.report.together import RunStyle, run_styles
 
-NUM_OPEN = 5
-"""Number of a section's pictures that are shown directly; the others are folded."""
 MAX_EVENTS = 1000
-
-STYLE = f"""
-{style()}
-:root {{ color-scheme: light dark; --ground: #ffffff; --ink: var({variable(INK)}); --faint: #666662; --line: #dcdcd6;
-  --card: var({variable(GROUND)}); }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --ground: #16181b; --faint: #a3a39e; --line: #3a3d42; }}
-}}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--ground); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; -webkit-text-size-adjust: 100%; }}
-h1 {{ font-size: 1.5rem; margin: .5rem 0; overflow-wrap: anywhere; }}
-h2 {{ font-size: 1.25rem; margin: 2.5rem 0 .25rem; padding-top: 1rem; border-top: 1px solid var(--line);
-  overflow-wrap: anywhere; }}
-h3 {{ font-size: 1.05rem; margin: 1.75rem 0 .5rem; }}
-.swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin-right: .4em; }}
-.faint, figcaption, .note {{ color: var(--faint); font-size: .9rem; overflow-wrap: anywhere; }}
-.note {{ margin: .3rem 0; max-width: 60rem; }}
-.wide {{ overflow-x: auto; margin-bottom: .75rem; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }}
-th, td {{ padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; }}
-th {{ vertical-align: bottom; font-weight: 600; min-width: 4rem; }}
-td {{ white-space: nowrap; }}
-.text {{ text-align: left; }}
-.pictures {{ display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
-  align-items: start; margin-bottom: 1rem; }}
-figure {{ margin: 0; max-width: 34rem; min-width: 0; }}
-figure.alone {{ grid-column: 1 / -1; width: fit-content; max-width: 100%; }}
-.frame {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .4rem; }}
-svg {{ display: block; width: 100%; height: auto; }}
-.alone svg {{ width: var(--natural); max-width: none; }}
-svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
-svg text {{ font-family: system-ui, sans-serif; fill: var(--ink); }}
-svg image {{ image-rendering: pixelated; }}
-figcaption {{ margin-top: .3rem; }}
-details {{ margin-top: 1rem; }}
-summary {{ cursor: pointer; }}
-pre {{ overflow-x: auto; font-size: .8rem; }}
-"""
+HELP = (
+    "Point at a chart for its values (smoothed in brackets), drag to zoom, double-click for the whole. "
+    "Keys in a chart: \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} + - 0."
+)
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; \
+script-src 'sha256-{digest}'">
 <title>{title}</title>
 <style>{style}</style>
 </head>
 <body>
 {body}
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
 </body>
 </html>
 """
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:
-    """Writes the page: a table of all runs, the curves of all runs, and then each run by itself.
+    """Writes the page: a table of all runs, the charts of all runs, and then each run by itself.
 
     Args:
         runs: runs to show, at least one; each has the same colour in every picture.
@@ -82,25 +57,90 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
     Raises:
         SettingError: the record of a run is damaged.
     """
-    labels = run_labels(runs)
-    title = html.escape("Swift: " + ", ".join(labels))
-    parts = [f"<h1>{title}</h1>", _comparison(runs), *map(_section, sections_of_all(runs))]
-    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        parts += [
-            f"<h2>{_swatch(index)}{html.escape(label)}</h2>",
-            _facts(run),
-            *map(_section, sections_of(run, index)),
-            _events(run),
-            _config(run),
-        ]
-    page = PAGE.format(title=title, style=STYLE, body="\n".join(parts))
+    styles = run_styles(runs)
+    title = html.escape("Swift: " + ", ".join(one.label for one in styles))
+    together, spending = sections_of_all(runs)
+    charts = {picture.name: picture.chart for picture in together.pictures if picture.chart is not None}
+    maps: dict[str, LayerMaps] = {}
+    parts = [
+        f"<header><h1>{title}</h1>{_contents(styles)}</header>",
+        "<main>",
+        f'<div id="runs"><h2 class="unseen">All runs together</h2>{_comparison(runs, styles)}</div>',
+        _controls(styles),
+        section_html(together, "charts"),
+        section_html(spending, "time"),
+    ]
+    for index, run in enumerate(runs):  # one after the other: figures are large
+        sections = sections_of(run, index)
+        pictures = [picture for section in sections for picture in section.pictures]
+        maps |= {picture.name: picture.maps for picture in pictures if picture.maps is not None}
+        parts += _run(run, index, styles[index], sections)
+    parts.append("</main>")
+    script = "".join(_asset(name) for name in ("chart.js", "page.js", "maps.js"))
+    page = PAGE.format(
+        title=title,
+        style=_style(),
+        body="\n".join(parts),
+        data=page_data(runs, styles, charts, maps),
+        script=script,
+        digest=b64encode(sha256(script.encode()).digest()).decode(),
+    )
     replace_file(Path(path), page.encode())
 
 
-def _comparison(runs: Sequence[Run]) -> str:
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    names = {"ink": INK, "card": GROUND, "grid": GRID, "failure": MOMENT_COLORS["failure"]}
+    own = " ".join(f"--{name}: var({variable(color)});" for name, color in names.items())
+    return f"\n{style()}:root {{ {own} }}\n{_asset('page.css')}"
+
+
+def _contents(styles: Sequence[RunStyle]) -> str:
+    """Formats links to the parts of the page."""
+    links = [link("runs", "all runs"), link("time", "where the time went")]
+    links += [swatch(one.color) + link(f"run{index}", one.label) for index, one in enumerate(styles, start=1)]
+    return f'<nav aria-label="Parts of the page">{"".join(f"<span>{one}</span>" for one in links)}</nav>'
+
+
+def _controls(styles: Sequence[RunStyle]) -> str:
+    """Formats what the charts' script listens to; hidden until it runs."""
+    runs = [
+        f'<label><input type="checkbox" name="run" value="{index}" checked>{swatch(one.color)}{html.escape(one.label)}'
+        "</label>"
+        for index, one in enumerate(styles)
+    ]
+    axes = "".join(f'<option value="{name}">{name}</option>' for name in ("step", "tokens", "time"))
+    return (
+        f'<div id="controls" role="group" aria-label="What the charts show" hidden>{"".join(runs)}'
+        f'<label>over <select name="axis">{axes}</select></label>'
+        '<label>smoothing <input type="range" name="smoothing" min="0" max="30" value="5"></label>'
+        '<button type="button" name="whole" disabled>whole range</button>'
+        f'<p class="faint">{HELP}</p><span id="told" class="unseen" aria-live="polite"></span></div>'
+    )
+
+
+def _comparison(runs: Sequence[Run], styles: Sequence[RunStyle]) -> str:
     rows = [cells(row) for row in comparison_rows(runs)]
     table = Table([heading for heading, _ in COLUMNS.values()], rows, num_text=2)
-    return _table(table, [*map(_swatch, range(len(runs)))])
+    return table_html(table, [swatch(one.color) for one in styles])
+
+
+def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> Iterator[str]:
+    """Formats everything on one run, after links to its sections."""
+    name = f"run{index + 1}"
+    yield f'<h2 id="{name}">{swatch(style.color)}{html.escape(style.label)}</h2>'
+    yield _facts(run)
+    links = [link(f"{name}.{number}", section.title) for number, section in enumerate(sections)]
+    links += [link(f"{name}.events", "Events")] * bool(run.events) + [link(f"{name}.config", "Settings")]
+    yield f'<nav aria-label="Sections on the run">{"".join(links)}{link("charts", "All runs together")}</nav>'
+    for number, section in enumerate(sections):
+        yield section_html(section, f"{name}.{number}")
+    yield _events(run, f"{name}.events")
+    text = html.escape(run.config_text)
+    yield f'<details id="{name}.config"><summary>config.gin</summary><pre tabindex="0">{text}</pre></details>'
 
 
 def _facts(run: Run) -> str:
@@ -117,37 +157,13 @@ def _facts(run: Run) -> str:
     return f'<p class="faint">{html.escape(", ".join([*facts, str(run.path)]))}</p>'
 
 
-def _section(section: Section) -> str:
-    parts = [f"<h3>{html.escape(section.title)}</h3>"] if section.title else []
-    shown, folded = section.pictures[:NUM_OPEN], section.pictures[NUM_OPEN:]
-    parts.append(_pictures(shown))
-    if folded:
-        parts.append(f"<details><summary>{len(folded)} more pictures</summary>{_pictures(folded)}</details>")
-    parts += map(_table, section.tables)
-    if section.note:
-        parts.append(f'<p class="note">{html.escape(section.note)}</p>')
-    return f"<section>{''.join(parts)}</section>"
-
-
-def _pictures(pictures: Sequence[Picture]) -> str:
-    return f'<div class="pictures">{"".join(map(_picture, pictures))}</div>' if pictures else ""
-
-
-def _picture(picture: Picture) -> str:
-    kind = ' class="alone"' if picture.is_wide else ""
-    svg = inline_svg(picture.figure, picture.name, picture.caption)
-    # Focusable, so that it can be scrolled by keyboard.
-    frame = f'<div class="frame"{" tabindex=0" * picture.is_wide}>{svg}</div>'
-    return f"<figure{kind}>{frame}<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-
-
-def _events(run: Run) -> str:
+def _events(run: Run, name: str) -> str:
     if not run.events:
         return ""
     rows = [[*(str(event.get(key, "-")) for key in ("time", "event", "step")), _more(event)] for event in run.events]
-    table = _table(Table(["time", "event", "step", "more"], rows[-MAX_EVENTS:], num_text=4))
+    table = table_html(Table(["time", "event", "step", "more"], rows[-MAX_EVENTS:], num_text=4))
     which = f", the last {MAX_EVENTS:,}" * (len(rows) > MAX_EVENTS)
-    return f"<details><summary>events ({len(rows):,}{which})</summary>{table}</details>"
+    return f'<details id="{name}"><summary>events ({len(rows):,}{which})</summary>{table}</details>'
 
 
 def _more(event: dict[str, Any]) -> str:
@@ -160,25 +176,3 @@ def _more(event: dict[str, Any]) -> str:
                 yield f"{key}: {text if len(text) <= 200 else text[:199] + chr(0x2026)}"
 
     return ", ".join(fields())
-
-
-def _config(run: Run) -> str:
-    return f"<details><summary>config.gin</summary><pre>{html.escape(run.config_text)}</pre></details>"
-
-
-def _swatch(index: int) -> str:
-    color = run_color(index)
-    return f'<span class="swatch" style="background:var({variable(color)}, {color})"></span>'
-
-
-def _table(table: Table, marks: Sequence[str] = ()) -> str:
-    """Formats an HTML table in a scrollable box, with ``marks`` before the rows."""
-
-    def cell(tag: str, column: int, text: str, mark: str = "") -> str:
-        kind = ' class="text"' if column < table.num_text else ""
-        return f"<{tag}{kind}>{mark}{html.escape(text)}</{tag}>"
-
-    lines = ["".join(cell("th", column, text) for column, text in enumerate(table.headings))]
-    for row, mark in zip(table.rows, marks or [""] * len(table.rows), strict=True):
-        lines.append("".join(cell("td", column, text, "" if column else mark) for column, text in enumerate(row)))
-    return f'<div class="wide" tabindex="0"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'

@@ -130,6 +130,12 @@ def failing():
 
 
 @pytest.fixture(scope="session")
+def failing_runs():
+    """Two runs of different policies with the same failure."""
+    return [_failing(), _failing(path="runs/static", policy="static", seed=1)]
+
+
+@pytest.fixture(scope="session")
 def checkpointed():
     """The same with three checkpoints, two of them of some experts."""
     run = _failing()

@@ -12,10 +12,9 @@ import pytest
 from matplotlib.image import imread
 
 from swift.runlog import CLASS_COUNTS, METRICS, Metrics, Run, RunDirectory, measure, read_run
+from swift.tools.palette import ON_DARK
 from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
-from swift.tools.report.figures import run_color
 from swift.tools.report.sections.curves import draw_layer
-from swift.tools.report.sections.palette import ON_DARK
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
 
@@ -23,11 +22,12 @@ ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
 class Page(HTMLParser):
     """The tags, pictures and text of a page."""
 
-    VOID = ("meta", "img")
+    VOID = ("meta", "img", "input")
+    OURS = ("script", "script")  # the data and the program of the charts
 
     def __init__(self, path):
         super().__init__()
-        self.tags, self.pictures, self.addresses, self.text, self._open = [], [], [], "", []
+        self.tags, self.pictures, self.addresses, self.programs, self.text, self._open = [], [], [], [], "", []
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert not self._open
@@ -44,7 +44,10 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        if self._open and self._open[-1] in ("script", "style"):
+            self.programs += [data] if self._open[-1] == "script" else []
+        else:
+            self.text += data
 
 
 def written(runs, tmp_path):
@@ -60,8 +63,8 @@ def captions(page, start=""):
 def test_the_page_is_whole_and_fetches_nothing(make_run, tmp_path):
     runs = [make_run("runs/symi"), make_run("runs/static", policy="static")]
     page = written(runs, tmp_path)
-    # Loss, survival and imbalance of all; of each run its drops and two layers.
-    assert len(page.pictures) == 3 + 2 * (1 + 2)
+    # Loss, survival, imbalance, learning rate, norm and speed of all; of each run its drops and two layers.
+    assert len(page.pictures) == 6 + 2 * (1 + 2)
     assert len(captions(page, "MoE layer ")) == 4
     for picture in page.pictures:
         assert picture["role"] == "img"
@@ -69,7 +72,8 @@ def test_the_page_is_whole_and_fetches_nothing(make_run, tmp_path):
         assert re.match(r"#|data:image/png;base64,", address)
     text = (tmp_path / "report.html").read_text()
     assert not re.search(r"https?:|url\((?!#)|@import", text)
-    assert not {"script", "link", "iframe", "img"} & set(page.tags)
+    assert not {"link", "iframe", "img"} & set(page.tags)
+    assert tuple(tag for tag in page.tags if tag == "script") == page.OURS
     for expected in ("symi", "static", "steps to target", "checkpoint", "Experiment.num_steps = 1", "8 CPU"):
         assert expected in page.text
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
@@ -89,7 +93,7 @@ def test_pictures_take_the_colours_of_the_page(make_run, tmp_path):
     page = (tmp_path / "report.html").read_text()
     body = page[page.index("<body>") :]
     assert "var(--c333333)" in body
-    assert not {*re.findall(r"#[0-9a-f]{6}\b", body.split("<h2>")[0])} & {*ON_DARK} - {run_color(0)}
+    assert not {*re.findall(r"#[0-9a-f]{6}\b", body.split('<h2 id="run1"')[0])} & {*ON_DARK}
     assert {*re.findall(r"var\((--c[0-9a-f]{6})", body)} <= {*re.findall(r"(--c[0-9a-f]{6}):", page)}
     assert body.count("<text") > 50  # letters, not shapes of letters
 
@@ -100,7 +104,10 @@ def test_odd_names_are_text_everywhere(make_run, tmp_path):
     runs[0].events[0]["event"] = "<i>"
     runs[0] = dataclasses.replace(runs[0], config_text="<u>")
     page = written(runs, tmp_path)
-    assert not {"script", "i", "u", "b"} & set(page.tags)
+    assert not {"i", "u", "b"} & set(page.tags)
+    assert tuple(tag for tag in page.tags if tag == "script") == page.OURS
+    assert json.loads(page.programs[0])["runs"][0]["label"] == ODD_NAME
+    assert "alert" not in page.programs[1]
     for expected in (ODD_NAME, "<b>", "<i>", "<u>"):
         assert expected in page.text
     for path in save_figures(runs, tmp_path / "figures"):
@@ -128,7 +135,7 @@ def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tm
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 11])
 def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
-    assert len(written([make_run(num_steps=num_steps)], tmp_path).pictures) == 3 + 1 + 2
+    assert len(written([make_run(num_steps=num_steps)], tmp_path).pictures) == 6 + 1 + 2
 
 
 def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
@@ -140,26 +147,26 @@ def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
 def test_a_run_without_moe_layers_has_a_loss_curve(make_run, changed, tmp_path):
     keys = ("popularity", "replicas", "dropped", "drop_share", "load_imbalance")
     run = changed(make_run(), lambda record: {k: v for k, v in record.items() if k not in keys})
-    assert len(written([run], tmp_path).pictures) == 1
+    assert len(written([run], tmp_path).pictures) == 1 + 3
 
 
 def test_a_run_without_routed_tokens_is_drawn(make_run, changed, tmp_path):
     nothing = {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
     nothing |= {kind: [[0] * 8] * 2 for kind in ("popularity", "dropped")}
     run = changed(make_run(num_steps=5), lambda record: record | nothing)
-    assert len(written([run], tmp_path).pictures) == 1 + 1 + 2
+    assert len(written([run], tmp_path).pictures) == 4 + 1 + 2
 
 
 def test_losses_that_are_not_finite_are_gaps(make_run, changed, tmp_path):
     run = changed(make_run(num_steps=30), lambda record: record | ({"loss": None} if record["step"] > 10 else {}))
-    assert len(written([run], tmp_path).pictures) == 6
+    assert len(written([run], tmp_path).pictures) == 6 + 1 + 2
 
 
 def test_figures_are_saved_under_unique_names(make_run, tmp_path):
     runs = [make_run("runs/a b"), make_run("runs/a-b")]
     paths = save_figures(runs, tmp_path / "new" / "figures")
     assert sorted(path.name for path in paths) == sorted(
-        ["loss.png", "survival.png", "imbalance.png"]
+        ["loss.png", "survival.png", "imbalance.png", "learning-rate.png", "gradient-norm.png", "throughput.png"]
         + [f"run{n}-a-b-{kind}.png" for n in (1, 2) for kind in ("drops", "layer0", "layer1")]
     )
     assert set(paths) == set((tmp_path / "new" / "figures").iterdir())
@@ -192,7 +199,7 @@ def test_long_runs_are_drawn_in_seconds(make_run):
     start = time.perf_counter()
     run = dataclasses.replace(short, metrics=metrics)
     sections = sections_of_all([run]) + sections_of(run, 0)
-    assert sum(len(section.pictures) for section in sections) == 6
+    assert sum(len(section.pictures) for section in sections) == 9
     assert time.perf_counter() - start < 20
 
 
@@ -209,5 +216,5 @@ def test_the_page_of_a_long_run_of_many_layers_can_be_sent(make_run, tmp_path):
     records = [*short.metrics]
     metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(2000))
     page = written([dataclasses.replace(short, metrics=metrics)], tmp_path)
-    assert len(page.pictures) == 3 + 1 + 12
+    assert len(page.pictures) == 6 + 1 + 12
     assert (tmp_path / "report.html").stat().st_size < 2e6

@@ -2,24 +2,22 @@
 
 from swift.tools.report.sections.axes import draw_bars, new_figure
 from swift.tools.report.sections.coverage import coverage_section
-from swift.tools.report.sections.curves import Curve, draw_curves, draw_drops, draw_layer
-from swift.tools.report.sections.palette import GROUND, INK, ON_DARK, RUN_COLORS, style, variable
+from swift.tools.report.sections.curves import Chart, Curve, LayerMaps, draw_curves, draw_drops, draw_layer
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.plans import plans_section
-from swift.tools.report.sections.series import ClassSeries, class_series, shares
+from swift.tools.report.sections.series import ClassSeries, bins_of, class_series, shares
 from swift.tools.report.sections.simulation import simulation_file
 from swift.tools.report.sections.timeline import timeline_section
 
 __all__ = [
-    "GROUND",
-    "INK",
-    "ON_DARK",
-    "RUN_COLORS",
+    "Chart",
     "ClassSeries",
     "Curve",
+    "LayerMaps",
     "Picture",
     "Section",
     "Table",
+    "bins_of",
     "class_series",
     "coverage_section",
     "draw_bars",
@@ -31,7 +29,5 @@ __all__ = [
     "seconds_text",
     "shares",
     "simulation_file",
-    "style",
     "timeline_section",
-    "variable",
 ]

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from swift.tools.report.sections.palette import CAUSE_COLORS, GRID, GROUND, INK
+from swift.tools.palette import CAUSE_COLORS, GRID, GROUND, INK
 
 FONT_SIZE = 10.5
 DPI = 160
@@ -50,9 +50,12 @@ def put_title(axes: Axes, text: str) -> None:
     axes.set_title(text, fontsize=FONT_SIZE, color=INK, loc="left")
 
 
-def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
+def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Sequence[Any] = ()) -> None:
     """Puts the legend above the axes, where it hides nothing; names are shown literally, never as mathematics."""
-    handles = [Line2D([], [], color=color, linewidth=2.5) for _, color in entries]
+    handles = [
+        Line2D([], [], color=color, linestyle=style, linewidth=2.5)
+        for (_, color), style in zip(entries, styles or ["-"] * len(entries), strict=True)
+    ]
     labels = [drawable(label) for label, _ in entries]
     num_columns = max(1, min(4, int(LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
     # The labels are set afterwards, because a legend omits those with a leading underscore.

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from swift.errors import SettingError
 from swift.runlog import History, Run, number_in
+from swift.tools.palette import INK
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure
-from swift.tools.report.sections.palette import INK
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 
 MAX_ROWS = 100

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from swift.runlog import ratio
+from swift.tools.palette import EXPERT_COLORS, GROUND, INK, MOMENT_COLORS
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure, put_legend, put_title
-from swift.tools.report.sections.palette import CLASS_COLORS, GROUND, INK, MOMENT_COLORS
 from swift.tools.report.sections.series import shares, smooth, thin
 
 MAX_LAYER_LABELS = 8
@@ -23,52 +23,93 @@ MAX_LAYER_LABELS = 8
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's line in a picture of several runs: values_T, NaN where unknown, over steps_T."""
+    """A run's line in a picture of several runs: values_T, NaN where unknown, over steps_T.
 
+    Attributes:
+        index: index of the run in the report.
+        label, color, style: name of the run, its colour, and its line style as Matplotlib writes it.
+    """
+
+    index: int
     label: str
     color: str
+    style: str
     steps_T: np.ndarray
     values_T: np.ndarray
 
 
-def draw_curves(
-    ylabel: str,
-    curves: Sequence[Curve],
-    rings: Sequence[Curve] = (),
-    levels: Sequence[float] = (),
-    top: float | None = None,
-    marks: Sequence[int] = (),
-) -> Figure:
-    """Draws lines over the steps, raw values faint and smoothed ones strong.
+@dataclass(frozen=True)
+class Chart:
+    """Lines of several runs over the steps.
 
-    Args:
+    Attributes:
         ylabel: quantity and unit.
         curves: lines, in the order of the legend.
         rings: values that only some steps have, drawn as rings.
         levels: target values, marked by dotted lines.
         top: largest possible value, if there is one.
+        is_exact: True if the values are not to be smoothed.
+        from_zero: True if the axis of the values begins at 0.
         marks: steps of failures, marked by triangles at the upper edge.
     """
+
+    ylabel: str
+    curves: Sequence[Curve]
+    rings: Sequence[Curve] = ()
+    levels: Sequence[float] = ()
+    top: float | None = None
+    is_exact: bool = False
+    from_zero: bool = False
+    marks: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What the two heat maps of a layer show.
+
+    Attributes:
+        first_step, last_step: steps at the edges.
+        tokens_BE, replicas_BE: share of the layer's tokens and replicas by bin of steps and expert, in percent.
+    """
+
+    first_step: int
+    last_step: int
+    tokens_BE: np.ndarray
+    replicas_BE: np.ndarray
+
+
+def draw_curves(chart: Chart) -> Figure:
+    """Draws lines over the steps, raw values faint and smoothed ones strong."""
+    curves, marks, top = chart.curves, chart.marks, chart.top
     figure, (axes,) = new_figure(height=3.4)
     for curve in curves:
         points = thin(curve.values_T)
         axes.plot(curve.steps_T[points], curve.values_T[points], color=curve.color, alpha=0.22, linewidth=0.8)
     for curve in curves:
-        smooth_T = smooth(curve.values_T)
+        smooth_T = curve.values_T if chart.is_exact else smooth(curve.values_T)
         points = thin(smooth_T)
         marker = "o" if len(points) == 1 else None
-        axes.plot(curve.steps_T[points], smooth_T[points], color=curve.color, linewidth=2.0, marker=marker)
-    _draw_rings(axes, rings)
-    _draw_levels(axes, levels)
+        axes.plot(
+            curve.steps_T[points],
+            smooth_T[points],
+            color=curve.color,
+            linestyle=curve.style,
+            linewidth=2.0,
+            marker=marker,
+        )
+    _draw_rings(axes, chart.rings)
+    _draw_levels(axes, chart.levels)
     if marks:
         color, edge = MOMENT_COLORS["failure"], axes.get_xaxis_transform()
         axes.plot(marks, [1.0] * len(marks), "v", markersize=7, color=color, transform=edge, clip_on=False)
     if top is not None:
         low = min(np.nanmin(curve.values_T) for curve in curves)
         axes.set_ylim(max(0.0, low - 0.06 * (top - low) - 0.2), top + 0.04 * (top - low) + 0.2)
-    axes.set_ylabel(ylabel)
+    if chart.from_zero:
+        axes.set_ylim(bottom=0.0)
+    axes.set_ylabel(chart.ylabel)
     axes.set_xlabel("step")
-    put_legend(figure, [(curve.label, curve.color) for curve in curves])
+    put_legend(figure, [(curve.label, curve.color) for curve in curves], [curve.style for curve in curves])
     return figure
 
 
@@ -113,7 +154,7 @@ def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarra
         points = thin(smooth_T)
         marker = "o" if len(points) == 1 else None
         axes.plot(steps_T[points], smooth_T[points], color=color, linewidth=1.6, marker=marker)
-    axes.set_ylim(bottom=0.0)
+    axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))
     axes.set_ylabel("tokens dropped (%)")
     axes.set_xlabel("step")
     shown = sorted(set(np.linspace(0, num_layers - 1, min(num_layers, MAX_LAYER_LABELS)).astype(int).tolist()))
@@ -132,7 +173,7 @@ def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, repli
     put_title(lines, f"layer {layer}, what varies most: tokens thin, replicas thick")
     _draw_classes(lines, np.linspace(steps_T[0], steps_T[-1], len(tokens_BE)), tokens_BE, replicas_BE)
     classes = _varying_classes(tokens_BE)
-    put_legend(figure, [(f"expert {expert}", color) for expert, color in zip(classes, CLASS_COLORS, strict=False)])
+    put_legend(figure, [(f"expert {expert}", color) for expert, color in zip(classes, EXPERT_COLORS, strict=False)])
     largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
     # Most experts have a small share; the square root spreads small shares over the colours.
     norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
@@ -151,7 +192,7 @@ def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, repli
 
 
 def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replicas_BE: np.ndarray) -> None:
-    for expert, color in zip(_varying_classes(tokens_BE), CLASS_COLORS, strict=False):
+    for expert, color in zip(_varying_classes(tokens_BE), EXPERT_COLORS, strict=False):
         markers = ("o", "s") if len(steps_B) == 1 else (None, None)
         axes.plot(steps_B, tokens_BE[:, expert], color=color, linewidth=0.8, alpha=0.6, marker=markers[0])
         axes.plot(steps_B, replicas_BE[:, expert], color=color, linewidth=2.0, drawstyle="steps-mid", marker=markers[1])
@@ -162,4 +203,4 @@ def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replic
 def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
     """Selects the experts with the widest range of shares, as many as there are colours, in order."""
     range_E = np.nanmax(tokens_BE, axis=0, initial=0.0) - np.nanmin(tokens_BE, axis=0, initial=100.0)
-    return sorted(np.argsort(-range_E, kind="stable")[: len(CLASS_COLORS)].tolist())
+    return sorted(np.argsort(-range_E, kind="stable")[: len(EXPERT_COLORS)].tolist())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from swift.tools.report.sections.axes import DPI
+from swift.tools.report.sections.curves import Chart, LayerMaps
 
 
 @dataclass(frozen=True)
@@ -16,14 +17,18 @@ class Picture:
     Attributes:
         name: file name without suffix, unique among the pictures of a report.
         caption: description of the picture.
-        figure: figure in the colours of ``swift.tools.report.sections.palette``.
+        figure: figure in the colours of ``swift.tools.palette``.
         is_wide: True if it keeps its width even on a narrow page.
+        chart: lines of the figure, where a script may draw them again.
+        maps: heat maps of the figure, for a script that tells their values.
     """
 
     name: str
     caption: str
     figure: Figure
     is_wide: bool = False
+    chart: Chart | None = None
+    maps: LayerMaps | None = None
 
     @property
     def png(self) -> bytes:

@@ -4,16 +4,13 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from swift.tools.palette import STRATEGY_COLORS, colors_of
 from swift.tools.report.sections.axes import DPI, draw_bars, new_figure, put_legend, put_title
-from swift.tools.report.sections.palette import RUN_COLORS
-
-_IDEAL = "#999999"
-_COLORS = (*RUN_COLORS, "#7f3b08")
-"""Colours of the strategies other than the ideal."""
 
 
 def draw_simulation(facts: Mapping[str, Any]) -> Figure:
@@ -24,8 +21,8 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
     """
     rows = facts["strategies"]
     figure, (lines, bars) = new_figure(height=4.6 + 0.3 * len(rows), num_rows=2, shares_x=False, width=6.0)
-    others = [row["name"] for row in rows if row["name"] != "ideal"]
-    color_of = {"ideal": _IDEAL, **{name: _COLORS[index % len(_COLORS)] for index, name in enumerate(others)}}
+    names = [row["name"] for row in rows]
+    color_of = dict(zip(names, colors_of(names, STRATEGY_COLORS), strict=True))
     _draw_goodput(lines, facts["hours"], rows, color_of)
     draw_bars(bars, [(row["name"], row["spent_s"] or "out of memory") for row in rows])
     put_legend(figure, [(row["name"], color_of[row["name"]]) for row in rows if row["spent_s"]])
@@ -45,11 +42,28 @@ def simulation_file(facts: Mapping[str, Any], suffix: Literal["svg", "png"] = "s
 def _draw_goodput(
     axes: Axes, hours: Sequence[float], rows: Sequence[Mapping[str, Any]], color_of: Mapping[str, str]
 ) -> None:
-    for row in rows:
-        if row["goodput"] is not None:
-            steps = axes.stairs(row["goodput"], hours, baseline=None, color=color_of[row["name"]], linewidth=1.4)
-            steps.set_gid(f"goodput-{row['name']}")
-    axes.set_ylim(0.0, 1.05)
+    """Draws the moving averages as lines over what they average, which is faint."""
+    drawn = [row for row in rows if row["goodput"] is not None]
+    middles = (np.asarray(hours[1:]) + np.asarray(hours[:-1])) / 2
+    lowest = 1.0
+    for row in drawn:
+        color = color_of[row["name"]]
+        axes.stairs(row["goodput"], hours, baseline=None, color=color, linewidth=0.8, alpha=0.22)
+        mean = _moving_mean(np.asarray(row["goodput"], float))
+        style = "--" if row["name"] == "ideal" else "-"
+        (line,) = axes.plot(middles, mean, color=color, linewidth=1.8, linestyle=style)
+        line.set_gid(f"goodput-{row['name']}")
+        lowest = min(lowest, float(mean.min()))
+    axes.set_ylim(max(0.0, lowest - 0.05), 1.02)
+    axes.set_xlim(hours[0], hours[-1])
     axes.set_ylabel("goodput")
     axes.set_xlabel("hours")
-    put_title(axes, "iterations that are kept, over those without a failure")
+    put_title(axes, "iterations that are kept, over those without a failure; faint: each interval")
+
+
+def _moving_mean(values_B: np.ndarray) -> np.ndarray:
+    """Centred mean over a tenth of the bins; at the ends over those that there are."""
+    window = np.ones(max(1, len(values_B) // 10) | 1)
+    sums, numbers = (np.convolve(ones_B, window) for ones_B in (values_B, np.ones(len(values_B))))
+    half = len(window) // 2
+    return (sums / numbers)[half : half + len(values_B)]

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from swift.runlog import History, Incident, Presence, Run, moments_of, presences_of, scalars
+from swift.tools.palette import GRID, INK, LIVE, MOMENT_COLORS
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure
-from swift.tools.report.sections.palette import GRID, INK, MOMENT_COLORS, RUN_COLORS
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.series import thin
 
@@ -71,7 +71,7 @@ def draw_timeline(run: Run, history: History, presences: Sequence[Presence], mom
     for y, presence in enumerate(presences):
         spans = [(start / unit, max(end - start, 0.0) / unit) for start, end in presence.spans]
         below.barh(y, history.end_s / unit, color="none", edgecolor=GRID, hatch="////", linewidth=0.5, height=0.62)
-        below.broken_barh(spans, (y - 0.31, 0.62), facecolors=RUN_COLORS[0], linewidth=0)
+        below.broken_barh(spans, (y - 0.31, 0.62), facecolors=LIVE, linewidth=0)
     below.set_yticks(range(len(presences)), [presence.name for presence in presences])
     below.set_ylim(max(1, len(presences)) - 0.4, -0.6)
     below.set_ylabel("live")

@@ -1,0 +1,32 @@
+"""Kills one of two processes that train together, lets it come back, and reads from the record what that cost.
+
+python examples/kill_a_process.py [RUN_DIR]
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from swift.runlog import history_of, moments_of, read_run, scalars, spending_of
+
+SETTINGS = Path(__file__).with_name("pair.gin")
+CHAOS = ("step 100: kill 1:0", "step 101: restart 1:0")
+
+
+def main() -> None:
+    run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/killed")
+    command = [sys.executable, "-m", "swift", "launch", "--processes", "2", str(SETTINGS)]
+    subprocess.run([*command, "--run-dir", str(run_dir), "--chaos", *CHAOS], check=True)
+
+    run = read_run(run_dir)
+    history = history_of(run)
+    for moment in moments_of(run, history):
+        took = "" if moment.took_s is None else f", {moment.took_s:.2f} s"
+        print(f"{moment.seconds:6.1f} s, iteration {moment.step:3}: {moment.kind} of {', '.join(moment.who)}{took}")
+    spent_s = spending_of(run, history) or {}
+    print("seconds:", ", ".join(f"{cause} {seconds:.1f}" for cause, seconds in spent_s.items() if seconds))
+    print(f"{len(scalars(run, 'loss'))} iterations are recorded, each once")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+// The controls of the page: which runs, which axis, how smooth, which part; and the keys and the pointer in charts.
+{
+  const {runs, charts} = JSON.parse(document.getElementById("data").textContent);
+  const drawn = [...document.querySelectorAll("figure[data-chart]")].map(figure => new Chart(
+    figure.querySelector(".frame"), charts[figure.dataset.chart], runs, figure.querySelector("figcaption").textContent));
+  const bar = document.getElementById("controls"), told = document.getElementById("told");
+  const view = {axis: "step", smoothing: 0.05, shown: new Set(runs.keys()), range: null, cursor: null, active: null};
+  let start = null;
+
+  const draw = () => {
+    drawn.forEach(chart => chart.draw(view));
+    bar.querySelector("[name=whole]").disabled = view.range === null;
+  };
+  const whole = () => { view.range = null; draw(); };
+
+  bar.hidden = !drawn.length;
+  for (const box of bar.querySelectorAll("[name=run]")) box.addEventListener("change", () => {
+    view.shown[box.checked ? "add" : "delete"](Number(box.value));
+    draw();
+  });
+  const axis = bar.querySelector("[name=axis]");
+  for (const option of axis.options) option.disabled = !runs.every(run => option.value in run.x || !run.x.step.length);
+  axis.addEventListener("change", () => { Object.assign(view, {axis: axis.value, range: null, cursor: null}); draw(); });
+  const smoothing = bar.querySelector("[name=smoothing]");
+  smoothing.addEventListener("input", () => { view.smoothing = smoothing.value / 100; draw(); });
+  bar.querySelector("[name=whole]").addEventListener("click", whole);
+
+  // The points that the keys go along: those of the first run in the chart that is switched on.
+  const points = chart => (chart.lines(view)[0]?.x ?? []).filter(x => x !== null);
+
+  function zoom(chart, factor) {
+    const all = points(chart), [from, to] = view.range ?? [all[0], all.at(-1)], middle = view.cursor ?? (from + to) / 2;
+    const range = [middle - (middle - from) * factor, middle + (to - middle) * factor];
+    view.range = range[0] <= all[0] && range[1] >= all.at(-1) ? null : range;
+  }
+
+  function press(chart, event) {
+    const all = points(chart), step = event.shiftKey ? 10 : 1, index = view.cursor === null ? -1 : nearest(all, view.cursor);
+    const go = to => { view.cursor = all[Math.max(0, Math.min(all.length - 1, to))] ?? null; };
+    const keys = {
+      ArrowRight: () => go(index + step), ArrowLeft: () => go(index - step), Home: () => go(0), End: () => go(all.length - 1),
+      "+": () => zoom(chart, 0.5), "=": () => zoom(chart, 0.5), "-": () => zoom(chart, 2), 0: () => { view.range = null; },
+      Escape: () => { view.range = view.cursor = null; },
+    };
+    if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey || !all.length) return;
+    event.preventDefault();
+    view.active = chart;
+    keys[event.key]();
+    draw();
+    told.textContent = [...chart.tip.children].map(row => row.textContent).join("; ");
+  }
+
+  for (const chart of drawn) {
+    const {svg} = chart;
+    const band = document.createElement("div");
+    band.className = "band";
+    chart.frame.append(band);
+    svg.addEventListener("keydown", event => press(chart, event));
+    svg.addEventListener("dblclick", whole);
+    svg.addEventListener("pointerdown", event => { start = event.clientX; svg.setPointerCapture(event.pointerId); });
+    svg.addEventListener("pointermove", event => {
+      const all = points(chart), index = nearest(all, chart.at(event.clientX));
+      Object.assign(view, {cursor: all[index] ?? null, active: chart});
+      draw();
+      const left = svg.getBoundingClientRect().left - chart.frame.getBoundingClientRect().left;
+      band.style.left = `${Math.min(start, event.clientX) - svg.getBoundingClientRect().left + left}px`;
+      band.style.width = start === null ? 0 : `${Math.abs(event.clientX - start)}px`;
+    });
+    svg.addEventListener("pointerup", event => {
+      const [one, other] = [start, event.clientX].map(x => chart.at(x));
+      if (start !== null && Math.abs(event.clientX - start) > 8) view.range = [Math.min(one, other), Math.max(one, other)];
+      start = null;
+      band.style.width = 0;
+      draw();
+    });
+    svg.addEventListener("pointercancel", () => { start = null; band.style.width = 0; });
+    svg.addEventListener("pointerleave", () => { if (start === null) { view.cursor = null; draw(); } });
+    svg.addEventListener("blur", () => { view.cursor = null; draw(); });
+  }
+  new ResizeObserver(draw).observe(document.body);
+  draw();
+}

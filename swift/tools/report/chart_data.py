@@ -1,0 +1,118 @@
+"""Charts of a page as data for its script, which draws them again as the reader wants to see them.
+
+Shape suffixes: T steps, B bins of steps.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from swift.runlog import Run, history_of, ratio, scalars
+from swift.tools.palette import variable
+from swift.tools.report.sections import Chart, Curve, LayerMaps, bins_of
+from swift.tools.report.together import RunStyle
+
+NUM_BINS = 1000
+"""Points of a line; of a longer run, a point is the mean of consecutive steps."""
+DIGITS = 6
+DASHES = {"-": "", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}
+
+Axes = Mapping[str, np.ndarray]
+"""Where a run's steps lie on each axis that its record knows: ``step``, ``tokens``, ``time`` in seconds."""
+
+
+def page_data(
+    runs: Sequence[Run], styles: Sequence[RunStyle], charts: Mapping[str, Chart], maps: Mapping[str, LayerMaps]
+) -> str:
+    """Converts what the script needs of pictures, by their names, to JSON without characters that are special to HTML.
+
+    Returns:
+        ``runs``: for each ``label``, ``color`` (a CSS variable), ``dash``, and ``x``: positions of its points by axis;
+        ``charts`` by the pictures' names: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each
+        with its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where points are of
+        several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis;
+        ``maps`` by the pictures' names: first and last of ``steps``, ``tokens`` and ``replicas`` by bin and expert, in
+        tenths of a percent.
+    """
+    axes = [_axes(run) for run in runs]
+    document = {
+        "runs": [
+            {
+                "label": style.label,
+                "color": variable(style.color),
+                "dash": DASHES[style.line],
+                "x": {name: _numbers(_binned(at_T)[0]) for name, at_T in axes_of_run.items()},
+            }
+            for style, axes_of_run in zip(styles, axes, strict=True)
+        ],
+        "charts": {name: _chart(chart, axes) for name, chart in charts.items()},
+        "maps": {name: _maps(one) for name, one in maps.items()},
+    }
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _axes(run: Run) -> Axes:
+    steps_T, tokens_T = run.metrics.steps_T.astype(float), scalars(run, "tokens")
+    axes = {"step": steps_T}
+    if tokens_T.size and np.isfinite(tokens_T).all():
+        # Steps without a record have trained as many tokens as the next one that has.
+        axes["tokens"] = np.cumsum(tokens_T * np.diff(steps_T, prepend=0.0))
+    seconds_T = history_of(run).step_s_T
+    if seconds_T.size and np.isfinite(seconds_T).all():
+        axes["time"] = seconds_T
+    return axes
+
+
+def _chart(chart: Chart, axes: Sequence[Axes]) -> dict[str, Any]:
+    return {
+        "ylabel": chart.ylabel,
+        "top": chart.top,
+        "fromZero": chart.from_zero,
+        "exact": chart.is_exact,
+        "levels": [*chart.levels],
+        "lines": [_line(curve) for curve in chart.curves],
+        "rings": [_ring(curve, axes[curve.index]) for curve in chart.rings],
+        "marks": [{"run": 0, "x": _at(axes[0], np.searchsorted(axes[0]["step"], chart.marks))}] if chart.marks else [],
+    }
+
+
+def _maps(maps: LayerMaps) -> dict[str, Any]:
+    def tenths(shares_BE: np.ndarray) -> list[list[int | None]]:
+        return [[round(10 * one) if np.isfinite(one) else None for one in shares_E] for shares_E in shares_BE.tolist()]
+
+    steps = [maps.first_step, maps.last_step]
+    return {"steps": steps, "tokens": tenths(maps.tokens_BE), "replicas": tenths(maps.replicas_BE)}
+
+
+def _line(curve: Curve) -> dict[str, Any]:
+    mean_B, low_B, high_B = _binned(curve.values_T)
+    line: dict[str, Any] = {"run": curve.index, "mean": _numbers(mean_B)}
+    return line | ({"low": _numbers(low_B), "high": _numbers(high_B)} if len(mean_B) < len(curve.values_T) else {})
+
+
+def _ring(curve: Curve, axes: Axes) -> dict[str, Any]:
+    known = np.flatnonzero(np.isfinite(curve.values_T))
+    return {"run": curve.index, "x": _at(axes, known), "values": _numbers(curve.values_T[known])}
+
+
+def _at(axes: Axes, indices: np.ndarray) -> dict[str, list[float | None]]:
+    """Positions of some steps on each axis; the last step stands for later ones."""
+    return {name: _numbers(at_T[np.minimum(indices, len(at_T) - 1)]) for name, at_T in axes.items()}
+
+
+def _binned(values_T: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, minimum and maximum over the known values of each bin, float64[B]; NaN where none is known."""
+    if not values_T.size:
+        return values_T, values_T, values_T
+    bin_T, known_T = bins_of(len(values_T), NUM_BINS), np.isfinite(values_T)
+    starts = np.searchsorted(bin_T, np.arange(bin_T[-1] + 1))
+    sums_B = np.add.reduceat(np.where(known_T, values_T, 0.0), starts)
+    mean_B = ratio(sums_B, np.add.reduceat(known_T.astype(float), starts))
+    return mean_B, np.fmin.reduceat(values_T, starts), np.fmax.reduceat(values_T, starts)
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]

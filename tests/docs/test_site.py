@@ -1,0 +1,36 @@
+"""Every document has its place in the site, and the reference covers what packages export."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = {"swift", "swift.cli", "swift.tools", "swift.tools.pod_compile"}
+"""Packages without a reference: what they have is reached by commands."""
+
+
+def places() -> set[str]:
+    """The pages of the site's navigation."""
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    return set(re.findall(r"([\w/.-]+\.md)\s*$", navigation, re.MULTILINE))
+
+
+def test_every_document_is_in_the_navigation():
+    documents = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    documents |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "experiments").rglob("*.md")}
+    assert places() <= documents
+    assert {name for name in documents if "/" not in name} - places() <= {"commands.md"}
+
+
+def test_the_reference_names_packages_that_export_something():
+    pages = [path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    for name in named:
+        path = ROOT.joinpath(*name.split("."))
+        text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+        assert ast.get_docstring(ast.parse(text)), name
+    packages = {f"swift.{path.parent.name}" for path in (ROOT / "swift").glob("*/__init__.py")}
+    assert packages - LEFT_OUT <= named
+    assert {f"`{name}`" for name in named} <= set(
+        re.findall(r"`[\w.]+`", (ROOT / "docs/reference/index.md").read_text())
+    )

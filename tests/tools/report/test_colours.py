@@ -1,0 +1,71 @@
+"""Colours mean one thing, and can be told from the ground and read, in light and in dark."""
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
+from swift.tools import palette
+from swift.tools.report.together import run_styles
+from swift.tools.simulate import STRATEGIES
+
+
+def luminance(color):
+    """As the web's guidelines on accessible content define it."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def text_colors():
+    """Of the page, in light and in dark: by name, colours of text and of what it stands on."""
+    style = (files("swift.tools.report") / "assets" / "page.css").read_text()
+    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in re.findall(r":root \{([^}]*)\}", style))
+    own = {"ink": palette.INK, "card": palette.GROUND}
+    return [own | light, {name: palette.ON_DARK[color] for name, color in own.items()} | dark]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read(scheme):
+    colors = text_colors()[scheme]
+    for text in ("ink", "faint", "focus"):
+        for ground in ("ground", "card"):
+            assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_lines_can_be_told_from_the_ground(scheme):
+    own = (palette.POLICY_COLORS, palette.STRATEGY_COLORS, palette.CHECKPOINT_COLORS, palette.MOMENT_COLORS)
+    used = {color for colors in own for color in colors.values()} | {*palette.SPARE_COLORS, *palette.EXPERT_COLORS}
+    shown = (lambda color: palette.ON_DARK.get(color, color)) if scheme else (lambda color: color)
+    for color in used:
+        assert contrast(shown(color), shown(palette.GROUND)) >= 3, color
+
+
+def test_every_policy_and_strategy_has_a_colour_of_its_own():
+    for policy in (Symi(), Static(), Packed(), MinMax(), *(FlexMoE(every) for every in (10, 50, 100))):
+        (color,) = palette.colors_of([policy.name], palette.POLICY_COLORS)
+        assert color == palette.POLICY_COLORS[re.sub(r"[()]", "", policy.name)]
+    for own, names in ((palette.POLICY_COLORS, palette.POLICY_COLORS), (palette.STRATEGY_COLORS, STRATEGIES)):
+        colors = [own[name] for name in names if name != "flexmoe"]
+        assert len({*colors}) == len(colors)
+
+
+def test_a_run_has_the_colour_of_its_policy_wherever_it_stands(make_run):
+    symi, static = make_run("runs/a", 3), make_run("runs/b", 3, policy="static")
+    assert [one.color for one in run_styles([static, symi])] == [
+        palette.POLICY_COLORS["static"],
+        palette.POLICY_COLORS["symi"],
+    ]
+
+
+def test_many_runs_of_one_policy_differ(make_run):
+    styles = run_styles([make_run(f"runs/{index}", 2) for index in range(12)])
+    assert len({(one.color, one.line) for one in styles}) == 12
+    assert styles[0].color == palette.POLICY_COLORS["symi"]
