@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
 .PHONY: help install demo chaos faults test test-all examples docs mutations lint bench reproduce clean
@@ -11,18 +12,17 @@ help:  ## show the targets
 
 install: $(STAMP)  ## make .venv and install Swift with its development tools
 
-$(STAMP): pyproject.toml
+$(RUNTIME): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(STAMP): $(RUNTIME)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-PIPELINES := experiments/recycle/2x2x2.gin --set Experiment.num_steps=32
-DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
-demo: install  ## train a small MoE GPT with moving and with static experts; and in pipelines, a process of which is killed
-	$(BIN)/python -m swift compare experiments/demo.gin experiments/demo_static.gin --run-dir $(DEMO)
-	$(BIN)/python -m swift train $(PIPELINES) --run-dir $(DEMO)/whole --prepare none
-	$(BIN)/python -m swift launch --processes 4 $(PIPELINES) --run-dir $(DEMO)/killed \
-		--chaos 'step 10: kill 0:1' 'step 11: restart 0:1' --against $(DEMO)/whole
+demo: $(RUNTIME)  ## moving experts against fixed ones, then four processes, one of which is killed: a few minutes
+	$(BIN)/python experiments/tour/tour.py
 
 chaos: install  ## kill 40 of 6 real processes, one after the other, each of which comes back
 	$(BIN)/python benchmarks/bench_recovery.py

@@ -7,4 +7,8 @@ names. ``python -m swift --help`` lists the commands.
 
 from swift.errors import RunError, SettingError
 
+__version__ = "0.1.0"
+DISTRIBUTION = "swift-moe"
+"""Name of the package that this ``swift`` belongs to; others on PyPI install a top-level ``swift``, too."""
+
 __all__ = ["RunError", "SettingError"]

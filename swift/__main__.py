@@ -2,11 +2,14 @@
 
 import os
 import sys
+from typing import NoReturn
 
-from swift.cli import main
-from swift.errors import INTERRUPTED
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Runs the command line, and ends the process."""
+    from swift.cli import main
+    from swift.errors import INTERRUPTED
+
     code = main()
     if code == INTERRUPTED:
         # A normal exit would wait for background compilation, which cannot be interrupted.
@@ -14,3 +17,14 @@ if __name__ == "__main__":
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        from swift import DISTRIBUTION  # noqa: F401 - which no other package's `swift` has
+    except ImportError:
+        import swift
+        import swift_moe
+
+        sys.exit(f"swift: {swift.__file__} belongs to another package than swift-moe; {swift_moe.ADVICE}")
+    run()

@@ -24,6 +24,11 @@ class Topology:
     """The shape of a cluster: worker (d, p) runs stage p of pipeline d on ``num_expert_ranks`` devices.
 
     (1, 1, N) is SYMI's own setting: N ranks, data-parallel for the dense part and expert-parallel for the experts.
+
+    Attributes:
+        num_pipelines: data-parallel pipelines, D.
+        num_stages: stages of a pipeline, P.
+        num_expert_ranks: devices of a worker, over which its experts are spread, N.
     """
 
     num_pipelines: int = 1

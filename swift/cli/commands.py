@@ -2,10 +2,10 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.files import replace_file
-from swift.mesh import EmulationError, emulate_devices
+from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
@@ -29,7 +29,10 @@ from swift.train.settings import GIN_NAME, write_config
 
 _OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
 """Settings that a trained model no longer needs: their classes may be gone."""
-_MAX_CACHE_BYTES = 4 * 2**30
+_QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
+"""Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
+DEVICES_PER_CORE = 12
+"""Emulated devices for each core of the machine, beyond which a run is warned of."""
 
 
 def train(options: argparse.Namespace) -> None:
@@ -160,19 +163,31 @@ def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -
         if len(values) > 1:
             raise SettingError(f"Experiment.{name}", sorted(values), "must be the same in all files of one comparison")
     if experiments[0].ranks == "emulated":
+        num_devices = num_devices or max(experiment.topology.num_devices for experiment in experiments)
+        for line in crowded(num_devices, os.cpu_count() or 1):
+            print(f"swift: {line}", file=sys.stderr)
         try:
-            emulate_devices(num_devices or max(experiment.topology.num_devices for experiment in experiments))
+            emulate_devices(num_devices)
         except EmulationError as error:
             raise SettingError("Experiment.ranks", "emulated", str(error)) from error
+    else:
+        os.environ |= {name: level for name, level in _QUIET.items() if name not in os.environ}
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        # Programs outlive the run that compiled them: the next one, or a restart, finds them ready.
-        cache = Path.home() / ".cache" / "swift" / "programs"
-        with suppress(OSError):  # without a home directory JAX runs without the cache
-            cache.mkdir(parents=True, exist_ok=True)
-            cache.chmod(0o700)  # programs that lie there are run
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
+    keep_programs()
+
+
+def crowded(num_devices: int, num_cores: int) -> list[str]:
+    """Returns a warning if emulated devices are too many for the cores of this machine.
+
+    >>> crowded(8, 2)
+    []
+    """
+    if num_devices <= DEVICES_PER_CORE * num_cores:
+        return []
+    return [
+        f"{num_devices} emulated devices on {num_cores} cores: compiling the first step takes minutes, and so may each "
+        "step; a smaller Topology, or Experiment.ranks = 'virtual', is faster"
+    ]
 
 
 def run_dir_of(options: argparse.Namespace) -> Path:
@@ -184,7 +199,7 @@ def run_dir_of(options: argparse.Namespace) -> Path:
 
 def new_run_dir(name: str) -> Path:
     """Default directory of a run."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("runs") / f"{name[:100]}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _profile_window(text: str | None) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from swift.checkpoint import checkpoint_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare
-from swift.cli.configuration import config_text, load_experiment
+from swift.cli.configuration import all_installed, config_text, load_experiment
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.runlog import CONFIG, Run, read_run
@@ -36,13 +36,14 @@ class _Compared:
 
 def compare(options: argparse.Namespace) -> None:
     """``swift compare CONFIG.gin ...``."""
-    names = [path.stem for path in options.configs]
+    configs = all_installed(options.configs)
+    names = [path.stem for path in configs]
     if len(set(names)) < len(names):
         raise SettingError("CONFIG", names, "the files need different names, which their runs will have")
     if options.resume and options.run_dir is None:
         allowed = "--resume needs the directory of the comparison to continue"
         raise SettingError("--run-dir", Written("(not set)"), allowed)
-    experiments = [load_experiment(path, options.set) for path in options.configs]
+    experiments = [load_experiment(path, options.set) for path in configs]
     top = options.run_dir or new_run_dir(names[0])
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     prepare(experiments)

@@ -7,17 +7,21 @@ gin names are the names of the frozen dataclasses. The text kept with a run is w
 all its settings, so that it does not depend on defaults, and reading it back gives an equal Experiment.
 """
 
+import importlib
 import inspect
 import re
 import tokenize
-from collections.abc import Callable, Sequence
+import traceback
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 
+import swift
 from swift.checkpoint import CheckpointConfig
-from swift.cli.options import Source, Written, build_mistake, checked, nearest, parse_mistake
+from swift.cli.options import Source, Written, build_mistake, checked, fitting, nearest, parse_mistake
 from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, TokenFile, TokenizerFile
 from swift.errors import SettingError
 from swift.experts import ExpertConfig, OptimizerConfig
@@ -27,18 +31,20 @@ from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.settings import StoredObject, UnreadableConfig, config_text, made, own_kinds, parts, read_config
 
-__all__ = ["config_text", "load_experiment", "load_stored"]
+__all__ = ["CONFIGURABLES", "all_installed", "config_text", "installed", "load_experiment", "load_stored"]
 
-_CONFIGURABLES = (
+_KINDS = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Static, Symi, MinMax, Packed, FlexMoE),
 )
 _NAMED = "a setting is named like Experiment.num_steps"
-_known = {kind.__name__: kind for kind in _CONFIGURABLES}
-_settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in _known.items()}
+CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
+"""Classes and functions that a gin file can set, by name."""
+_settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in CONFIGURABLES.items()}
 _configurable = {
-    name: gin.external_configurable(checked(kind, _known), name=name, module="swift") for name, kind in _known.items()
+    name: gin.external_configurable(checked(kind, CONFIGURABLES), name=name, module="swift")
+    for name, kind in CONFIGURABLES.items()
 }
 # Parts of which every experiment has exactly one, without alternatives.
 _PARTS = {
@@ -67,7 +73,7 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         _parse(_binding(text), Source("--set", text))
     try:
         experiment = _configurable["Experiment"]()
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # of any kind, by a class of the user's own
         raise build_mistake(error, str(path)) from error
     _check_used(overrides)
     return experiment
@@ -88,8 +94,8 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
     own = {} if config is None else dict(own_kinds(load_experiment(config)))
 
     def find(part: StoredObject) -> Callable[..., Any] | None:
-        kind = None if part.module else _known.get(part.kind)
-        return checked(kind, _known) if isinstance(kind, type) else own.get(part.kind)
+        kind = None if part.module else CONFIGURABLES.get(part.kind)
+        return checked(kind, CONFIGURABLES) if isinstance(kind, type) else own.get(part.kind)
 
     try:
         part = read_config(directory)
@@ -109,14 +115,52 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
 
 def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:
     """Parses a gin file; ``include`` names a file beside it, while gin would look in the working directory."""
+    path = installed(path)
     lines, first = _read(path, including).splitlines(), 0
     for number, line in enumerate(lines):
+        imported = re.fullmatch(r"\s*import\s+([\w.]+)\s*(#.*)?", line)
+        if imported:
+            _import(imported[1], number + 1, path)
         include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
         if include:
             _parse_lines(lines, first, number, path)
-            _parse_file(path.parent / include[1], (*including, path))
+            _parse_file(_beside(path, include[1]), (*including, path))
             first = number + 1
     _parse_lines(lines, first, len(lines), path)
+
+
+def installed(path: Path) -> Path:
+    """Returns the path of an experiment: where the working directory has no ``experiments/...``, the package has it."""
+    package = Path(swift.__file__).parent
+    if path.exists() or path.parts[:1] != ("experiments",):
+        return path
+    return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
+
+
+def all_installed(paths: Sequence[Path]) -> list[Path]:
+    """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
+    found = []
+    for path in paths:
+        folder = installed(path.parent)
+        found += sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else [path]
+    return found
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Returns the file that a file includes: beside it, or of the package."""
+    included, shipped = path.parent / name, installed(Path(name))
+    return shipped if shipped != Path(name) and not included.exists() else included
+
+
+def _import(name: str, line: int, path: Path) -> None:
+    """Imports a module that a file names, before gin does: gin would take its errors for those of the file."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno} raises {type(error).__name__}: " if own else ""
+        why = f"{where}{error}"
+        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
 
 
 def _read(path: Path, including: tuple[Path, ...]) -> str:
@@ -140,7 +184,14 @@ def _parse(text: str, source: Source) -> None:
     try:
         gin.parse_config(text)
     except (SyntaxError, tokenize.TokenError, ValueError, ImportError) as error:
-        raise parse_mistake(error, source, _settings) from error
+        raise parse_mistake(error, source, _settings, _values_of) from error
+
+
+def _values_of(setting: str) -> list[str]:
+    """Returns the names that can follow ``@`` in a setting such as ``Experiment.placement``."""
+    owner, _, name = setting.rpartition(".")
+    kind = CONFIGURABLES.get(owner.rpartition(".")[2].rpartition("/")[2])
+    return fitting(typing.get_type_hints(kind).get(name) if kind else None, CONFIGURABLES)
 
 
 def _binding(text: str) -> str:

@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from contextlib import nullcontext
+from typing import Any
 
+from swift.cli.console import OneLineParser, ShowVersion, Startup, path_of, with_negative_values, with_suggestion
 from swift.cli.planning_options import add_compile, add_plan, add_simulate
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
+_LONG = ("train", "compare", "launch")
+"""Commands that take seconds before they have something to say."""
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
 _MODULES = {
@@ -22,13 +25,10 @@ _MODULES = {
     "simulate": "swift.cli.simulate",
     "launch": "swift.cli.launch",
     "checkpoint": "swift.cli.checkpoints",
+    "settings": "swift.cli.settings",
+    "config": "swift.cli.settings",
 } | dict.fromkeys(_HIDDEN, "swift.cli.processes")
 """Modules of commands; the others are in ``swift.cli.commands``."""
-
-
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help lists what is possible)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,18 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
         shell, 130 for Ctrl-C, or for SIGTERM once a run has saved a checkpoint, and 141 for a closed pipe.
     """
-    options = command_line().parse_args(arguments)
+    options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
     # Ctrl-C ends the process at once, since an exception inside JAX can crash or get lost; see train.interrupt.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
     sys.unraisablehook = _ignore_late_writes
     try:
         # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
-        module = importlib.import_module(_MODULES.get(options.command, "swift.cli.commands"))
-        getattr(module, options.command)(options)
+        is_long = options.command in _LONG
+        with Startup(f"swift {options.command}: starting") if is_long else nullcontext():
+            module = importlib.import_module(_MODULES.get(options.command, "swift.cli.commands"))
+            getattr(module, options.command)(options)
     except SettingError as error:
-        return _fail(error, 2)
+        return _fail(with_suggestion(error), 2)
     except RunError as error:
-        return _fail(error, STOPPED)
+        return _fail(str(error), STOPPED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # stdout was closed by its reader
@@ -71,24 +73,26 @@ def _ignore_late_writes(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _fail(error: Exception, code: int) -> int:
-    print(f"swift: {' '.join(str(error).split())}", file=sys.stderr)
+def _fail(line: str, code: int) -> int:
+    print(f"swift: {' '.join(line.split())}", file=sys.stderr)
     return code
 
 
 def command_line() -> argparse.ArgumentParser:
     """Returns the parser of all commands and their options."""
-    parser = _OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
+    parser = OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
+    parser.hidden = (*_HIDDEN, "compiler")
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the versions of Swift and JAX, and exit")
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="run one experiment")
-    train.add_argument("config", type=Path, metavar="CONFIG.gin")
+    train.add_argument("config", type=path_of, metavar="CONFIG.gin")
     _add_settings(train)
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
     train.add_argument(
         "--init-from",
-        type=Path,
+        type=path_of,
         metavar="RUN_DIR",
         help="begin a new run, at iteration 0, with the weights of the newest checkpoint of another run",
     )
@@ -98,7 +102,7 @@ def command_line() -> argparse.ArgumentParser:
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
-    compare.add_argument("configs", type=Path, nargs="+", metavar="CONFIG.gin")
+    compare.add_argument("configs", type=path_of, nargs="+", metavar="CONFIG.gin")
     _add_settings(compare)
     compare.add_argument(
         "--resume", action="store_true", help="continue a comparison in --run-dir: what has ended is not run again"
@@ -107,7 +111,7 @@ def command_line() -> argparse.ArgumentParser:
     _add_stopping(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
-    launch.add_argument("config", type=Path, metavar="CONFIG.gin")
+    launch.add_argument("config", type=path_of, metavar="CONFIG.gin")
     _add_settings(launch)
     launch.add_argument(
         "--processes", type=int, required=True, help="as many as the topology has workers, or expert ranks"
@@ -150,7 +154,7 @@ def command_line() -> argparse.ArgumentParser:
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(
-        "--against", type=Path, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
+        "--against", type=path_of, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
     )
     _add_progress(launch)
     _add_prepare(launch)
@@ -166,35 +170,36 @@ def command_line() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="LINE",
-        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'",
+        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'; a line that ends in 'once prepared' waits until the "
+        "programs for it are there",
     )
 
     for kind in _HIDDEN:
         hidden = commands.add_parser(kind)
-        hidden.add_argument("scratch", type=Path)
-        hidden.add_argument("memory", type=Path)
+        hidden.add_argument("scratch", type=path_of)
+        hidden.add_argument("memory", type=path_of)
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
             hidden.add_argument("--keeps-all", action="store_true")
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
         elif kind == "keeper":
-            hidden.add_argument("run_dir", type=Path)
+            hidden.add_argument("run_dir", type=path_of)
         elif kind == "preparer":
             hidden.add_argument("--trim-executables", action="store_true")
 
     report = commands.add_parser("report", help="write one HTML page about a run, or about several together")
-    report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
-    report.add_argument("--out", type=Path, help="the page (default: report.html in the first RUN_DIR)")
+    report.add_argument("run_dirs", type=path_of, nargs="+", metavar="RUN_DIR")
+    report.add_argument("--out", type=path_of, help="the page (default: report.html in the first RUN_DIR)")
 
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
-    export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    export.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the directory to make")
+    export.add_argument("run_dir", type=path_of, metavar="RUN_DIR")
+    export.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
     _add_config(export)
     export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")
-    generate.add_argument("model", type=Path, metavar="MODEL")
+    generate.add_argument("model", type=path_of, metavar="MODEL")
     _add_config(generate)
     generate.add_argument("--prompt", default="def ", help="the text to continue (default: %(default)r)")
     generate.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
@@ -210,14 +215,23 @@ def command_line() -> argparse.ArgumentParser:
         ("verify", "read all files and their numbers; exit code 3 where one is damaged"),
     ):
         action = actions.add_parser(name, help=what)
-        action.add_argument("dir", type=Path, metavar="DIR", help="a run, all its checkpoints, or one of them")
+        action.add_argument("dir", type=path_of, metavar="DIR", help="a run, all its checkpoints, or one of them")
         action.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
         if name == "inspect":
             action.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
 
+    settings = commands.add_parser("settings", help="list every setting, with its type, default and meaning")
+    settings.add_argument("name", nargs="?", metavar="NAME", help="such as OptimizerConfig, or Experiment.num_steps")
+    settings.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+
+    config = commands.add_parser("config", help="print all settings of an experiment, defaults included")
+    config.add_argument("config", type=path_of, metavar="CONFIG.gin")
+    config.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+
     add_compile(commands)
     add_plan(commands)
     add_simulate(commands)
+    parser.commands = commands.choices
     return parser
 
 
@@ -271,7 +285,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
-        type=Path,
+        type=path_of,
         metavar="CONFIG.gin",
         help="a configuration that has the policy, planner, source or tokenizer of your own with which the run was "
         "trained; it is a program of yours, and what lies beside the weights is not",
@@ -280,5 +294,5 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: a new directory under runs/")
+    parser.add_argument("--run-dir", type=path_of, metavar="DIR", help="default: a new directory under runs/")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")

@@ -19,7 +19,8 @@ from swift.schedules.plans import COST_NAMES, document
 from swift.tools.draw import counted, draw_chart, summarize
 from swift.topology import Topology
 
-FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json"}
+FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
+_OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
 MAX_OPS = 20_000_000
 """Operations beyond which a plan takes more than a few gigabytes."""
@@ -152,19 +153,27 @@ def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
 def _format(options: argparse.Namespace) -> str:
     """Returns the format, which --out may imply; its mistakes are reported before the planner takes its time."""
     out, form = options.out, options.format
+    suffix = out.suffix.lower() if out else ""
+    if suffix in _OTHER_PICTURES or (form is None and suffix not in FORMATS_BY_SUFFIX and not _is_special(out)):
+        raise SettingError("--out", str(out), "must end in .svg, .png, .json or .txt, or --format says what it holds")
     if form is None:
-        form = FORMATS_BY_SUFFIX.get(out.suffix.lower(), "text") if out else "text"
+        form = FORMATS_BY_SUFFIX.get(suffix, "text")
     if out is not None and out.is_dir():
         raise SettingError("--out", str(out), "is a directory, not a file")
     if out is not None and not out.parent.is_dir():
         raise SettingError("--out", str(out), f"cannot be written: there is no directory {out.parent}")
-    if out is not None and out.suffix.lower() in (".png", ".svg") and form != "svg":
+    if suffix in (".png", ".svg") and form != "svg":
         raise SettingError("--out", str(out), f"such a file holds a picture, not --format {form}")
     if options.ops and form != "json":
         raise SettingError("--ops", Written("(set)"), f"needs --format json, not {form}")
     if options.prepare is not None:
         check_count("--prepare", options.prepare, least=0)
     return form
+
+
+def _is_special(path: Path | None) -> bool:
+    """Whether a path is of something that is no file, such as a pipe or ``/dev/null``."""
+    return path is not None and path.exists() and not path.is_file()
 
 
 def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
@@ -196,7 +205,7 @@ def _write(out: Path | None, content: bytes | str) -> None:
         return
     data = content.encode() if isinstance(content, str) else content
     try:
-        if out.exists() and not out.is_file():  # such as /dev/null, which must not be replaced
+        if _is_special(out):  # it must not be replaced
             out.write_bytes(data)
         else:
             replace_file(out, data)

@@ -1,7 +1,8 @@
 """Options of the commands that compile for pods, plan and simulate, whose imports are loaded when they run."""
 
-from pathlib import Path
 from typing import Any
+
+from swift.cli.console import path_of
 
 
 def add_compile(commands: Any) -> None:
@@ -12,7 +13,7 @@ def add_compile(commands: Any) -> None:
         description="Compiles an experiment's step for a pod without having one: whether it fits, what it exchanges, "
         "how long it would take. Exit code 3 where a configuration cannot run there.",
     )
-    compile_for.add_argument("config", type=Path, metavar="CONFIG.gin")
+    compile_for.add_argument("config", type=path_of, metavar="CONFIG.gin")
     compile_for.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
     compile_for.add_argument(
         "--topology", required=True, metavar="NAME", help="such as v5e:4x4, v5p:4x4x4, v6e:4x4, h100:1x8, cpu:8"
@@ -77,8 +78,8 @@ def add_plan(commands: Any) -> None:
         help="of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or what --out ends in)",
     )
     plan.add_argument("--ops", action="store_true", help="list all ops in --format json")
-    plan.add_argument("--out", type=Path, metavar="FILE", help="instead of stdout; a picture may be .svg or .png")
-    plan.add_argument("--store", type=Path, metavar="DIR", help="keep plans there, and take them from there")
+    plan.add_argument("--out", type=path_of, metavar="FILE", help="instead of stdout; a picture may be .svg or .png")
+    plan.add_argument("--store", type=path_of, metavar="DIR", help="keep plans there, and take them from there")
     plan.add_argument(
         "--prepare",
         type=int,
@@ -103,7 +104,7 @@ def add_simulate(commands: Any) -> None:
     )
     simulate.add_argument(
         "--trace",
-        type=Path,
+        type=path_of,
         metavar="FILE",
         help="rows of milliseconds,add|remove,node, or of YYYY-MM-DD, HH:MM:SS, live nodes",
     )
@@ -145,4 +146,4 @@ def add_simulate(commands: Any) -> None:
         "(default: all that can run)",
     )
     simulate.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
-    simulate.add_argument("--plot", type=Path, metavar="FILE", help="draw goodput over time there, as .svg or .png")
+    simulate.add_argument("--plot", type=path_of, metavar="FILE", help="draw goodput over time there, as .svg or .png")

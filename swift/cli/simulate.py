@@ -123,6 +123,8 @@ def _seconds(option: str, text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
     if not found:
         raise SettingError(option, text, "must be a duration, such as 90s, 10m, 6h or 2d")
+    if not found[2]:
+        print(f"swift: {option} {text} has no unit and is taken for {text}s", file=sys.stderr)
     return float(found[1]) * _UNITS_S[found[2]]
 
 

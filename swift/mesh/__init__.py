@@ -26,6 +26,7 @@ from swift.mesh.live import (
 )
 from swift.mesh.peer_reduce import PeerSum, how_unequal
 from swift.mesh.process_shards import Parts, fetch_parts, giving_rows, part_shapes, place_parts, share_rows
+from swift.mesh.program_cache import keep_programs
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "host_stages",
     "how_unequal",
     "is_spec",
+    "keep_programs",
     "live_mesh",
     "map_specs",
     "move_rows",

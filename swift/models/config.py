@@ -77,6 +77,9 @@ every layer is."""
 def model_size(name: str) -> ModelConfig:
     """Looks up a model size by name.
 
+    Args:
+        name: 'demo', 'gpt-small', 'gpt-medium' or 'gpt-large'.
+
     >>> model_size("gpt-small").model_dim
     768
     """

@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from swift.experts import Load
 from swift.models.config import ModelConfig
+from swift.models.initial_values import Draw, draw_all
 from swift.models.modules import Attention, Embedding, Expert, Head, Mlp, Router
 from swift.models.parameter_groups import Group
 
@@ -73,8 +75,24 @@ class GPT:
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Initializes the parameters, float32 ``[rows, experts, size]`` for each group."""
-        keys = jax.random.split(key, len(self.groups))
-        return {name: group.init(key) for (name, group), key in zip(self.groups.items(), keys, strict=True)}
+        keys_G = jax.random.split(key, len(self.groups))
+        draws: dict[tuple[str, int], tuple[Draw, jax.Array]] = {}
+        for (name, group), group_key in zip(self.groups.items(), keys_G, strict=True):
+            keys_LE = jax.random.split(group_key, (group.num_layers, group.num_classes))
+            for leaf, value in enumerate(group.initial_values):
+                if isinstance(value, Draw):
+                    draws[name, leaf] = value, keys_LE
+        numbers = _numbers(self.groups, draws)
+
+        def begun(name: str, group: Group) -> jax.Array:
+            shape = (group.num_layers, group.num_classes)
+            leaves = [
+                numbers[name, leaf] if isinstance(value, Draw) else jnp.broadcast_to(value, (*shape, value.size))
+                for leaf, value in enumerate(group.initial_values)
+            ]
+            return jnp.concatenate(leaves, axis=-1)
+
+        return {name: begun(name, group) for name, group in self.groups.items()}
 
     def unpack(self, packed: Mapping[str, jax.Array]) -> Weights:
         """Unpacks ``[rows, slots or experts, size]`` for each group into the weights that the forward pass reads."""
@@ -144,3 +162,24 @@ class GPT:
         log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
         chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))
+
+
+def _numbers(
+    groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[Draw, jax.Array]]
+) -> dict[tuple[str, int], jax.Array]:
+    """Computes draws with the keys ``[rows, experts]`` of their modules; those of a dtype together."""
+    keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
+    numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
+    folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
+    ends = np.cumsum([keys_LE.size for _, keys_LE in draws.values()])
+    own = {
+        at: folded[end - keys_LE.size : end].reshape(keys_LE.shape)
+        for (at, (_, keys_LE)), end in zip(draws.items(), ends, strict=True)
+    }
+    drawn: dict[tuple[str, int], jax.Array] = {}
+    for dtype in sorted({draw.dtype for draw, _ in draws.values()}):
+        of_dtype = [at for at, (draw, _) in draws.items() if draw.dtype == dtype]
+        sizes = [groups[name].sizes[leaf] for name, leaf in of_dtype]
+        stds = [draws[at][0].std for at in of_dtype]
+        drawn |= zip(of_dtype, draw_all([own[at] for at in of_dtype], sizes, stds, dtype), strict=True)
+    return drawn

@@ -12,12 +12,13 @@ from jax.typing import DTypeLike
 
 from swift.experts import Matmul
 from swift.models.config import ModelConfig
+from swift.models.initial_values import Normal
 
 _INIT_STD = 0.02  # GPT-2's
 
 
 def _linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = _INIT_STD) -> nnx.Linear:
-    return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=nnx.initializers.normal(std), rngs=rngs)
+    return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=Normal(std), rngs=rngs)
 
 
 def _norm(rngs: nnx.Rngs, dim: int) -> nnx.LayerNorm:
@@ -63,7 +64,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         # nnx.Embed would convert float64 and bfloat16 tables to float32.
-        init = nnx.initializers.normal(_INIT_STD)
+        init = Normal(_INIT_STD)
         self.token_VD = nnx.Param(init(rngs.params(), (vocab_size, config.model_dim)))
         self.position_TD = nnx.Param(init(rngs.params(), (config.sequence_length, config.model_dim)))
 

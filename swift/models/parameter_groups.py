@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from swift.models.initial_values import Draw, DrawList
+
 
 class _Template(NamedTuple):
     """Structure of a module without its parameter values."""
@@ -49,9 +51,14 @@ class Group:
         return _Template(graphdef, treedef, tuple(leaf.shape for leaf in leaves))
 
     @property
+    def sizes(self) -> list[int]:
+        """Number of values of each parameter of a module."""
+        return [math.prod(shape) for shape in self._template.shapes]
+
+    @property
     def size(self) -> int:
         """Parameters of one module, W."""
-        return sum(math.prod(shape) for shape in self._template.shapes)
+        return sum(self.sizes)
 
     def in_matrix(self, position_w: jax.Array) -> jax.Array:
         """Whether the parameter at each position of a module's vector is of a matrix, bool[w]."""
@@ -64,14 +71,13 @@ class Group:
         """Parameters of one module that are in matrices."""
         return sum(math.prod(shape) for shape in self._template.shapes if len(shape) > 1)
 
-    def init(self, key: jax.Array) -> jax.Array:
-        """Initializes the parameters, float32 ``[rows, experts, size]``, as a function of ``key`` only."""
-
-        def one(key: jax.Array) -> jax.Array:
-            return self.pack(nnx.state(self.create(nnx.Rngs(key))))
-
-        keys = jax.random.split(key, (self.num_layers, self.num_classes))
-        return jax.vmap(jax.vmap(one))(keys)
+    @cached_property
+    def initial_values(self) -> tuple[Draw | np.ndarray, ...]:
+        """How each parameter of a module begins: as draws of normal numbers, or as constants."""
+        draws = DrawList()
+        with jax.ensure_compile_time_eval():  # this may be first asked for while a program is traced
+            leaves = self._template.treedef.flatten_up_to(nnx.state(self.create(draws)))  # type: ignore[arg-type]
+            return tuple(draws.found(leaf) for leaf in leaves)
 
     def pack(self, state: Any) -> jax.Array:
         """Packs a module's state, with leaves ``[..., *shape]``, into ``[..., size]``."""

@@ -78,7 +78,10 @@ class EmulatedCluster:
     """
 
     def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
-        self._experiment, self._prepare, self._failures = experiment, prepare, failures
+        # A list that names no other change has nothing to prepare for, and compiling takes cores from the steps.
+        is_over = isinstance(failures, FailureList) and failures.is_over(first)
+        self._experiment, self._failures = experiment, failures
+        self._prepare: Prepare = "none" if is_over else prepare
         self._live = experiment.live_mesh()
         self._lost = failures.lost_ranks(first, last)
         self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}

@@ -288,7 +288,7 @@ class EmulatedWorkers(LiveWorkers):
         if not self.interrupt.requested:
             return
         # Saved also where a run has no checkpoints otherwise: --resume needs one.
-        self.record.progress.note(f"stopping: saves iteration {done}; a second Ctrl-C or SIGTERM ends at once")
+        self.record.progress.note(f"saving iteration {done}")
         self.checkpoints.save_last(state, done)
         self.record.directory.log_event("interrupt", done)
         self.checkpoints.check_saved()

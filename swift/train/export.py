@@ -19,6 +19,9 @@ from swift.models import GPT, Weights, plain_logits
 from swift.train.checkpoints import load_state
 from swift.train.settings import Experiment
 
+MAX_TOKENS = 1_000_000
+"""Tokens that a text is continued by at most."""
+
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
@@ -99,6 +102,8 @@ def generate(
         New text, as soon as it is complete.
     """
     check_count("--tokens", num_tokens, least=1)
+    if num_tokens > MAX_TOKENS:
+        raise SettingError("--tokens", num_tokens, f"must be at most {MAX_TOKENS:,}")
     check_number("--temperature", temperature, least=0)
     check_count("--top-k", top_k, least=1)
     check_seed("--seed", seed)

@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from swift.errors import INTERRUPTED, STOPPED
 
+STOPPING = "stopping after this iteration, which will be saved; a second Ctrl-C or SIGTERM ends at once"
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
@@ -22,10 +24,11 @@ class Interrupt:
 
     Args:
         limit_s: seconds from the first signal to the end of the process; None: no limit.
+        answer: function that a thread calls at the first signal, also while the main thread compiles.
     """
 
-    def __init__(self, limit_s: float | None = None) -> None:
-        self.requested = False
+    def __init__(self, limit_s: float | None = None, answer: Callable[[], None] = lambda: None) -> None:
+        self.requested, self._answer = False, answer
         self._limit_s, self._previous, self._is_held = limit_s, dict[signal.Signals, Any](), False
 
     def __enter__(self) -> Self:
@@ -74,6 +77,8 @@ class Interrupt:
             if not is_first:
                 _end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
+            # In a thread of its own: an answer that nobody reads must not outlast the time limit.
+            threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 

@@ -1,6 +1,5 @@
 """A training run in one process: an experiment in, a run directory and a summary out."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,14 @@ import jax
 from swift.checkpoint import RestorePlan, restore_lines
 from swift.data import find_index
 from swift.errors import RunError, renamed_settings
+from swift.mesh import keep_programs
+from swift.pipeline import TrainState
 from swift.runlog import Lease
 from swift.train.checkpoints import Checkpointer, ledger_after
 from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
-from swift.train.interrupt import Interrupt
+from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
 from swift.train.settings import Experiment, FailureSource, config_text
 from swift.train.start import (
@@ -58,13 +59,10 @@ def train(
         options = TrainOptions(Path(options))
     if not options.config_text:
         options = replace(options, config_text=config_text(experiment))
+    keep_programs()
     try_placement(experiment)
     with renamed_settings({"planner": "Experiment.planner"}), own_run(options) as lease:
         return _train(experiment, options, failures, lease)
-
-
-def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _train(
@@ -80,57 +78,76 @@ def _train(
     listed = experiment.failure_list
     failures = listed if failures is None else failures
     first = done + next_length(experiment, options, done, last_step)
-    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, _show)
-    loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
-    with (
-        EmulatedCluster(experiment, options.prepare, failures, done + 1, first) as cluster,
-        Interrupt(options.stopping_s) as interrupt,
-    ):
-        cluster.check(listed)
-        spec = cluster.engine.spec
-        first_state = [begin(experiment, spec, options, start, weights)]
-        changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
+    with ProgressDisplay(
+        options.run_dir.name, last_step, done + 1, log_every=options.log_every, series=options.series
+    ) as progress:
+        progress.stage("reading the data")
+        corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, progress.note)
+        loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
+        progress.stage("planning")
         with (
-            open_run(experiment, options, done, lease) as directory,
-            Checkpointer(experiment, spec, directory, start) as checkpointer,
-            ProgressDisplay(
-                options.run_dir.name, last_step, done + 1, log_every=options.log_every, series=options.series
-            ) as progress,
+            EmulatedCluster(experiment, options.prepare, failures, done + 1, first) as cluster,
+            Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt,
         ):
-            record = RunRecord(directory, progress, Utilization.of(spec))
-            checkpoints = RunCheckpoints(
-                experiment=experiment,
-                options=options,
-                cluster=cluster,
-                checkpointer=checkpointer,
-                record=record,
-                train=loader,
-            )
-            workers = EmulatedWorkers(
-                experiment=experiment,
-                options=options,
-                cluster=cluster,
-                checkpoints=checkpoints,
-                record=record,
-                interrupt=interrupt,
-                last_step=last_step,
-            )
-            loop = TrainLoop(experiment, loader, validation, workers, checkpoints, record.step)
-            _announce(experiment, cluster, record, done, start, changes)
-            if options.init_from is not None and weights is not None:
-                facts = options.init_from.facts(weights)
-                directory.log_event("init_from", 0, **facts)
-                progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
-            if experiment.checkpoint.every:
-                progress.saved(checkpointer.newest)
-            try:
-                # Given away: kept here, it would take memory as long as the run.
-                loop.run(first_state.pop(), done)
-                checkpoints.finish()
-                directory.log_event("finish" if last_step == experiment.num_steps else "stop", last_step)
-            except (OSError, RunError) as error:
-                raise checkpoints.failed(error) from None
-            return summarize(experiment, directory, jax.devices()[0].device_kind)
+            cluster.check(listed)
+            spec = cluster.engine.spec
+            progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
+            first_state = [begin(experiment, spec, options, start, weights)]
+            changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
+            with (
+                open_run(experiment, options, done, lease) as directory,
+                Checkpointer(experiment, spec, directory, start) as checkpointer,
+            ):
+                record = RunRecord(directory, progress, Utilization.of(spec))
+                checkpoints = RunCheckpoints(
+                    experiment=experiment,
+                    options=options,
+                    cluster=cluster,
+                    checkpointer=checkpointer,
+                    record=record,
+                    train=loader,
+                )
+                _announce(experiment, cluster, record, done, start, changes)
+                if options.init_from is not None and weights is not None:
+                    facts = options.init_from.facts(weights)
+                    directory.log_event("init_from", 0, **facts)
+                    progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
+                if experiment.checkpoint.every:
+                    progress.saved(checkpointer.newest)
+                progress.stage("compiling the first step")
+                workers = EmulatedWorkers(
+                    experiment=experiment,
+                    options=options,
+                    cluster=cluster,
+                    checkpoints=checkpoints,
+                    record=record,
+                    interrupt=interrupt,
+                    last_step=last_step,
+                )
+                loop = TrainLoop(experiment, loader, validation, workers, checkpoints, record.step)
+                _run(loop, first_state, done, last_step, checkpoints)
+                return summarize(experiment, directory, jax.devices()[0].device_kind)
+
+
+def _run(
+    loop: TrainLoop, first_state: list[TrainState], done: int, last_step: int, checkpoints: RunCheckpoints
+) -> None:
+    """Runs to the end of the invocation.
+
+    Args:
+        loop: training loop.
+        first_state: state to begin with, alone in a list: kept by a caller, it would take memory as long as the run.
+        done: iterations done.
+        last_step: last iteration of the invocation.
+        checkpoints: checkpoints of the run.
+    """
+    try:
+        loop.run(first_state.pop(), done)
+        checkpoints.finish()
+        event = "finish" if last_step == loop.experiment.num_steps else "stop"
+        checkpoints.record.directory.log_event(event, last_step)
+    except (OSError, RunError) as error:
+        raise checkpoints.failed(error) from None
 
 
 def _announce(

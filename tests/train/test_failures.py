@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
+from swift.experts import ExpertConfig
+from swift.models import ModelConfig
+from swift.pipeline import Engine
 from swift.topology import Topology
+from swift.train import Experiment
+from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.settings.failure_list import FailureEvent, FailureList, parse_failures
 
 TOPOLOGY = Topology(2, 3)
@@ -41,6 +46,35 @@ def test_events_come_by_step_and_then_as_listed():
 def test_windows(first, last, is_down):
     failures = parse_failures(TWICE, TOPOLOGY, 60)
     assert failures.failed(first, last) == (frozenset([(1, 2)]) if is_down else frozenset())
+
+
+def test_a_list_is_over_when_nothing_in_it_follows():
+    failures = parse_failures(TWICE, TOPOLOGY, 60)
+    assert [failures.is_over(step) for step in (1, 29, 30, 60)] == [False, False, True, True]
+    assert FailureList().is_over(1)
+
+
+def cluster(**changes):
+    """The emulated cluster of two pipelines that a run begins with."""
+    experiment = Experiment(
+        model=ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,)),
+        experts=ExpertConfig(num_classes=2, slots_per_rank=2),
+        topology=Topology(2),
+        sequences_per_microbatch=2,
+        **changes,
+    )
+    return EmulatedCluster(experiment, "next", experiment.failure_list, 1, 1)
+
+
+def test_programs_are_prepared_where_somebody_is_yet_to_fail_and_only_there(monkeypatch):
+    prepared = []
+    monkeypatch.setattr(Engine, "_make_ready", lambda _, failed, is_main: prepared.append((failed, is_main)))
+    with cluster() as quiet:
+        quiet.engine.settle()
+    assert prepared == []
+    with cluster(failures=("step 9: fail 0:0",)) as busy:
+        busy.engine.settle()
+    assert (frozenset({(0, 0)}), True) in prepared
 
 
 @st.composite

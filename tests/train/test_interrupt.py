@@ -15,7 +15,7 @@ from swift.train.interrupt import Interrupt
 BUSY = """
 import hashlib, sys
 from swift.train.interrupt import Interrupt
-with Interrupt(float(sys.argv[1])).hold():
+with Interrupt(float(sys.argv[1]), lambda: print("answered", flush=True)).hold():
     print("busy", flush=True)
     while True:  # in C, without Python's lock: its handlers wait
         hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 10**9)
@@ -63,6 +63,7 @@ def busy(limit_s):
 def test_a_second_signal_ends_a_process_that_runs_no_python(second):
     with busy(limit_s=1000) as process:
         process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "answered\n"
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.send_signal(second)

@@ -1,5 +1,6 @@
 import io
 import math
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -120,3 +121,30 @@ def test_durations():
         "1:01:01",
         "25:00:00",
     ]
+
+
+def test_what_a_run_does_before_its_first_step_is_shown_and_a_mistake_leaves_nothing_of_it():
+    file = io.StringIO()
+    with (
+        suppress(ValueError),
+        ProgressDisplay("symi", 4, 1, Console(file=file, width=80, force_terminal=True)) as shown,
+    ):
+        shown.stage("reading the data")
+        raise ValueError
+    assert "reading the data (0 s)" in file.getvalue()
+    assert file.getvalue().endswith("\x1b[1A\x1b[2K"), repr(file.getvalue())
+
+
+def test_a_log_has_a_line_of_what_comes_before_the_first_step_once_no_mistake_can_be_told():
+    file = io.StringIO()
+    with ProgressDisplay("symi", 4, 1, Console(file=file, width=80)) as shown:
+        shown.stage("reading the data")
+        shown.stage("making the first state", True)
+    assert file.getvalue() == "symi: making the first state\n"
+
+
+def test_the_cursor_is_there_all_the_time():
+    """A process that is killed while it compiles could not bring it back."""
+    file = io.StringIO()
+    with ProgressDisplay("symi", 4, 1, Console(file=file, width=80, force_terminal=True)):
+        assert file.getvalue().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")

@@ -1,7 +1,7 @@
 """Options and settings of the command line: types checked, numbers and workers by name, mistakes explained."""
 
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
-from swift.cli.options.kinds import Written, checked
+from swift.cli.options.kinds import Written, checked, described, fitting
 from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
 from swift.cli.options.named import costs_of, named_numbers, workers_of
 
@@ -14,6 +14,8 @@ __all__ = [
     "checked",
     "costs_of",
     "deadlines_of",
+    "described",
+    "fitting",
     "named_numbers",
     "nearest",
     "parse_mistake",

@@ -56,7 +56,7 @@ def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
 def _check(owner: str, settings: Mapping[str, Any], hints: Mapping[str, Any], known: Mapping[str, Callable]) -> None:
     for name, value in settings.items():
         if not _fits(value, hints[name]):
-            raise SettingError(f"{owner}.{name}", written(value), f"must be {_describe(hints[name], known)}")
+            raise SettingError(f"{owner}.{name}", written(value), f"must be {described(hints[name], known)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -76,20 +76,35 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _describe(hint: Any, known: Mapping[str, Callable]) -> str:
+def described(hint: Any, known: Mapping[str, Callable]) -> str:
+    """Describes the values that an annotated setting takes, such as ``a number or None``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_describe(argument, known) for argument in arguments)
+        return " or ".join(described(argument, known) for argument in arguments)
     if origin is Literal:
         return f"one of {', '.join(arguments)}"
     if origin is tuple:
-        return f"a list, each item {_describe(arguments[0], known)}"
+        return f"a list, each item {described(arguments[0], known)}"
     if origin is not None:
         return "a dictionary, such as {'b1': 0.9}"
     if _is_protocol(hint):
         fitting = " or ".join(f"@{name}()" for name, kind in known.items() if _has_members(kind, hint))
         return fitting or f"@YOURS() (see {hint.__name__})"
     return _PLAIN.get(hint) or f"@{hint.__name__}()"
+
+
+def fitting(hint: Any, known: Mapping[str, Callable]) -> list[str]:
+    """Returns the names that can follow ``@`` in a setting of an annotated type; all names where it takes none."""
+
+    def makes(kind: Callable) -> Any:
+        return kind if isinstance(kind, type) else typing.get_type_hints(kind)["return"]
+
+    def fits(kind: Any, hint: Any) -> bool:
+        if typing.get_origin(hint) in (Union, types.UnionType):
+            return any(fits(kind, argument) for argument in typing.get_args(hint))
+        return _has_members(kind, hint) if _is_protocol(hint) else isinstance(hint, type) and issubclass(kind, hint)
+
+    return [name for name, kind in known.items() if fits(makes(kind), hint)] or list(known)
 
 
 def _is_protocol(hint: Any) -> bool:

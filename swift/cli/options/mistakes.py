@@ -41,13 +41,16 @@ class Source:
         return f"line {line} " if self.setting == "CONFIG" else ""
 
 
-def parse_mistake(error: Exception, source: Source, known: Mapping[str, Sequence[str]]) -> SettingError:
+def parse_mistake(
+    error: Exception, source: Source, known: Mapping[str, Sequence[str]], values_of: Callable[[str], Iterable[str]]
+) -> SettingError:
     """Translates an error of parsing.
 
     Args:
         error: error that gin raised for a text.
         source: source of the text.
         known: known names, and the settings of each.
+        values_of: function that returns the names that can follow ``@`` in a setting.
     """
     if isinstance(error, SyntaxError | tokenize.TokenError):
         return SettingError(source.setting, source.value, _no_syntax(error, source))
@@ -60,7 +63,8 @@ def parse_mistake(error: Exception, source: Source, known: Mapping[str, Sequence
     if parameter and parameter[1] in known:
         allowed = f"{parameter[1]} has no such setting; {nearest(parameter[2], known[parameter[1]])}{where}"
     elif unknown:
-        allowed = f"there is no {unknown[1]}; {nearest(unknown[1], known)}{where}"
+        names = values_of(name.strip()) if value.strip().startswith("@") else known
+        allowed = f"there is no {unknown[1]}; {nearest(unknown[1], names)}{where}"
     else:
         message = str(error)[: place.start()]
         return SettingError(source.setting, source.value, f"{source.at(place[1])}cannot be followed: {message}")
@@ -77,7 +81,11 @@ def build_mistake(error: Exception, path: str) -> SettingError:
     macro = _NO_MACRO.search(str(error))
     if macro:
         return SettingError("CONFIG", path, f"uses %{macro[1]}, which is set nowhere")
-    return SettingError("CONFIG", path, re.split(r"\n  (?:In call to|No values supplied)", str(error))[0])
+    message = re.split(r"\n  (?:In call to|No values supplied)", str(error))[0]
+    if not isinstance(error, ValueError | TypeError | AttributeError | RuntimeError):  # it may say little alone
+        name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+        message = f"making its objects raises {name}: {message}"
+    return SettingError("CONFIG", path, message)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from swift.elastic.transport import (
     CompileRequest,
     Prepared,
 )
+from swift.topology import Worker
 
 COMPILE_SERVICE = "preparer"
 """Name of the compile service among the children, in logs and in events."""
@@ -47,6 +48,7 @@ class CompileClient:
         self._start_s, self._silence_s, self._clock = start_s, silence_s, clock
         self._request: CompileRequest | None = None
         self._is_sent = False
+        self._prepared: set[CompileRequest] = set()
         self._due: float | None = None  # time limit of the next sign of life; None: not running, or being killed
         self._num_starts = 0  # in a row, without a program compiled in between
 
@@ -72,9 +74,18 @@ class CompileClient:
         answer = COMPILE_ANSWERS.read(line)
         if self._due is not None:
             self._due = time + self._silence_s
-        if isinstance(answer, Prepared) and answer.compiled:
-            self._num_starts = 1
+        if isinstance(answer, Prepared):
+            self._prepared.add(CompileRequest(answer.failed, answer.num_ranks))
+            self._num_starts = 1 if answer.compiled else self._num_starts
         return None if isinstance(answer, Alive) else answer
+
+    def is_prepared(self, worker: Worker) -> bool:
+        """Returns whether the programs are prepared for the loss of a process of a worker, on top of those lost."""
+        if self._request is None:
+            return False
+        failed, num_ranks = self._request
+        lost = CompileRequest(failed | {worker}) if num_ranks is None else CompileRequest(failed, num_ranks - 1)
+        return lost in self._prepared
 
     def kill_if_silent(self) -> bool:
         """Kills the service if it has been silent for too long, and returns whether it was; its death follows."""

@@ -1,6 +1,6 @@
 """Fault injection: faults that hit processes at chosen iterations, and their restarts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from swift.elastic.membership import Process
@@ -12,6 +12,7 @@ SETTING = "--chaos"
 FAULT_KINDS = ("kill", "freeze", "hang")
 """SIGKILL; SIGSTOP; an iteration that never ends while heartbeats continue."""
 _RESTART = "restart"
+_WAITS = " once prepared"
 
 
 class Fault(NamedTuple):
@@ -23,14 +24,29 @@ class Fault(NamedTuple):
 
 
 class FaultInjection:
-    """A list of faults; each happens once."""
+    """A list of faults; each happens once.
 
-    def __init__(self, faults: Sequence[Fault] = ()):
-        self._faults, self._done = sorted(faults), set[Fault]()
+    Args:
+        faults: faults of the list.
+        waiting: those that wait, if need be, until the programs without their process are prepared.
+    """
 
-    def due(self, finished: int) -> list[Fault]:
-        """Returns the faults that are due once this iteration is finished; each is returned once."""
+    def __init__(self, faults: Sequence[Fault] = (), waiting: Collection[Fault] = ()):
+        self._faults, self._waiting, self._done = sorted(faults), frozenset(waiting), set[Fault]()
+
+    def due(
+        self,
+        finished: int,
+        is_prepared: Callable[[Process], bool] = lambda process: True,  # noqa: ARG005
+    ) -> list[Fault]:
+        """Returns the faults that are due once an iteration is finished; each is returned once.
+
+        Args:
+            finished: the iteration.
+            is_prepared: function that returns whether the programs for the loss of a process are prepared.
+        """
         due = [f for f in self._faults if f.kind in FAULT_KINDS and f.step <= finished and f not in self._done]
+        due = [f for f in due if f not in self._waiting or is_prepared(f.process)]
         self._done.update(due)
         return due
 
@@ -49,7 +65,8 @@ def parse_chaos(
     """Parses the faults of the command line.
 
     Args:
-        texts: lines such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process.
+        texts: lines such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process;
+            ``once prepared`` at the end has a fault wait until the programs that are needed after it are there.
         topology: topology of the run.
         processes: processes of the run.
         num_steps: number of iterations of the run.
@@ -72,10 +89,11 @@ def parse_chaos(
             raise SettingError(SETTING, text, "names no process: here a process is a whole worker, with all its ranks")
         if kind == _RESTART and not any(fault.process == process and fault.step < step for fault in faults):
             raise SettingError(SETTING, text, "restarts a process that has no fault at an earlier step")
-    return FaultInjection([fault for _, fault in parsed])
+    waiting = [fault for text, fault in parsed if text.endswith(_WAITS)]
+    return FaultInjection([fault for _, fault in parsed], waiting)
 
 
 def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> Fault:
-    event, rank = parse_rank(text)
+    event, rank = parse_rank(text.removesuffix(_WAITS))
     step, kind, worker = parse_event(SETTING, event, (*FAULT_KINDS, _RESTART), topology, last_step)
     return Fault(step, kind, Process(worker, rank or 0))

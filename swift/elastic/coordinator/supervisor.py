@@ -104,7 +104,7 @@ class Supervisor:
         self._driver.turn()
         self._context.checkpoints.retry_if_due()
         newest = max((status.finished for status in self._driver.membership.statuses.values()), default=0)
-        for fault in self._spec.faults.due(newest):
+        for fault in self._spec.faults.due(newest, lambda process: self._context.programs.is_prepared(process.worker)):
             self._inject(fault)
         self._restart_dead(newest)
         if self._driver.membership.generation is not None and not self._driver.membership.is_recovering:

@@ -51,6 +51,7 @@ def try_policy(
     trial = _Trial(policy, setting)
     slots_LNS = (num_layers, num_ranks, slots_per_rank)
     trial.attempt("__hash__", lambda: hash(policy))
+    trial.attempt("name", lambda: getattr(policy, "name", None))
     first = trial.attempt("init", lambda: jax.eval_shape(lambda: policy.init(num_layers, num_classes, *slots_LNS[1:])))
     placement, state = trial.pair("init", first, slots_LNS)
     load = jax.ShapeDtypeStruct((num_layers, num_classes), jnp.int32)

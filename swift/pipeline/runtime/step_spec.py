@@ -159,8 +159,8 @@ class StepSpec:
 
     def init(self, key: jax.Array) -> TrainState:
         """The state before the first iteration; it depends on ``key`` and not on the number of ranks or stages."""
-        create = jax.jit(lambda key: self._lay_out(self.gpt.init(key)), out_shardings=self._layout_shardings())
-        return self.fill_slots(create(key))
+        # Drawn on one device: a program on the whole mesh draws everything on each of its devices.
+        return self.adopt(jax.jit(self.gpt.init)(key))
 
     def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
         """The state before the first iteration with given parameters, ``[row, class, size]`` by group."""

@@ -1,5 +1,6 @@
 """Planners by name; each turns a problem into a schedule that ``verify`` accepts."""
 
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -65,7 +66,14 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     """
     if isinstance(planner, str):
         return PLANNERS[planner](problem)
-    schedule = planner.plan(problem)
+    try:
+        schedule = planner.plan(problem)
+    except SettingError:
+        raise
+    except Exception as error:  # of any kind: a mistake in the user's own code
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"plan raises {type(error).__name__} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+        raise SettingError("planner", planner.name, f"{where}: {error}") from error
     try:
         verify(schedule)
     except ScheduleError as error:

@@ -1,5 +1,6 @@
 """The progress of a run: a live display on a terminal, a few plain lines in a log. No JAX here."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class ProgressDisplay:
         self._metrics: Mapping[str, Any] = {}
         self._shows_saved = False
         self._newest: int | None = None
+        self._stage, self._stage_began = "waiting for the first step", math.nan
 
     def __enter__(self) -> Self:
         self._terminal.__enter__()
@@ -74,7 +76,19 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._terminal.is_transient = kind is not None and not self._metrics  # a mistake costs one line
         self._terminal.__exit__(kind, error, traceback)
+
+    def stage(self, text: str, is_sound: bool = False) -> None:
+        """Shows what the run does before its first step, and on a terminal for how long.
+
+        Args:
+            text: such as ``reads the data``.
+            is_sound: whether all settings are checked; before, a log gets no line, since a mistake costs just one.
+        """
+        self._stage, self._stage_began = text, time.monotonic()
+        if is_sound and not self._terminal.is_live:
+            self.note(f"{self._title}: {text}")
 
     def update(self, metrics: Mapping[str, Any]) -> None:
         """Shows the newest step.
@@ -112,7 +126,9 @@ class ProgressDisplay:
         return f"{left}, {format_duration(seconds or 0)} in all"
 
     def _draw(self) -> RenderableType:
-        parts = [self._saved(), *describe(self._metrics)] if self._metrics else []
+        waited_s = time.monotonic() - self._stage_began
+        stage = self._stage if math.isnan(waited_s) else f"{self._stage} ({waited_s:.0f} s)"
+        parts = [self._saved(), *describe(self._metrics)] if self._metrics else [stage]
         return progress_lines(self._title, self._step, self._num_steps, self._time_left(), parts)
 
 

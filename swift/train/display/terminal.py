@@ -18,6 +18,10 @@ class Terminal:
 
     A context manager, which restores the terminal however the block is left.
 
+    Attributes:
+        is_live: whether there is a display.
+        is_transient: whether the display goes away at the end of the block; its last state stays unless this is set.
+
     Args:
         draw: function that draws the display.
         console: console to write to; stderr unless given.
@@ -38,6 +42,7 @@ class Terminal:
         self._catches = catches_stderr
         self._console = console or Console(stderr=True)
         self.is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self.is_transient = False
         self._live: Live | None = None
         self._caught: _CaughtStderr | None = None
 
@@ -63,6 +68,7 @@ class Terminal:
             refresh_per_second=self._rate,
         )
         self._live.start()
+        self._console.show_cursor()  # which a process that is killed could not bring back
         return self
 
     def __exit__(
@@ -71,6 +77,7 @@ class Terminal:
         if self._live:
             if self._caught:
                 self._caught.end()  # first, so that its last lines are above the display
+            self._live.transient = self.is_transient
             self._live.stop()
             self._live = None
         if self._caught:

@@ -112,3 +112,25 @@ def test_one_that_makes_something_ready_now_and_then_may_die_as_often_as_it_like
 
 def test_nothing_is_prepared_without_a_command(tmp_path):
     assert Watched(tmp_path, command=None).ask(WISH).children.alive == set()
+
+
+def test_it_is_known_what_is_prepared_for_the_loss_of_a_process(tmp_path):
+    watched = Watched(tmp_path)
+    assert not watched.preparing.is_prepared((0, 1))
+    watched.ask(WISH).hear(Prepared(frozenset(), None, ("single",), 1, 1.0))
+    assert not watched.preparing.is_prepared((0, 1))
+    watched.hear(Prepared(frozenset({(0, 1)}), None, ("single",), 1, 1.0))
+    assert watched.preparing.is_prepared((0, 1))
+    assert not watched.preparing.is_prepared((1, 1))
+    watched.ask(NEXT)  # now that one is lost, it is the loss of another
+    assert not watched.preparing.is_prepared((1, 1))
+    watched.hear(Prepared(frozenset({(0, 1), (1, 0)}), None, ("single",), 1, 1.0))
+    assert watched.preparing.is_prepared((1, 0))
+
+
+def test_it_is_known_whether_one_expert_rank_less_is_prepared(tmp_path):
+    watched = Watched(tmp_path).ask(CompileRequest(frozenset(), 4))
+    watched.hear(Prepared(frozenset(), 4, ("single",), 1, 1.0))
+    assert not watched.preparing.is_prepared((0, 0))
+    watched.hear(Prepared(frozenset(), 3, ("single",), 1, 1.0))
+    assert watched.preparing.is_prepared((0, 0))

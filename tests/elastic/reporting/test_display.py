@@ -212,3 +212,10 @@ def test_the_time_of_a_run_by_cause():
         ["first", "step", "1.00", "2.00"],
         ["total", "1.50", "2.50"],
     ]
+
+
+def test_the_cursor_is_there_all_the_time():
+    """A process that is killed while it waits could not bring it back."""
+    file = io.StringIO()
+    with Display("kill", 3, 0, Console(file=file, force_terminal=True)):
+        assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")

@@ -1,0 +1,106 @@
+"""``swift settings`` and ``swift config``: what can be set, and what an experiment has set."""
+
+import argparse
+import dataclasses
+import inspect
+import json
+import re
+import shutil
+import sys
+import textwrap
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from swift.cli.configuration import CONFIGURABLES, config_text, load_experiment
+from swift.cli.options import described, nearest
+from swift.errors import SettingError
+
+_SECTION = re.compile(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A setting, as ``swift settings`` shows it.
+
+    Attributes:
+        name: name, such as ``Experiment.num_steps``.
+        type: values that it takes.
+        default: default as a gin file writes it; None if it has none.
+        doc: meaning.
+    """
+
+    name: str
+    type: str
+    default: str | None
+    doc: str
+
+
+def settings(options: argparse.Namespace) -> None:
+    """``swift settings [NAME]``."""
+    groups = {kind.__name__: list(_settings_of(kind)) for kind in CONFIGURABLES.values()}
+    every = [setting for group in groups.values() for setting in group]
+    chosen = every if options.name is None else _named(options.name, groups, every)
+    if options.format == "json":
+        print(json.dumps([dataclasses.asdict(setting) for setting in chosen]))
+        return
+    width = min(shutil.get_terminal_size().columns, 120)
+    lines = []
+    for name, kind in CONFIGURABLES.items():
+        of_kind = [setting for setting in chosen if setting.name.partition(".")[0] == name]
+        if of_kind or options.name == name:
+            doc = inspect.getdoc(kind) or ""
+            lines += [f"@{name}(): {doc.splitlines()[0]}", "", *_shown(of_kind, width), ""]
+    sys.stdout.write("\n".join(lines[:-1]) + "\n")
+    sys.stdout.flush()
+
+
+def config(options: argparse.Namespace) -> None:
+    """``swift config CONFIG.gin``: every setting of an experiment, defaults included, as gin."""
+    sys.stdout.write(config_text(load_experiment(options.config, options.set)))
+    sys.stdout.flush()
+
+
+def _named(name: str, groups: dict[str, list[Setting]], every: Sequence[Setting]) -> list[Setting]:
+    """Finds the settings of a class, or those that have a name, with or without their class."""
+    bare = name.removeprefix("@").removesuffix("()")
+    if bare in groups:
+        return groups[bare]
+    found = [setting for setting in every if bare in (setting.name, setting.name.partition(".")[2])]
+    if not found:
+        known = [*groups, *(setting.name for setting in every)]
+        allowed = nearest(bare.rpartition(".")[2], known, "`swift settings` lists all")
+        raise SettingError("NAME", name, f"there is no such setting; {allowed}")
+    return found
+
+
+def _settings_of(kind: Callable) -> Iterator[Setting]:
+    hints, docs = typing.get_type_hints(kind), _docs_of(kind)
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(kind):
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        default: Any = parameter.default
+        if name in fields and fields[name].default_factory is not dataclasses.MISSING:
+            default = fields[name].default_factory()
+        text = None if default is parameter.empty else _written(default)
+        yield Setting(f"{kind.__name__}.{name}", described(hints[name], CONFIGURABLES), text, docs.get(name, ""))
+
+
+def _docs_of(kind: Callable) -> dict[str, str]:
+    section = _SECTION.search(inspect.getdoc(kind) or "")
+    return {name: " ".join(doc.split()) for name, doc in _ENTRY.findall(section[1])} if section else {}
+
+
+def _written(value: Any) -> str:
+    return f"@{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
+
+
+def _shown(settings: Sequence[Setting], width: int) -> Iterator[str]:
+    for setting in settings:
+        default = "has to be set" if setting.default is None else f"default {setting.default}"
+        yield f"  {setting.name}"
+        kind = setting.type.removeprefix("must be ")
+        yield from textwrap.wrap(f"{kind}; {default}", width, initial_indent="      ", subsequent_indent="      ")
+        yield from textwrap.wrap(setting.doc, width, initial_indent="      ", subsequent_indent="      ")

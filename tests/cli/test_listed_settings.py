@@ -1,0 +1,56 @@
+"""``swift settings`` lists every setting that can be set; ``swift config`` prints those of an experiment."""
+
+import inspect
+import json
+
+import pytest
+
+from swift.cli.configuration import CONFIGURABLES
+
+
+def test_every_setting_has_a_type_and_a_meaning(tell):
+    told = tell("settings", "--format", "json")
+    listed = {one["name"]: one for one in json.loads(told.out)}
+    expected = {f"{name}.{one}" for name, kind in CONFIGURABLES.items() for one in inspect.signature(kind).parameters}
+    assert set(listed) == expected
+    assert [name for name, one in listed.items() if not (one["type"] and one["doc"])] == []
+
+
+def test_a_setting_is_shown_with_its_default(tell):
+    told = tell("settings", "Experiment.num_steps")
+    assert (told.code, told.err) == (0, "")
+    assert told.out.splitlines()[2:] == [
+        "  Experiment.num_steps",
+        "      a whole number; default 300",
+        "      number of iterations.",
+    ]
+    assert tell("settings", "num_steps").out == told.out
+
+
+def test_a_class_is_shown_with_all_its_settings(tell):
+    for name in ("FlexMoE", "@FlexMoE()"):
+        out = tell("settings", name).out
+        assert out.startswith("@FlexMoE(): ")
+        assert "FlexMoE.interval" in out
+        assert "Experiment" not in out
+    assert tell("settings", "Symi").out.startswith("@Symi(): ")
+
+
+WRONG = {
+    "Experiment.num_step": "NAME = 'Experiment.num_step': there is no such setting; did you mean Experiment.num_steps?",
+    "xyzzy": "NAME = 'xyzzy': there is no such setting; `swift settings` lists all",
+    "ModelConfg": "NAME = 'ModelConfg': there is no such setting; did you mean ModelConfig?",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_unknown_setting_is_told(refusal, name):
+    assert refusal("settings", name) == WRONG[name]
+
+
+def test_the_settings_of_an_experiment_are_printed_and_can_be_run_again(tell, here):
+    told = tell("config", "tiny.gin", "--set", "Experiment.seed=7")
+    assert (told.code, told.err, told.new) == (0, "", [])
+    assert "Experiment.seed = 7\n" in told.out
+    (here / "whole.gin").write_text(told.out)
+    assert tell("config", "whole.gin").out == told.out
