@@ -74,9 +74,10 @@ def test_all_commands_work_in_order(tmp_path):
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
     for path in (tmp_path / "experiments" / name for name in ("demo.gin", "recycle/kill.gin")):
         path.write_text(path.read_text() + SMALL)
-    for number in range(12):  # a corpus of the reader's own
-        (tmp_path / "corpus" / "deep").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "corpus" / "deep" / f"{number}.txt").write_text(f"text {number} of a corpus\n" * 400)
+    (tmp_path / "corpus" / "deep").mkdir(parents=True)
+    names = [f"corpus/deep/{number}.txt" for number in range(12)]
+    for name in (*names, "train.txt", "validation.txt"):  # texts of the reader's own
+        (tmp_path / name).write_text(f"a line of {name}\n" * 2000)
     environment = os.environ | {
         "HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
