@@ -57,6 +57,12 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
     if speeds := _curves(runs, "tokens_per_s"):
         caption = "Tokens trained in a second, by the time of each step; compilation makes the first ones slow."
         yield _picture("throughput", caption, Chart("tokens per second", speeds, from_zero=True, marks=marks))
+    if shares := _curves(runs, "mfu"):
+        utilization = [replace(curve, values_T=100 * curve.values_T) for curve in shares]
+        caption = (
+            "Model FLOPs utilization: the model's own FLOPs over the devices' peak, or that of the host's matmuls."
+        )
+        yield _picture("utilization", caption, Chart("MFU (%)", utilization, from_zero=True))
 
 
 def failure_steps(run: Run) -> list[int]:

@@ -133,6 +133,21 @@ def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tm
     assert pages[0] == pages[1]
 
 
+def test_a_chart_is_there_where_its_numbers_are_recorded(make_run, changed, tmp_path):
+    names = ["learning_rate", "grad_norm", "tokens_per_s", "mfu"]
+    shown = {
+        "learning_rate": "Learning rate",
+        "grad_norm": "Norm of",
+        "tokens_per_s": "Tokens trained",
+        "mfu": "Model FLOPs",
+    }
+    run = changed(make_run(num_steps=3), lambda record: record | {"mfu": 0.3})
+    for left_out in names:
+        less = changed(run, lambda record, name=left_out: {n: v for n, v in record.items() if n != name})
+        page = written([less], tmp_path)
+        assert [bool(captions(page, shown[name])) for name in names] == [name != left_out for name in names]
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 11])
 def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
     assert len(written([make_run(num_steps=num_steps)], tmp_path).pictures) == 6 + 1 + 2
