@@ -1,4 +1,4 @@
-"""What the README and the guide have a newcomer type works, one command after the other, in one directory."""
+"""What README, tutorial and guide have a newcomer type works, one command after the other, in one directory."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import jax
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/guide.md")
+DOCUMENTS = ("README.md", "docs/tutorial.md", "docs/guide.md")
 NOT_HERE = {
     "Experiment.ranks=devices": "needs an accelerator",
     "gpt_small": "needs a GPU",
@@ -71,7 +71,8 @@ def test_a_newcomer_types_thirty_commands_at_least():
 
 @pytest.mark.slow
 def test_all_commands_work_in_order(tmp_path):
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    for folder in ("experiments", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     for path in (tmp_path / "experiments" / name for name in ("demo.gin", "recycle/kill.gin")):
         path.write_text(path.read_text() + SMALL)
     (tmp_path / "corpus" / "deep").mkdir(parents=True)
