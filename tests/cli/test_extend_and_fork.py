@@ -48,10 +48,14 @@ def test_a_run_is_extended_and_says_what_becomes_of_the_learning_rate(tell, refu
 
 def test_a_run_from_before_a_setting_existed_is_resumed(tell, half):
     config = (half / "config.gin").read_text()
-    (half / "config.gin").write_text(config.replace("OptimizerConfig.decay_steps = None\n", ""))
+    for line in ("OptimizerConfig.decay_steps = None\n", "OptimizerConfig.decayed = 'all'\n"):
+        assert line in config
+        config = config.replace(line, "")
+    (half / "config.gin").write_text(config)
     told = tell("train", "tiny.gin", "--run-dir", "half", "--resume", *options("OptimizerConfig.decay_steps=6"))
     assert told.code == 0, told.err
     assert "resumed with OptimizerConfig.decay_steps = 6 (before: not a setting)" in told.err
+    assert "OptimizerConfig.decayed" not in told.err
 
 
 @pytest.mark.usefixtures("half")

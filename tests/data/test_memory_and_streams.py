@@ -53,11 +53,11 @@ class Counting:
 
 
 def test_a_stream_is_read_in_its_order_and_begins_anew():
-    documents = [[number] * number for number in range(1, 8)] * 3
+    documents = [[number] * number for number in range(1, 8)] * 100
     read = open_stream(DataConfig(Counting(7)), "train").read
     assert read(0, 99).tolist() == expected(documents)[:99]
-    assert read(20, 60).tolist() == expected(documents)[20:60]  # back, and on
-    assert read(90, 93).tolist() == expected(documents)[90:93]
+    for start in (20, 3000, 20, 1500, 90):  # back, and on
+        assert read(start, start + 40).tolist() == expected(documents)[start : start + 40]
     fresh = open_stream(DataConfig(Counting(7)), "train").read
     assert fresh(90, 93).tolist() == expected(documents)[90:93]  # as in a resumed run
     assert set(open_stream(DataConfig(Counting(7)), "validation").read(0, 20).tolist()) == {0, 200}
