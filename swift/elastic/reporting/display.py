@@ -27,7 +27,7 @@ class Display:
         num_steps: last step of the run.
         time: when the run began, in seconds of the clock of all later calls.
         console: console to write to; stderr by default.
-        log_every: iterations between two plain lines, which are then on a terminal, too; None: see above.
+        log_every: iterations between two plain lines, which a terminal then gets, too; None: see above.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Display:
         self._shows_saved, self._newest = True, newest
 
     def _parts(self) -> list[str]:
-        """What is known of the newest step besides its number."""
+        """Formats the metrics of the newest step, and the age of the newest checkpoint."""
         return [*describe(self._metrics), saved_text(self._step, self._newest) if self._shows_saved else ""]
 
     def _draw(self) -> RenderableType:
         parts = self._parts() if self._metrics else ["waiting for the first step"]
         elapsed = f"{self._now - self._start:7.1f} s"
         lines = progress_lines(self._title, self._step, self._num_steps, self._timer.left(), [elapsed, *parts])
-        # The table comes last: where it is higher than the terminal, its end is cut off.
+        # The table comes last: if it is higher than the terminal, its end is cut off.
         return lines if self._membership is None else Group(lines, worker_table(self._membership))
 
 
