@@ -55,15 +55,15 @@ def test_a_real_group_runs_what_was_compiled_in_a_rehearsal(tmp_path, sockets, n
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("_WORDS", "cpu:elsewhere/", "0 of 2 processes left word"),
+        ("_PUBLISHED", "cpu:elsewhere/", "0 of 2 processes have published"),
         ("_TIMEOUT", "jax_no_such_setting", "jax_no_such_setting"),
     ],
 )
 def test_an_unknown_jax_is_told_at_once_and_leaves_nothing_behind(sockets, name, value, told):
     begun = time.monotonic()
     error, shape = said(start("tell", 1, sockets, name, value))
-    assert "does not form groups in a way that one process can rehearse" in error
+    assert "forms groups in a way in which one process cannot pose as all" in error
     assert told in error
-    assert error.count("rehearse") == 1
+    assert error.count("pose as all") == 1
     assert shape == "(3, 1)"
     assert time.monotonic() - begun < 30  # a group that is waited for takes minutes

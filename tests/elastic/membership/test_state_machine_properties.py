@@ -582,7 +582,7 @@ class Chaos(RuleBasedStateMachine):
             one.is_up, one.is_excused = False, True
             self.world.tell(FaultInjected(one.member, self.world.time))
 
-    @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), snapshots=st.booleans())
+    @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), keeps=st.booleans())
     def kill(self, who, how_many, keeps):
         """What a process has sent may still come, or be lost with it."""
         for nth in range(how_many):

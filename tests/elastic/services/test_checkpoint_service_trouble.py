@@ -194,15 +194,17 @@ def test_what_was_broken_off_does_not_stay(checkpoint_service):
 PROCESS = """
 import resource, sys
 from pathlib import Path
+from types import SimpleNamespace
 from swift.cli.configuration import load_experiment
 from swift.elastic.services import checkpoint_process, checkpoint_service
-config, run_dir, keeps, handed, most_bytes = sys.argv[1:]
+config, run_dir, snapshots, handed_over, most_bytes = sys.argv[1:]
 load = checkpoint_service.load_state
 checkpoint_service.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
 experiment = load_experiment(Path(config))
 data = experiment.loader("train").state()
-checkpoint_process.run_checkpoint_service(experiment, Path(run_dir), Path(keeps), Path(handed), True, data, sys.stdin)
+scratch = SimpleNamespace(snapshots=Path(snapshots), handed_over=Path(handed_over), data=lambda: data)
+checkpoint_process.run_checkpoint_service(experiment, Path(run_dir), scratch, sys.stdin, by_rank=True)
 """
 
 
