@@ -33,7 +33,8 @@ def page_data(
         ``charts`` by the pictures' names: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each
         with its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where points are of
         several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis;
-        ``maps`` by the pictures' names: first and last of ``steps``, ``tokens`` and ``replicas`` by bin and expert, in
+        ``maps`` by the pictures' names: first and last of ``steps``, the number of ``bins`` that
+        are drawn and how many of them are ``merged`` in a row; ``tokens`` and ``replicas`` by bin and expert, in
         tenths of a percent.
     """
     axes = [_axes(run) for run in runs]
@@ -84,7 +85,8 @@ def _maps(maps: LayerMaps) -> dict[str, Any]:
         return [[round(10 * one) if np.isfinite(one) else None for one in shares_E] for shares_E in shares_BE.tolist()]
 
     steps = [maps.first_step, maps.last_step]
-    return {"steps": steps, "tokens": tenths(maps.tokens_BE), "replicas": tenths(maps.replicas_BE)}
+    bins = {"bins": maps.num_bins, "merged": maps.num_merged}
+    return {"steps": steps, **bins, "tokens": tenths(maps.tokens_BE), "replicas": tenths(maps.replicas_BE)}
 
 
 def _line(curve: Curve) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Content of a report: sections on all runs together and on each run, in order."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from swift.runlog import Run, history_of, ranges_text, ratio, scalars, spending_
 from swift.tools.report.compare import run_labels
 from swift.tools.report.sections import (
     ClassSeries,
-    LayerMaps,
     Picture,
     Section,
     Table,
@@ -20,6 +20,7 @@ from swift.tools.report.sections import (
     draw_bars,
     draw_drops,
     draw_layer,
+    layer_maps,
     new_figure,
     plans_section,
     seconds_text,
@@ -27,6 +28,9 @@ from swift.tools.report.sections import (
     timeline_section,
 )
 from swift.tools.report.together import pictures_together
+
+MAX_CELLS = 80_000
+"""Shares of the maps of a run that a page can tell; where there are more, neighbouring steps are told together."""
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:
@@ -106,11 +110,12 @@ def _experts_section(run: Run, prefix: str) -> Section:
         return Section(title, note="No popularity of experts is recorded.")
     steps_T, num_layers = scalars(run, "step"), len(series.popularity_LE)
     figure = draw_drops(steps_T, series.dropped_TL, series.routed_TL)
+    num_merged = max(1, math.ceil(series.popularity_BLE.size / MAX_CELLS))
     pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", figure)]
     for layer in range(num_layers):
         counts_BE = series.popularity_BLE[:, layer], series.replicas_BLE[:, layer]
         figure = draw_layer(layer, steps_T, *counts_BE)
-        maps = LayerMaps(int(steps_T[0]), int(steps_T[-1]), *(100 * shares(one_BE) for one_BE in counts_BE))
+        maps = layer_maps(steps_T, *counts_BE, num_merged)
         caption = f"MoE layer {layer}: each expert's share of the tokens and of the replicas."
         pictures.append(Picture(f"{prefix}-layer{layer}", caption, figure, maps=maps))
     headings = [

@@ -7,6 +7,7 @@ from swift.errors import SettingError
 from swift.runlog import running_mean, scalars
 from swift.runlog.class_counts import KINDS
 from swift.tools.report import sections_of
+from swift.tools.report.sections.curves import layer_maps
 from swift.tools.report.sections.series import bins_of, class_series, shares, smooth, thin
 
 
@@ -109,3 +110,12 @@ def test_bins_are_as_equal_as_can_be(num_steps):
     assert (len(sizes), sizes.sum()) == (min(num_steps, 300), num_steps)
     assert np.ptp(sizes) <= 1
     assert (np.diff(bins_of(num_steps)) >= 0).all()
+
+
+def test_merged_bins_have_the_shares_of_their_sums():
+    counts = np.random.default_rng(0).integers(1, 100, (2, 7, 4))
+    maps = layer_maps(np.arange(1.0, 8.0), *counts, num_merged=3)
+    assert (maps.first_step, maps.last_step, maps.num_bins, maps.num_merged) == (1, 7, 7, 3)
+    for found_BE, counts_BE in zip((maps.tokens_BE, maps.replicas_BE), counts, strict=True):
+        sums = [counts_BE[:3].sum(0), counts_BE[3:6].sum(0), counts_BE[6]]
+        np.testing.assert_allclose(found_BE, [100 * sum_E / sum_E.sum() for sum_E in sums])

@@ -9,11 +9,11 @@
     });
     tip.hidden = !image;
     if (!image) return;
-    const box = image.getBoundingClientRect(), {steps, tokens, replicas} = map;
-    const column = Math.floor((event.clientX - box.left) / box.width * tokens.length);
+    const box = image.getBoundingClientRect(), {steps, bins, merged, tokens, replicas} = map;
+    const column = Math.floor((event.clientX - box.left) / box.width * bins / merged);
     const expert = Math.floor((event.clientY - box.top) / box.height * tokens[0].length);
-    const at = part => Math.round(steps[0] + (steps[1] - steps[0] + 1) * part / tokens.length);
-    const [first, last] = [at(column), Math.max(at(column), at(column + 1) - 1)];
+    const at = part => steps[0] + Math.floor((steps[1] - steps[0] + 1) * Math.min(part * merged, bins) / bins);
+    const [first, last] = [at(column), at(column + 1) - 1];
     const share = counts => counts[column][expert] === null ? "unknown" : `${(counts[column][expert] / 10).toFixed(1)} %`;
     tip.replaceChildren(...[
       `expert ${expert}, ${first === last ? `step ${first}` : `steps ${first} to ${last}`}`,

@@ -2,7 +2,7 @@
 
 from swift.tools.report.sections.axes import draw_bars, new_figure
 from swift.tools.report.sections.coverage import coverage_section
-from swift.tools.report.sections.curves import Chart, Curve, LayerMaps, draw_curves, draw_drops, draw_layer
+from swift.tools.report.sections.curves import Chart, Curve, LayerMaps, draw_curves, draw_drops, draw_layer, layer_maps
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.plans import plans_section
 from swift.tools.report.sections.series import ClassSeries, bins_of, class_series, shares
@@ -24,6 +24,7 @@ __all__ = [
     "draw_curves",
     "draw_drops",
     "draw_layer",
+    "layer_maps",
     "new_figure",
     "plans_section",
     "seconds_text",

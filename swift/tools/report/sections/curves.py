@@ -69,13 +69,24 @@ class LayerMaps:
 
     Attributes:
         first_step, last_step: steps at the edges.
+        num_bins: bins of steps that are drawn.
+        num_merged: drawn bins of each bin of the arrays; the last one may have fewer.
         tokens_BE, replicas_BE: share of the layer's tokens and replicas by bin of steps and expert, in percent.
     """
 
     first_step: int
     last_step: int
+    num_bins: int
+    num_merged: int
     tokens_BE: np.ndarray
     replicas_BE: np.ndarray
+
+
+def layer_maps(steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray, num_merged: int) -> LayerMaps:
+    """Computes what the heat maps of a layer show, with some bins merged."""
+    starts = np.arange(0, len(popularity_BE), num_merged)
+    tokens_BE, held_BE = (100 * shares(np.add.reduceat(one_BE, starts)) for one_BE in (popularity_BE, replicas_BE))
+    return LayerMaps(int(steps_T[0]), int(steps_T[-1]), len(popularity_BE), num_merged, tokens_BE, held_BE)
 
 
 def draw_curves(chart: Chart) -> Figure:
