@@ -1,0 +1,43 @@
+"""The demo's closing sentences have the numbers of its runs."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+PATH = Path(__file__).parents[2] / "experiments" / "tour" / "tour.py"
+
+
+@pytest.fixture
+def tour(monkeypatch):
+    spec = importlib.util.spec_from_file_location("tour", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "scalars", lambda run, name: run.numbers[name])
+    return module
+
+
+def run(dropped, loss, live=4.0, summary=None):
+    """A run of 40 iterations; ``live`` is the number of workers in those from the 11th to the 15th."""
+    live_T = np.full(40, 4.0)
+    live_T[10:15] = live
+    numbers = {"drop_share": np.full(40, dropped), "loss": np.full(40, loss), "live_workers": live_T}
+    return SimpleNamespace(numbers=numbers, metrics=SimpleNamespace(steps_T=np.arange(1, 41)), summary=summary)
+
+
+def test_it_tells_what_was_dropped_and_who_was_killed(tour):
+    goodput = {"num_recoveries": 1, "recovery_median_s": 1.25}
+    killed = run(0.2, 2.25 + 1e-9, live=3.0, summary={"goodput": goodput})
+    text = " ".join(tour.told(run(0.42, 2.5), run(0.2, 2.25), killed))
+    assert "stay where they are dropped 42 % of the tokens, experts that follow the load 20 %" in text
+    assert "the loss of the last 20 iterations is 2.25 instead of 2.50" in text
+    assert "Process 0:0 was killed after iteration 10. 1.2 s later the other three trained on" in text
+    assert "micro-batches for 5 iterations" in text
+    assert "within 1e-09 of the run that lost nobody" in text
+
+
+def test_it_tells_that_nobody_was_killed(tour):
+    lines = tour.told(run(0.42, 2.5), run(0.2, 2.25), run(0.2, 2.25, summary={"goodput": {"num_recoveries": 0}}))
+    assert lines[-1].startswith("No process was killed")
