@@ -48,9 +48,11 @@ def told(fixed: Run, moving: Run, killed: Run) -> list[str]:
     lines = [
         f"Experts that stay where they are dropped {dropped[0]:.0f} % of the tokens, experts that follow the load "
         f"{dropped[1]:.0f} %,",
-        f"with the same slots and the same bytes on the wire; the loss of the last 20 iterations is {reached[1]:.2f} "
-        f"instead of {reached[0]:.2f}.",
+        "with the same slots and the same bytes on the wire.",
     ]
+    before, after = (f"{loss:.2f}" for loss in reached)
+    if before != after:
+        lines.append(f"The loss of the last 20 iterations is {after} instead of {before}.")
     goodput = (killed.summary or {}).get("goodput", {})
     if not goodput.get("num_recoveries"):
         return [*lines, "No process was killed: the program for that failure was not ready before the run ended."]
