@@ -1,8 +1,7 @@
 """A worker process: forms the generations that the supervisor requests, and runs the iterations of each.
 
 Between two generations its part of the state is in shared memory: after each of the last two iterations, as another
-process may not have finished the last. Everything on devices ends with the generation; programs come from the run's
-executable cache.
+process may not have finished the last. Nothing on devices outlives a generation; programs come from the run's cache.
 """
 
 import gc
