@@ -14,7 +14,7 @@ ADVICE = "install swift-moe into an environment of its own, without ms-swift or 
 
 def main() -> None:
     """Runs the command line, and ends the process; refuses in one line if ``swift`` is another package's."""
-    sys.path.insert(0, os.getcwd())  # as `python -m swift` does: modules that a gin file names lie there
+    sys.path.append(os.getcwd())  # modules that a gin file imports lie there; last, so that they hide nobody else's
     strange = _strange()
     if strange is not None:
         sys.exit(f"swift-moe: {strange}; {ADVICE}")

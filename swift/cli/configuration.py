@@ -142,7 +142,8 @@ def all_installed(paths: Sequence[Path]) -> list[Path]:
     found = []
     for path in paths:
         folder = installed(path.parent)
-        found += sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else [path]
+        matching = sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else []
+        found += matching or [path]
     return found
 
 

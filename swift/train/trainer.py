@@ -112,6 +112,8 @@ def _train(
                     facts = options.init_from.facts(weights)
                     directory.log_event("init_from", 0, **facts)
                     progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
+                    for why in weights.passed_over:
+                        progress.note(f"passed over: {why}")
                 if experiment.checkpoint.every:
                     progress.saved(checkpointer.newest)
                 progress.stage("compiling the first step")

@@ -50,7 +50,7 @@ def test_a_name_that_stands_for_the_loopback_device_is_no_place_to_be_found_at(m
         ({"node": 1}, "--node = 1: is for several --nodes"),
         ({"listen": "127.0.0.1"}, "--listen = '127.0.0.1': is for several --nodes"),
         ({"nodes": 2, "node": 0, "run_dir": None}, "--run-dir = (not set): several nodes need a directory"),
-        ({"nodes": 2, "node": 0, "listen": "10.0.0.7"}, "add --insecure-network where that can be trusted"),
+        ({"nodes": 2, "node": 0, "listen": "10.0.0.7"}, "add --insecure-network if you trust that network"),
         ({"nodes": 2, "node": 0, "listen": "localhost:port"}, "must be HOST or HOST:PORT"),
         ({"nodes": 2, "node": 0, "listen": "localhost:65536"}, "must be HOST or HOST:PORT"),
         ({"nodes": 2, "node": 0, "listen": "0.0.0.0"}, "must be HOST or HOST:PORT, with one address"),
@@ -72,6 +72,6 @@ def test_a_port_that_is_taken_is_a_mistake():
 
 
 def test_neighbours_share_a_node_and_all_nodes_have_some():
-    places = [Nodes(count=4).place(index, 6) for index in range(6)]
+    places = [Nodes(count=4).node_of(index, 6) for index in range(6)]
     assert places == sorted(places)
     assert set(places) == {0, 1, 2, 3}

@@ -102,12 +102,12 @@ def recovered(monkeypatch):
     """What every loss came to, before it was cut for the ranks that are left."""
     found, recover = [], emulated_cluster.recover_ranks
 
-    def spy(state, slots, split, lost, *others):
+    def spy(state, slots, split, lost, **others):
         for name in split.ranked_names:
             for place in np.ndindex(split.num_stages, split.num_ranks):
                 slices = by_name(state)[name][place[0], :, place[1]]
                 assert np.isnan(slices).all() if place in lost else np.isfinite(slices).all(), "lost ranks were read"
-        found.append(recover(state, slots, split, lost, *others))
+        found.append(recover(state, slots, split, lost, **others))
         return found[-1]
 
     monkeypatch.setattr(emulated_cluster, "recover_ranks", spy)

@@ -26,7 +26,7 @@ class Startup:
         self._streams: dict[str, TextIO] = {}
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():  # None where it is closed
             self._terminal = sys.stderr
             for name in ("stdout", "stderr"):
                 self._streams[name] = getattr(sys, name)

@@ -61,9 +61,8 @@ class CheckpointClient:
         self._requests: list[CheckpointCommand] = []  # the first one has been sent
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
         self._ready_by = 0.0  # time at which the service has to have started
-        self._sent_at: float | None = (
-            None  # time of the request in progress; None: none, or the service is being killed
-        )
+        # Time of the request in progress; None: none, or the service is being killed.
+        self._sent_at: float | None = None
         self._num_starts = 0  # in a row, without an answer in between
         self._unsaved: SaveCheckpoint | None = None  # newest save if it has failed
         self._num_failures = 0

@@ -87,10 +87,11 @@ class ServiceMonitor:
         """Restarts a service after its death; raises RunError if the run cannot continue without it."""
         self._killed.pop(service, None)
         if service == CHECKPOINT_SERVICE and not self._context.checkpoints.died():
-            why = "the checkpoint service dies again and again, see its log"
+            why = f"the checkpoint service dies again and again, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
             raise RunError(f"{why}: stopped; {self._context.remedy}")
         if service == COMPILE_SERVICE and not self._context.programs.died():
-            why = "the compile service dies again and again, see its log: no programs are prepared any more"
+            log = self._context.spec.log(COMPILE_SERVICE)
+            why = f"the compile service dies again and again, see {log}: no programs are prepared any more"
             self._reporter.note("prepare_failed", self._reporter.written, why, error=why)
 
     def _restored(self, answer: StateRestored, membership: Membership) -> Restored | None:

@@ -108,15 +108,15 @@ def _contents(styles: Sequence[RunStyle]) -> str:
 def _controls(styles: Sequence[RunStyle]) -> str:
     """Formats what the charts' script listens to; hidden until it runs."""
     runs = [
-        f'<label><input type="checkbox" name="run" value="{index}" checked>{swatch(one.color)}{html.escape(one.label)}'
-        "</label>"
+        f'<label><input type="checkbox" name="run" value="{index}" autocomplete="off" checked>'
+        f"{swatch(one.color)}{html.escape(one.label)}</label>"
         for index, one in enumerate(styles)
     ]
     axes = "".join(f'<option value="{name}">{name}</option>' for name in ("step", "tokens", "time"))
     return (
         f'<div id="controls" role="group" aria-label="What the charts show" hidden>{"".join(runs)}'
-        f'<label>over <select name="axis">{axes}</select></label>'
-        '<label>smoothing <input type="range" name="smoothing" min="0" max="30" value="5"></label>'
+        f'<label>over <select name="axis" autocomplete="off">{axes}</select></label>'
+        '<label>smoothing <input type="range" name="smoothing" min="0" max="30" value="5" autocomplete="off"></label>'
         '<button type="button" name="whole" disabled>whole range</button>'
         f'<p class="faint">{HELP}</p><span id="told" class="unseen" aria-live="polite"></span></div>'
     )

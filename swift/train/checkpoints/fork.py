@@ -61,7 +61,12 @@ class WeightSource:
     def facts(self, plan: RestorePlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
         oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
-        return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": oldest}
+        return {
+            "run": str(self.run_dir),
+            "of_step": plan.step,
+            "oldest_expert": oldest,
+            "passed_over": list(plan.passed_over),
+        }
 
 
 def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any]]:

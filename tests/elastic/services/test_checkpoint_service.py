@@ -133,7 +133,7 @@ def write_metrics(checkpoint_service, steps):
     checkpoint_service.checkpoints.parent.mkdir(exist_ok=True)
     for name in (METRICS, CLASS_COUNTS):
         (checkpoint_service.checkpoints.parent / name).unlink(missing_ok=True)
-    with RunDirectory(checkpoint_service.checkpoints.parent, last_step=0) as directory:
+    with RunDirectory(checkpoint_service.checkpoints.parent, 0, "") as directory:
         for step in range(1, steps + 1):
             directory.log_step({"step": step} | dict.fromkeys(KINDS, nothing))
 

@@ -34,6 +34,7 @@ function brief(value) {
 
 // Marks between two values: multiples of 1, 2 or 5 times a power of ten.
 function ticks(low, high, most) {
+  if (!(high - low > Math.abs(high) * 1e-12)) return [];  // no numbers in between
   const least = (high - low) / most, power = 10 ** Math.floor(Math.log10(least));
   const gap = power * [1, 2, 5, 10].find(factor => power * factor >= least * 0.999);
   const found = [];

@@ -31,6 +31,7 @@
   function zoom(chart, factor) {
     const all = points(chart), [from, to] = view.range ?? [all[0], all.at(-1)], middle = view.cursor ?? (from + to) / 2;
     const range = [middle - (middle - from) * factor, middle + (to - middle) * factor];
+    if (range[1] - range[0] < (all.at(-1) - all[0]) / 1e6) return;
     view.range = range[0] <= all[0] && range[1] >= all.at(-1) ? null : range;
   }
 
@@ -57,7 +58,7 @@
     chart.frame.append(band);
     svg.addEventListener("keydown", event => press(chart, event));
     svg.addEventListener("dblclick", whole);
-    svg.addEventListener("pointerdown", event => { start = event.clientX; svg.setPointerCapture(event.pointerId); });
+    svg.addEventListener("pointerdown", event => { if (event.button) return; start = event.clientX; svg.setPointerCapture(event.pointerId); });
     svg.addEventListener("pointermove", event => {
       const all = points(chart), index = nearest(all, chart.at(event.clientX));
       Object.assign(view, {cursor: all[index] ?? null, active: chart});
