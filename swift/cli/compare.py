@@ -76,7 +76,7 @@ def _find(experiment: Experiment, run_dir: Path, options: argparse.Namespace, st
         stopping_s=stopping_s,
         corpora=corpora_directory(),
     )
-    if not (run_dir / CONFIG).exists():  # nothing, or what a start that was interrupted has left
+    if not run_dir.exists():
         return _Compared(experiment, run, has_ended=False)
     if not options.resume:
         allowed = f"holds {run_dir.name} already; add --resume to continue it, or choose another directory"
