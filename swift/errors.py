@@ -43,6 +43,21 @@ def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
         raise SettingError(names[error.setting], error.value, error.allowed) from error
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's text, which may be a page; its class if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def error_line(error: BaseException) -> str:
+    """Formats an exception of code that is not ours in one line.
+
+    >>> error_line(TypeError("no number\\nmore about it")), error_line(AssertionError())
+    ('TypeError: no number', 'AssertionError')
+    """
+    name, line = type(error).__name__, first_line(error)
+    return line if line == name else f"{name}: {line}"
+
+
 class RunError(RuntimeError):
     """A run that started cannot continue; the message explains how to resume it. Exit code 3."""
 

@@ -70,17 +70,31 @@ def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:
 def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
     """Writes the report of a run that has ended, and prints its summary as ``json`` or as a table."""
     page = run.path / "report.html"
-    line = f"report: {page}"
-    try:
-        write_report([run], page)
-    except OSError as error:  # the run has succeeded nevertheless
-        line = ""
-        print(f"{page} cannot be written: {error.strerror}; `swift report {run.path}` tries again", file=sys.stderr)
+    line = report_of([run], page, again=f"swift report {run.path}")
     if kind == "json":
         print(json.dumps(summary))
     else:
         Console().print(comparison_table([run]))
         print(line)
+
+
+def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
+    """Writes the report of runs that have ended, which have succeeded even if it cannot be written.
+
+    Args:
+        runs: runs to show.
+        page: path of the file.
+        again: command that writes the report later.
+
+    Returns:
+        The line that says where the report is; empty where it could not be written.
+    """
+    try:
+        write_report(runs, page)
+    except OSError as error:
+        print(f"{page} cannot be written: {error.strerror}; `{again}` tries again", file=sys.stderr)
+        return ""
+    return f"report: {page}"
 
 
 def report(options: argparse.Namespace) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from swift.checkpoint import checkpoint_steps
-from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare
+from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
 from swift.cli.configuration import all_installed, config_text, load_experiment
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.runlog import CONFIG, Run, read_run
-from swift.tools.report import comparison_rows, comparison_table, write_report
+from swift.tools.report import comparison_rows, comparison_table
 from swift.train import Experiment, Series, TrainOptions, check_resumable, train, try_placement
 
 
@@ -56,14 +56,15 @@ def compare(options: argparse.Namespace) -> None:
     _run(compared)
     runs = [read_run(one.options.run_dir) for one in compared]
     page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
-    write_report(runs, page)
+    again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])
+    line = report_of(runs, page, again)
     if options.format == "json":
-        print(json.dumps({"runs": comparison_rows(runs), "report": str(page)}))
+        print(json.dumps({"runs": comparison_rows(runs), "report": str(page) if line else None}))
     else:
         Console().print(comparison_table(runs))
-        for line in _distances(experiments, runs):
-            print(line)
-        print(f"report: {page}")
+        for distance in _distances(experiments, runs):
+            print(distance)
+        print(line)
 
 
 def _find(experiment: Experiment, run_dir: Path, options: argparse.Namespace, stopping_s: float) -> _Compared:

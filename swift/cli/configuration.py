@@ -23,7 +23,7 @@ import swift
 from swift.checkpoint import CheckpointConfig
 from swift.cli.options import Source, Written, build_mistake, checked, fitting, nearest, parse_mistake
 from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, TokenFile, TokenizerFile
-from swift.errors import SettingError
+from swift.errors import SettingError, error_line, first_line
 from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
@@ -159,8 +159,8 @@ def _import(name: str, line: int, path: Path) -> None:
         importlib.import_module(name)
     except Exception as error:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
-        where = f"{Path(own[-1].filename).name}:{own[-1].lineno} raises {type(error).__name__}: " if own else ""
-        why = f"{where}{error}"
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        why = f"{where} raises {error_line(error)}" if own else first_line(error)
         raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
 
 

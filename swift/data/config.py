@@ -36,7 +36,7 @@ class DataConfig:
     validation_source: TextSource | TokenFile | StreamSource | None = None
 
     def __post_init__(self) -> None:
-        kinds = {(isinstance(source, TokenFile), hasattr(source, "stream")) for source in self.sources}
+        kinds = {(isinstance(source, TokenFile), isinstance(source, StreamSource)) for source in self.sources}
         if len(kinds) > 1:
             allowed = "must be of the same kind as DataConfig.source: a token file, texts, or a stream"
             raise SettingError("DataConfig.validation_source", self.validation_source, allowed)

@@ -20,7 +20,7 @@ import numpy as np
 from swift.data.config import DataConfig, Split
 from swift.data.files import TokenReader
 from swift.data.sequential import SequentialStream
-from swift.data.sources import TextSource, TokenFile
+from swift.data.sources import StreamSource, TextSource, TokenFile
 from swift.data.stream import TokenStream, document_tokens, new_digest, open_stream, spans_of, text_documents
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
@@ -64,7 +64,7 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
     tokenizer, newest_ns = config.tokenizer, 0
     parts: list[Any] = [_VERSION, config.validation_share]
     for source in config.sources:
-        if hasattr(source, "stream"):
+        if isinstance(source, StreamSource):
             return None
         if isinstance(source, TokenFile):
             # Finding the ends of documents reads all tokens, and checks them against this vocabulary.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from swift.data.files import DataError
+from swift.errors import error_line
 
 _BOUNDLESS = 2**40
 """Tokens of a stream, whose end is not known: more than any run reads."""
@@ -59,7 +60,7 @@ class SequentialStream:
         except DataError:
             raise
         except Exception as error:  # raised by the user's code
-            raise DataError(f"{self._name} cannot be read: {type(error).__name__}: {error}") from error
+            raise DataError(f"{self._name} cannot be read: {error_line(error)}") from error
         if not pieces:  # it has raised before
             raise DataError(f"{self._name} cannot be read any more")
         return pieces

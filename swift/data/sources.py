@@ -53,6 +53,7 @@ class TextSource(Protocol):
         ...
 
 
+@runtime_checkable
 class StreamSource(Protocol):
     """A source of documents that are read once, in their order: never shuffled, and never held in memory."""
 

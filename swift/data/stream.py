@@ -14,7 +14,7 @@ import numpy as np
 from swift.data.config import DataConfig, Split, cut_at, in_split
 from swift.data.files import BeyondVocabulary, FileState, TokenReader
 from swift.data.sequential import SequentialStream
-from swift.data.sources import Document, Text, TextSource, TokenFile
+from swift.data.sources import Document, StreamSource, Text, TextSource, TokenFile
 
 _CHECKSUM_PIECES = 64
 _CHECKSUM_TOKENS = 4096
@@ -89,7 +89,7 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
         DataError: a token is beyond the vocabulary.
     """
     source = config.source_of(split)
-    if hasattr(source, "stream"):
+    if isinstance(source, StreamSource):
         return SequentialStream(lambda: _streamed(config, source.stream(split)), repr(source))
     if isinstance(source, TokenFile):
         tokens_N = source.tokens(config.vocab_size)

@@ -10,7 +10,7 @@ import jax.extend
 import jax.numpy as jnp
 import optax
 
-from swift.errors import SettingError, check_count, check_number
+from swift.errors import SettingError, check_count, check_number, error_line
 
 LAYOUTS = ("decoupled", "coupled")
 
@@ -166,7 +166,7 @@ def _own_schedule(own: OwnSchedule, num_steps: int) -> optax.Schedule:
         schedule = own.schedule(num_steps)
         found = jax.eval_shape(lambda count: jnp.asarray(schedule(count)), jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:  # raised by the user's code
-        allowed = f"cannot be traced: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        allowed = f"cannot be traced: {error_line(error)}"
         raise SettingError("OptimizerConfig.schedule", own, allowed) from error
     if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
         allowed = f"must give one number, and gives {found.dtype}{list(found.shape)}"
@@ -179,7 +179,7 @@ def _own_optimizer(own: OwnOptimizer, rate: optax.Schedule) -> optax.GradientTra
         optimizer = own.make(rate)
         mixing = mixing_primitive(optimizer)
     except Exception as error:  # raised by the user's code
-        allowed = f"does not work: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        allowed = f"does not work: {error_line(error)}"
         raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
     if mixing is not None:
         raise SettingError("OptimizerConfig.transformation", own.name, _not_elementwise(mixing))

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from swift.errors import RunError, SettingError
+from swift.errors import RunError, SettingError, error_line
 from swift.files import replace_file, sync_directory
 from swift.runlog.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
 from swift.runlog.events import EVENTS, with_plan_once
@@ -172,7 +172,7 @@ class RunDirectory:
             getattr(observer, method)(*arguments)
         except Exception as error:
             self._observers.remove(observer)
-            why = f"{type(observer).__name__}.{method} failed: {type(error).__name__}: {error}"
+            why = f"{type(observer).__name__}.{method} failed: {error_line(error)}"
             print(f"{why}; it is told nothing more of this run", file=sys.stderr)
             if not self._events.closed:
                 self.log_event("observer_failed", self._last_step, error=why)

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from swift.checkpoint import RestorePlan, checkpoint_steps, load_arrays, load_metadata, plan_restore, save_arrays
 from swift.data import Tokenizer
-from swift.errors import RunError, SettingError, check_count, check_number, check_seed
+from swift.errors import RunError, SettingError, check_count, check_number, check_seed, first_line
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
 from swift.train.checkpoints import load_state
@@ -53,7 +53,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
         save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(spec.gpt)})
     except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
         shutil.rmtree(out, ignore_errors=True)
-        raise RunError(f"{out}: the model cannot be written: {str(error).splitlines()[0]}") from error
+        raise RunError(f"{out}: the model cannot be written: {first_line(error)}") from error
     return plan
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift.cli.commands import distance_line, show_run
+from swift.cli.commands import distance_line, report_of, show_run
 from swift.runlog import RunDirectory, read_run
 from swift.topology import Topology
 
@@ -31,6 +31,16 @@ def test_a_run_has_succeeded_though_its_report_cannot_be_written(recorded, capsy
     assert (
         told.err == f"{run.path}/report.html cannot be written: Is a directory; `swift report {run.path}` tries again\n"
     )
+
+
+def test_runs_have_been_compared_though_their_report_cannot_be_written(recorded, tmp_path, capsys):
+    runs, page = [recorded("one", [1]), recorded("other", [1])], tmp_path / "none" / "report.html"
+    again = f"swift report {runs[0].path} {runs[1].path} --out {page}"
+    assert report_of(runs, page, again) == ""
+    assert capsys.readouterr().err == f"{page} cannot be written: No such file or directory; `{again}` tries again\n"
+    page.parent.mkdir()
+    assert report_of(runs, page, again) == f"report: {page}"
+    assert page.exists()
 
 
 def test_runs_without_a_common_iteration_are_not_compared(recorded):

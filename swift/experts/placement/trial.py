@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.errors import SettingError
+from swift.errors import SettingError, error_line
 from swift.experts.placement.policy import PlacementPolicy
 from swift.experts.placement.soundness import unsound_placement
 
@@ -84,8 +84,7 @@ class _Trial:
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             raise SettingError(self._setting, self._policy, f"{method}{self._line(error)} {_TRACED}") from error
         except Exception as error:
-            text = (str(error).strip().splitlines() or [""])[0]
-            why = f"{method}{self._line(error)} raises {type(error).__name__}: {text}"
+            why = f"{method}{self._line(error)} raises {error_line(error)}"
             raise SettingError(self._setting, self._policy, why) from error
 
     def _line(self, error: Exception) -> str:

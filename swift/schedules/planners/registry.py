@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from swift.errors import SettingError
+from swift.errors import SettingError, first_line
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.lockstep import lockstep
@@ -73,7 +73,7 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     except Exception as error:  # of any kind: a mistake in the user's own code
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"plan raises {type(error).__name__} ({last.filename.rpartition('/')[2]}:{last.lineno})"
-        raise SettingError("planner", planner.name, f"{where}: {error}") from error
+        raise SettingError("planner", planner.name, f"{where}: {first_line(error)}") from error
     try:
         verify(schedule)
     except ScheduleError as error:
