@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: experiments go into the package, and its README has no links into the repository."""
+"""Additions to pyproject.toml: experiments go into the package, and its README has no links into the repository."""
 
 import re
 import shutil

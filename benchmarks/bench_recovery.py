@@ -162,11 +162,11 @@ def _seconds(recoveries: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _spread(seconds: Sequence[float | None]) -> dict[str, float]:
-    told = [value for value in seconds if value is not None]
-    if not told:
+    known = [value for value in seconds if value is not None]
+    if not known:
         return {}
-    low, median, high = np.percentile(told, [10, 50, 90])
-    return {"p10": float(low), "median": float(median), "p90": float(high), "max": max(told)}
+    low, median, high = np.percentile(known, [10, 50, 90])
+    return {"p10": float(low), "median": float(median), "p90": float(high), "max": max(known)}
 
 
 if __name__ == "__main__":

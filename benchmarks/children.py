@@ -35,8 +35,8 @@ def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, 
     minutes, cpu_minutes = (
         round(seconds / 60, 1) for seconds in (time.monotonic() - begun, _cpu_seconds() - cpu_begun)
     )
-    told = " ".join(["python", *command, *(Path(file).name for file in files)])
-    return {"command": told, "minutes": minutes, "cpu_minutes": cpu_minutes, **document}
+    line = " ".join(["python", *command, *(Path(file).name for file in files)])
+    return {"command": line, "minutes": minutes, "cpu_minutes": cpu_minutes, **document}
 
 
 def _cpu_seconds() -> float:

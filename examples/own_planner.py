@@ -1,4 +1,4 @@
-"""Plans a pipeline's schedule by one's own rule, and compares it with built-in planners and with the lower bound.
+"""Plans a pipeline's schedule by a rule of your own, and compares it with built-in planners and with the lower bound.
 
     python examples/own_planner.py
 

@@ -1,4 +1,4 @@
-"""Trains with a placement policy of one's own, and compares it with SYMI's.
+"""Trains with a placement policy of your own, and compares it with SYMI's.
 
     python examples/own_policy.py [RUN_DIR]
 

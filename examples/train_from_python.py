@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
     num_steps=60,
     eval_every=0,
 )
-"""A layer of 8 experts in 16 slots on 4 ranks, placed anew in every iteration: SYMI is the default."""
+"""A layer of 8 experts in 16 slots on 4 ranks, placed again in every iteration: SYMI is the default."""
 
 
 def run(experiment: Experiment, run_dir: Path) -> None:

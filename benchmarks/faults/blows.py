@@ -1,4 +1,4 @@
-"""Faults of processes: killed, frozen, paused, or told to end."""
+"""Faults of processes: killed, frozen, paused, or asked to end."""
 
 import signal
 import time
@@ -83,7 +83,7 @@ def _kill_first(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.has_ended = True
 
 
-def _tell_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
+def _ask_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Sends a signal to stop the run; its last complete iteration must be kept."""
     after.observed["step_at_signal"] = run.newest_step()
     send([run.life.first.pid], signal.Signals[parameters["signal"]])
@@ -94,7 +94,7 @@ def _tell_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 def _wait_for_end(run: Run) -> float:
     begun = time.monotonic()
-    run.wait(run.is_over, "it was told to end, and has not", _ENDING_S)
+    run.wait(run.is_over, "it was asked to end, and has not", _ENDING_S)
     return time.monotonic() - begun
 
 
@@ -121,6 +121,6 @@ KINDS = [
     Kind("pause-first", _pause_first, lambda rng, _: {"seconds": round(rng.uniform(0.5, 9.0), 2)}, group="first"),
     Kind("kill-first", _kill_first, lambda _, __: {"whom": "first"}, ends=True),
     Kind("power-off", _kill_first, lambda _, __: {"whom": "all"}, ends=True),
-    Kind("interrupt", _tell_to_end, _draw_signal("SIGINT"), ends=True),
-    Kind("terminate", _tell_to_end, _draw_signal("SIGTERM"), ends=True),
+    Kind("interrupt", _ask_to_end, _draw_signal("SIGINT"), ends=True),
+    Kind("terminate", _ask_to_end, _draw_signal("SIGTERM"), ends=True),
 ]

@@ -48,7 +48,7 @@ def _damage(run: Run, parameters: Parameters, after: Aftermath) -> None:
     send([run.life.first.pid], signal.Signals[parameters["signal"]])
     after.codes |= {-signal.SIGKILL, 130}
     after.has_ended = True
-    run.wait(run.is_over, "it was told to end", _ENDING_S)
+    run.wait(run.is_over, "it was asked to end", _ENDING_S)
     run.leftovers()
     files = sorted(_TARGETS[parameters["what"]](run.run_dir))
     files = choice.sample(files, min(len(files), parameters["number"]))

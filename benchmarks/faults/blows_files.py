@@ -54,7 +54,7 @@ def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
         run.disk.cut_power()
     after.codes |= {_GIVES_UP}
     after.has_ended = True
-    run.wait(run.is_over, "it goes on without its disk", _ENDING_S)
+    run.wait(run.is_over, "it continues without its disk", _ENDING_S)
     kept = str(run.run_dir)  # nothing can be removed from there
     after.complaints += [f"left behind: {one}" for one in run.leftovers() if not one.startswith(kept)]
     after.may_leave = True

@@ -17,19 +17,19 @@ class Aftermath:
     """Effects of a volley so far, for the judge.
 
     Attributes:
-        dead: names of members that were killed, or will be because they are frozen, each as often as that is so.
-        heals: what ends a fault, by the time when it is due.
+        dead: names of members that were killed, or will be because they are frozen, each once for every time.
+        heals: ends of faults, with the times when they are due.
         codes: exit codes with which the life may end.
-        has_ended: whether the life has to end, or has already.
+        has_ended: True if the life has to end, or has ended.
         may_be_older: whether a checkpoint was damaged, so that an older one may be restored.
         excused: iterations whose records were damaged.
         wants_checkpoint: whether a new checkpoint has to be written before all is well.
-        may_leave: whether nobody was left to clear away.
-        undo: repairs what was damaged, where the run refuses to go on; None: nothing was.
-        later: what ends a fault once the volley is judged.
-        promised: the checkpoint that was promised before a fault that may have changed the record; None: see there.
-        complaints: what the fault itself has found to be wrong.
-        observed: for the record.
+        may_leave: True if no process was left to remove its files.
+        undo: repairs the damage, where the run refuses to continue; None: there is none.
+        later: ends of faults once the volley is judged.
+        promised: iteration of the checkpoint promised before a fault that may have changed the record; None: see the record.
+        complaints: complaints of the fault itself.
+        observed: observations for the record.
     """
 
     dead: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A run under way: how it is started, watched, and found to be well again."""
+"""A run in progress: starts it, watches it, and finds out whether it has recovered."""
 
 import ctypes
 import shutil
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Hung(Exception):
-    """What should have come has not come in time."""
+    """Something that was expected did not happen in time."""
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Life:
     """One start of a run, until it ends.
 
     Attributes:
-        number: of this life of the run, from 0.
-        nodes: the process that the user started on each machine; the first decides.
-        terminal: what the first has said so far.
+        number: number of this life of the run, from 0.
+        nodes: process that the user started on each machine; the first is the supervisor.
+        terminal: file with the output of the first.
     """
 
     number: int
@@ -44,28 +44,28 @@ class Life:
 
     @property
     def first(self) -> subprocess.Popen[bytes]:
-        """The process that decides."""
+        """The supervisor, or the only process."""
         return self.nodes[0]
 
     @property
     def said(self) -> str:
-        """What the user has seen."""
+        """Output that the user has seen."""
         return self.terminal.read_text(errors="replace")
 
 
 @dataclass
 class Run:
-    """A run directory and the lives that it has.
+    """A run directory and its lives.
 
     Attributes:
-        place: of the campaign.
-        shape: of the run.
-        directory: of the episode.
-        run_dir: the run directory.
-        network: between its machines, where it has several that are emulated.
-        disk: of the run directory alone; None: it is on that of the campaign.
-        shim: in all processes; None: there is none.
-        meanwhile: called again and again while something is waited for: faults end when it is time.
+        place: resources of the campaign.
+        shape: shape of the run.
+        directory: directory of the episode.
+        run_dir: run directory.
+        network: network between emulated machines; None: there is none.
+        disk: disk of the run directory alone; None: it is on that of the campaign.
+        shim: library loaded into all processes; None: there is none.
+        meanwhile: called repeatedly during a wait, to end faults in time.
     """
 
     place: Place
@@ -86,11 +86,11 @@ class Run:
 
     @property
     def life(self) -> Life:
-        """The newest."""
+        """The newest life."""
         return self.lives[-1]
 
     def command(self, node: int = 0, *, resume: bool) -> list[str]:
-        """The command line of a node."""
+        """Makes the command line of a node."""
         swift, own = (
             [sys.executable, "-m", "swift", self.shape.command],
             [str(self.config), "--run-dir", str(self.run_dir)],
@@ -111,7 +111,7 @@ class Run:
         self.start_missing_nodes()
 
     def start_missing_nodes(self) -> None:
-        """Starts again what has ended on the machines that are not the first, as their users would."""
+        """Restarts what has ended on all machines except the first, as their users would."""
         nodes = self.life.nodes
         for node in range(1, self.shape.num_nodes):
             if node == len(nodes):
@@ -120,13 +120,13 @@ class Run:
                 nodes[node] = self.start_node(node)
 
     def start_node(self, node: int, *, resume: bool = False) -> subprocess.Popen[bytes]:
-        """Starts what the user would start on one machine."""
+        """Starts the process that the user would start on a machine."""
         suffix = "" if node == 0 else f"-node{node}"
         with (self.directory / f"terminal-{self.life.number}{suffix}.txt").open("ab") as terminal:
             return self._popen(self.command(node, resume=resume), terminal)
 
     def beside(self, *, resume: bool) -> tuple[int | None, str]:
-        """The same command once more while the run is alive: exit code (None: it did not end) and what was said."""
+        """Runs the same command while the run is alive; returns its exit code (None: it did not end) and its output."""
         path = self.directory / "terminal-beside.txt"
         with path.open("wb") as terminal:
             rival = self._popen(self.command(resume=resume), terminal)
@@ -151,15 +151,15 @@ class Run:
         )
 
     def processes(self, *kinds: str) -> list[Found]:
-        """Those of some kinds that are there now, or all."""
+        """Finds the processes of some kinds, or all."""
         return [one for one in find(self.mark) if not kinds or one.kind in kinds]
 
     def events(self) -> list[dict[str, Any]]:
-        """All that are recorded."""
+        """Reads all recorded events."""
         return evidence.events(self.run_dir)
 
     def newest_step(self) -> int:
-        """The last iteration that is recorded."""
+        """Reads the last recorded iteration."""
         return evidence.newest_step(self.run_dir)
 
     def is_over(self) -> bool:
@@ -170,15 +170,15 @@ class Run:
         """Waits for something, or the end of the life.
 
         Args:
-            is_there: whether it has come.
-            what: it is, in words.
-            limit_s: how long to wait; None: the campaign's patience.
+            is_there: returns whether it has happened.
+            what: description for the error.
+            limit_s: time limit in seconds; None: the campaign's patience.
 
         Returns:
-            Whether it came; else the life has ended.
+            True if it has happened; False if the life has ended.
 
         Raises:
-            Hung: neither was so in time.
+            Hung: neither happened in time.
         """
         limit_s = self.place.patience_s if limit_s is None else limit_s
         deadline = time.monotonic() + limit_s
@@ -197,11 +197,11 @@ class Run:
 
         Args:
             mark: number of events before the faults.
-            dead: names of members that were killed since, each as often as it was.
+            dead: names of members that were killed since, each once for every kill.
         """
         there = self.processes()
         if any(one.is_stopped and one.kind != "preparer" for one in there):
-            return False  # on the preparer nothing depends
+            return False  # a stopped compile service holds nothing up
         if sorted(one.name for one in there if one.kind == "member") != sorted(self.shape.members):
             return False
         if self.shape.command == "train":
@@ -218,11 +218,11 @@ class Run:
         return not any(event["event"] in ("death", "form", "cannot_go_on") for event in of_life[formed[-1] + 1 :])
 
     def finish_stopped(self) -> None:
-        """Lets everybody go on who was stopped."""
+        """Continues all processes that were stopped."""
         send([one.pid for one in self.processes() if one.is_stopped], signal.SIGCONT)
 
     def sweep(self) -> None:
-        """Removes what nobody was left to remove."""
+        """Removes the files of processes that were killed before they could do so."""
         memory = Path("/dev/shm").glob("*swift-*") if self.place.is_private else ()
         for path in [*self.tmp.glob("*swift-*"), *self.run_dir.glob(".swift-*"), *memory]:
             shutil.rmtree(path, ignore_errors=True)
@@ -240,20 +240,20 @@ class Run:
             time.sleep(_POLL_S)
 
     def leftovers(self, patience_s: float = 20.0) -> list[str]:
-        """What there still is of a life that has ended, once it has had some seconds."""
+        """Lists what is left of a life that has ended, after waiting some seconds for it to go."""
         deadline = time.monotonic() + patience_s
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return left
 
     def _left(self) -> list[str]:
-        waiting = {node.pid for node in self.life.nodes[1:]}  # for another first node, as they should
+        waiting = {node.pid for node in self.life.nodes[1:]}  # for another first node, as intended
         left = [f"process {one.kind} {one.name}".strip() for one in self.processes() if one.pid not in waiting]
         left += [str(path) for pattern in ("swift-*", ".swift-*") for path in self.tmp.glob(pattern)]
         pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in waiting]
         left += [str(path) for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
-        # What the machines share waits in the run directory for another first process, which removes it; one that
-        # refused to start has not.
+        # Files that the machines share stay in the run directory until another first process removes them; one that
+        # refused to start did not.
         if self.shape.num_nodes > 1 and any(life.first.returncode == -signal.SIGKILL for life in self.lives[-2:]):
             return left
         return left + [str(path) for path in self.run_dir.glob(".swift-*")]
@@ -265,7 +265,7 @@ class Run:
 
 @contextmanager
 def under_way(run: Run) -> Iterator[Run]:
-    """A run of which no process outlives the block."""
+    """Yields a run, and kills all its processes after the block."""
     try:
         yield run
     finally:

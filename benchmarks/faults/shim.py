@@ -1,4 +1,4 @@
-"""What `shim.c` does in the processes of a run, said from outside."""
+"""Control of `shim.c`, a library in the processes of a run that makes file functions fail and shifts the clock."""
 
 import errno
 import mmap
@@ -14,7 +14,7 @@ FUNCTIONS = {"open": 1, "read": 2, "write": 4, "sync": 8, "rename": 16}
 
 
 def built(directory: Path) -> Path | None:
-    """The shim as a library; None where there is no compiler, or it is another system's."""
+    """Compiles the shim; returns None without a compiler, or on a system that it is not for."""
     library = directory / "shim.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not library.exists() and compiler:
@@ -27,9 +27,9 @@ class Shim:
     """The shim of one run.
 
     Args:
-        library: see `built`.
-        path: of the file by which its processes are told.
-        below: the directory whose files are meant.
+        library: path of the library, see `built`.
+        path: path of the file through which it is controlled.
+        below: directory whose files are affected.
     """
 
     def __init__(self, library: Path, path: Path, below: Path):
@@ -40,16 +40,16 @@ class Shim:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the processes of the run."""
+        """Environment variables of the run's processes."""
         return {"LD_PRELOAD": str(self._library), "SWIFT_FAULTS_CONTROL": str(self._path)}
 
     def shift_clock(self, seconds: float) -> None:
-        """Sets the wall clock forward, or back."""
+        """Sets the wall clock forward or back."""
         self.shift_s = seconds
         self._tell()
 
     def break_files(self, functions: list[str], *, error: str = "", percent: int = 100, delay_s: float = 0.0) -> None:
-        """Has functions of files fail, or take longer; without functions, none."""
+        """Makes file functions fail or take longer; without functions, repairs all."""
         which = sum(FUNCTIONS[name] for name in functions)
         self._files = (int(delay_s * 1e9), getattr(errno, error) if error else 0, percent, which)
         self._tell()

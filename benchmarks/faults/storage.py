@@ -1,4 +1,4 @@
-"""A disk for one run: a file system in a file, which can be full, stand still, and lose what was not yet written."""
+"""A disk for one run: a file system in a file, which can be full, freeze, and lose what was not yet written."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _SHUT_DOWN = 0x8004587D
-"""EXT4_IOC_SHUTDOWN: from now on all fails, and what is in memory alone is lost."""
+"""EXT4_IOC_SHUTDOWN: all accesses fail from now on, and what is only in memory is lost."""
 _WITHOUT_LOG = 2
 _PATIENCE_S = 20.0
 
@@ -30,8 +30,8 @@ class Disk:
     """An ext4 file system.
 
     Args:
-        directory: where it is mounted; beside it lies its file.
-        megabytes: its size.
+        directory: mount point; its file is beside it.
+        megabytes: size.
     """
 
     def __init__(self, directory: Path, megabytes: int = 96):
@@ -50,7 +50,7 @@ class Disk:
         _run("mount", "-o", "loop", str(self._image), str(self.directory))
 
     def _unmount(self) -> None:
-        """Who was killed may hold it for a moment still."""
+        """Unmounts it, with retries: a killed process may keep it busy for a moment."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -61,7 +61,7 @@ class Disk:
                 time.sleep(0.1)
 
     def fill(self, left: int) -> None:
-        """Fills it up, but for some bytes."""
+        """Fills it except for some bytes."""
         with self._ballast.open("wb") as file:
             free = os.statvfs(self.directory).f_bavail * 4096 - left
             while free > 0:
@@ -79,19 +79,19 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
 
     def freeze(self) -> None:
-        """Whoever writes stands still, and cannot be killed."""
+        """Freezes it: processes that write block, and cannot be killed."""
         _run("fsfreeze", "-f", str(self.directory))
 
     def thaw(self) -> None:
-        """Everybody goes on."""
+        """Ends a freeze."""
         subprocess.run(["fsfreeze", "-u", str(self.directory)], capture_output=True, check=False)
 
     def make_read_only(self) -> None:
-        """As a kernel does that has found an error: also for files that are open."""
+        """Makes it read-only, also for open files, as a kernel does after an error."""
         _run("mount", "-o", "remount,abort", str(self.directory))
 
     def cut_power(self) -> None:
-        """Loses what was not made sure of; from now on nothing can be read or written."""
+        """Drops everything that was not synced; nothing can be read or written from now on."""
         directory = os.open(self.directory, os.O_RDONLY)
         try:
             fcntl.ioctl(directory, _SHUT_DOWN, struct.pack("I", _WITHOUT_LOG))
@@ -99,7 +99,7 @@ class Disk:
             os.close(directory)
 
     def mount_again(self) -> None:
-        """Repairs it, as after a crash, and mounts it; nobody may use it now."""
+        """Repairs it, as after a crash, and mounts it again; no process may be using it."""
         self._unmount()
         subprocess.run(["e2fsck", "-p", str(self._image)], capture_output=True, check=False)
         self._mount()

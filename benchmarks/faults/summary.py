@@ -16,7 +16,7 @@ Line = dict[str, Any]
 
 
 def table(lines: Sequence[Line]) -> str:
-    """What struck how often, and what came of it, in Markdown."""
+    """Formats a table of the faults by kind: their number and outcomes, in Markdown."""
     struck = [line for line in lines if line["kind"] != "none"]
     rows = ["| fault | times | right | seconds until all is well: median | largest |", "|---|---|---|---|---|"]
     kinds = sorted({line["kind"] for line in struck})
@@ -31,7 +31,7 @@ def _row(name: str, lines: Sequence[Line]) -> str:
 
 
 def _by_commit(lines: Sequence[Line]) -> str:
-    """How the numbers of wrong verdicts went down, as faults of ours were mended."""
+    """Formats a table of wrong verdicts by the commit under test."""
     struck, wrong = Counter[str](), Counter[str]()
     for line in lines:
         struck[line["commit"]] += 1
@@ -41,7 +41,7 @@ def _by_commit(lines: Sequence[Line]) -> str:
 
 
 def rewritten(document: str, lines: Sequence[Line]) -> str:
-    """A document with the table of a record between its marks."""
+    """Returns a document with the table of a record between its marks."""
     return _PLACE.sub(lambda marks: marks[1] + table(lines) + marks[2], document)
 
 

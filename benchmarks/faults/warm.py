@@ -1,4 +1,4 @@
-"""Programs that an earlier run of the same shape has compiled, given to the next: most of a start is compiling."""
+"""Compiled programs of an earlier run of the same shape, given to the next: most of a start is compiling."""
 
 import hashlib
 import threading
@@ -12,9 +12,9 @@ class WarmPrograms:
     """Fills the stores of compiled programs of a run, which are in its temporary directory; a context manager.
 
     Args:
-        tmp: of the run.
-        kept: what to give; gets what the run has compiled.
-        gives: whether to give anything.
+        tmp: temporary directory of the run.
+        kept: directory of programs to give, and to keep those that the run compiles.
+        gives: True to give programs.
     """
 
     def __init__(self, tmp: Path, kept: Path, *, gives: bool):
@@ -45,7 +45,7 @@ class WarmPrograms:
 
 
 def _copy_all(source: Path, to: Path) -> None:
-    """Copies what is whole; nothing is shared, for a copy may be damaged."""
+    """Copies complete files; no hard links, since a copy may be damaged on purpose."""
     with suppress(OSError):
         for path in source.iterdir():
             if path.suffix or path.name.startswith(".") or (to / path.name).exists():

@@ -98,7 +98,7 @@ def _ip(*words: str) -> None:
 
 
 def _end_in(name: str) -> int:
-    """The end of the wire in a namespace, where it is a device; whoever reads and writes this file is the wire."""
+    """Opens the end of the wire in a namespace, where it is a device: to read and write this file is to be the wire."""
     libc = ctypes.CDLL(None, use_errno=True)
     own, other = (os.open(path, os.O_RDONLY) for path in ("/proc/self/ns/net", f"/run/netns/{name}"))
     try:

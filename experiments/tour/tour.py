@@ -1,6 +1,6 @@
-"""``make demo``: what the project is about, in a few minutes on two cores; see what it prints at the end.
+"""``make demo``: the project in a few minutes on two cores; it ends with a summary.
 
-The same model is trained three times: with experts that stay where they are, with experts that are placed anew in every
+The same model is trained three times: with experts that stay where they are, with experts that are placed again in every
 iteration, and once more with those in four processes, of which one is killed and comes back.
 """
 
@@ -22,7 +22,7 @@ FAULTS = (f"step 20: kill {KILLED} once prepared", f"step 21: restart {KILLED}")
 
 
 def main() -> None:
-    """Trains, and tells what was seen."""
+    """Trains, and prints a summary."""
     top = Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     swift("compare", str(FIXED), str(MOVING), "--run-dir", str(top))
     fixed, moving, killed = (top / name for name in (FIXED.stem, MOVING.stem, "killed"))
@@ -30,7 +30,7 @@ def main() -> None:
     page = top / "report.html"
     runs = [read_run(path) for path in (fixed, moving, killed)]
     write_report(runs, page)
-    print("\n".join(["", *told(*runs), "", f"report of all three: {page}"]))
+    print("\n".join(["", *summary_of(*runs), "", f"report of all three: {page}"]))
 
 
 def swift(*words: str) -> None:
@@ -41,8 +41,8 @@ def swift(*words: str) -> None:
         sys.exit(code)
 
 
-def told(fixed: Run, moving: Run, killed: Run) -> list[str]:
-    """Returns in plain sentences what the three runs have shown."""
+def summary_of(fixed: Run, moving: Run, killed: Run) -> list[str]:
+    """Summarizes the three runs in plain sentences."""
     dropped = [100 * np.mean(scalars(run, "drop_share")) for run in (fixed, moving)]
     reached = [np.mean(scalars(run, "loss")[-20:]) for run in (fixed, moving)]
     lines = [
@@ -64,7 +64,7 @@ def told(fixed: Run, moving: Run, killed: Run) -> list[str]:
         f"Process {KILLED} was killed after iteration {without[0] - 1}. {goodput['recovery_median_s']:.1f} s later the "
         f"other three trained on; they ran its",
         f"micro-batches for {len(without)} iterations, until it was back with a copy of its stage.",
-        f"Every loss of that run is within {apart:.0e} of the run that lost nobody.",
+        f"Every loss of that run is within {apart:.0e} of the run without failures.",
     ]
 
 

@@ -86,7 +86,7 @@ def _find(experiment: Experiment, run_dir: Path, options: argparse.Namespace, st
     summary = read_run(run_dir, "--run-dir").summary
     has_ended = summary is not None and summary.get("num_steps") == experiment.num_steps
     if not has_ended and not checkpoint_steps(run_dir / "checkpoints"):
-        allowed = f"has in {run_dir.name} no checkpoint to resume from; remove that directory to run it anew"
+        allowed = f"has in {run_dir.name} no checkpoint to resume from; remove that directory to run it again"
         raise SettingError("--resume", str(run_dir.parent), allowed)
     return _Compared(experiment, replace(run, resume=True), has_ended)
 

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ignore_late_writes(unraisable: Any) -> None:
-    """Reports exceptions that nobody can catch, except those of file writes that end after a failed save.
+    """Reports exceptions that no caller can catch, except those of file writes that end after a failed save.
 
     Orbax 0.12.8 closes its event loop at the first write that fails, while TensorStore completes the others and prints
     a traceback for each. The failure itself is raised, and what they write is removed by the next save.

@@ -23,7 +23,7 @@ _STATE_VERSION = 1
 class Loader(Iterator[Batch]):
     """Endless batches of a split: a pure function of the arguments and the iteration number.
 
-    Training: the windows are shuffled anew every epoch, and each is seen once an epoch; a batch may hold the end of
+    Training: the windows are shuffled again every epoch, and each is seen once an epoch; a batch may hold the end of
     one epoch and the start of the next. Validation: the windows come in the order of the stream, in every pass the
     same, and the last batch of a pass is filled up with padding, so ``num_batches_per_epoch`` batches score every
     token exactly once.

@@ -16,9 +16,9 @@ _AT_ONCE = 64
 
 
 class SequentialStream:
-    """The tokens of a stream of documents, in ascending order; reading back begins the stream anew.
+    """The tokens of a stream of documents, in ascending order; reading back restarts the stream.
 
-    After its last document the stream begins anew, too, so an epoch is one pass over it. A resumed run skips what it
+    After its last document the stream restarts, too, so an epoch is one pass over it. A resumed run skips what it
     has read, as fast as the source gives it.
 
     Args:
@@ -48,7 +48,7 @@ class SequentialStream:
         return self._held[start - self._start : stop - self._start]
 
     def digest(self) -> None:
-        """A stream has no digest: nobody has read all of it."""
+        """Returns None: the digest of a stream is unknown until all of it has been read."""
 
     def checksum(self) -> int:
         """Computes a CRC-32 of the first tokens."""

@@ -76,7 +76,7 @@ class CoordinationService:
     """The coordination service of one generation, hosted outside its processes.
 
     Whoever reaches it may pose as any process of the generation. A directory that only its owner may enter keeps other
-    users of the machine out; an address keeps nobody out.
+    users of the machine out; an address does not.
 
     Args:
         num_processes: number of processes of the generation.

@@ -25,7 +25,7 @@ _KINDS = {
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
 }
-"""Generations by ``jax.Device.device_kind``, which of a GPU goes on with its form."""
+"""Generations by ``jax.Device.device_kind``; a GPU's is followed by its form factor."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Group:
 
     @cached_property
     def initial_values(self) -> tuple[Draw | np.ndarray, ...]:
-        """How each parameter of a module begins: as draws of normal numbers, or as constants."""
+        """Initial value of each parameter of a module: draws of normal numbers, or a constant."""
         draws = DrawList()
         with jax.ensure_compile_time_eval():  # this may be first asked for while a program is traced
             leaves = self._template.treedef.flatten_up_to(nnx.state(self.create(draws)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Observers of a run: whatever else is told of its iterations and events, such as a tracker, or code of your own."""
+"""Observers of a run, which receive its iterations and events: trackers, or code of your own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +18,9 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 class Observer:
-    """Is told what a run records, once it is written; every method may be left as it is.
+    """Receives what a run records, once it is written; every method may be left as it is.
 
-    One that raises is told nothing more, and the run continues. Calls come one at a time, in the order of the record,
+    One that raises is not called again, and the run continues. Calls come one at a time, in the order of the record,
     and the run waits for them; ``launch`` makes them in a thread of its supervisor.
     """
 
@@ -34,10 +34,10 @@ class Observer:
         """
 
     def on_step(self, record: Mapping[str, Any]) -> None:
-        """Is told of an iteration: its record in ``metrics.jsonl``, with the counts by expert class."""
+        """Receives the record of an iteration, as in ``metrics.jsonl``, with the counts by expert class."""
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Is told of an event: its record in ``events.jsonl``, with ``event``, ``step`` and ``time``."""
+        """Receives the record of an event, as in ``events.jsonl``, with ``event``, ``step`` and ``time``."""
 
     def end(self) -> None:
         """Ends the run, or this invocation of it."""

@@ -167,13 +167,13 @@ class RunDirectory:
             self._tell(observer, method, *arguments)
 
     def _tell(self, observer: Observer, method: str, *arguments: Any) -> None:
-        """Calls an observer; one that raises is told nothing more."""
+        """Calls an observer; one that raises is not called again."""
         try:
             getattr(observer, method)(*arguments)
         except Exception as error:
             self._observers.remove(observer)
             why = f"{type(observer).__name__}.{method} failed: {error_line(error)}"
-            print(f"{why}; it is told nothing more of this run", file=sys.stderr)
+            print(f"{why}; it is not called again in this run", file=sys.stderr)
             if not self._events.closed:
                 self.log_event("observer_failed", self._last_step, error=why)
 

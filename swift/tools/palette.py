@@ -1,4 +1,4 @@
-"""What each colour means: the one place that says so, for reports, charts of plans, simulations and the papers' plots.
+"""Colours by meaning, for all that is drawn: reports, charts of plans, simulations and the papers' plots.
 
 A name has its colour wherever it is drawn. Blue is what Swift does by default, among placement policies as among
 answers to failures; orange is the plain baseline of either. Pictures are drawn once, in the colours for a light
@@ -35,7 +35,7 @@ STRATEGY_COLORS = {
     "decoupled": "#009e73",
     "re-routed": "#d55e00",
 }
-"""Answers to failures: strategies of ``swift simulate``, and parts of Swift's own one by one."""
+"""Answers to failures: the strategies of ``swift simulate``, and the parts of Swift's own."""
 CHECKPOINT_COLORS = {
     "no fault": "#888888",
     "full": "#d55e00",
@@ -61,7 +61,7 @@ CAUSE_COLORS = {
     "other": "#a0a0a0",
     "out_of_memory": "#343434",
 }
-"""What time went to; light, as areas are, while lines are dark."""
+"""Causes of time spent; light, as areas are, while lines are dark."""
 LIVE = CAUSE_COLORS["useful"]
 MOMENT_COLORS = {
     "failure": "#b2182b",
@@ -74,7 +74,7 @@ MOMENT_COLORS = {
 OP_COLORS = {"F": "#b5d6e8", "B": "#e08214", "W": "#542788", "U": "#222222"}
 """Ops of a schedule, from light to dark, so that they differ in greyscale, too."""
 LINE_STYLES = ("-", "--", ":", "-.")
-"""How lines differ that share a colour, because there are more of them than colours."""
+"""Styles of lines that share a colour, because there are more lines than colours."""
 
 ON_DARK: Mapping[str, str] = {
     INK: "#dededa",
@@ -109,7 +109,7 @@ def colors_of(names: Sequence[str], own: Mapping[str, str]) -> list[str]:
     """Chooses colours for what is drawn together.
 
     A name has its own colour the first time it stands there; a second time, and without one, it has the first spare
-    colour that nobody has, and where all are taken, the colours come round again.
+    colour that is free; where none is, the spare colours repeat.
 
     >>> colors_of(["symi", "static", "symi"], POLICY_COLORS)
     ['#0072b2', '#d55e00', '#009e73']
@@ -135,7 +135,7 @@ def _own_color(name: str, own: Mapping[str, str]) -> str | None:
 
 
 def line_styles(colors: Sequence[str]) -> list[str]:
-    """Chooses line styles: solid, and others where a colour comes round again."""
+    """Chooses line styles: solid, and others where a colour repeats."""
     seen = [colors[:index].count(color) for index, color in enumerate(colors)]
     return [LINE_STYLES[number % len(LINE_STYLES)] for number in seen]
 

@@ -77,7 +77,7 @@ class Interrupt:
             if not is_first:
                 _end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
-            # In a thread of its own: an answer that nobody reads must not outlast the time limit.
+            # In a thread of its own: an answer that is never read must not outlast the time limit.
             threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s

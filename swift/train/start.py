@@ -63,7 +63,7 @@ class TrainOptions:
         log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
         observers: observers of the run besides TensorBoard.
         series: place of the run among several that run one after the other; None: it is alone.
-        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut anew.
+        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
     """
 
     run_dir: Path

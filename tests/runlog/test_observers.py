@@ -54,7 +54,7 @@ def test_an_observer_that_fails_is_told_nothing_more_and_the_run_goes_on(tmp_pat
     assert len(run.metrics) == 2
     (event,) = run.events
     assert event["error"] == "Failing.on_step failed: OSError: no route at step 1"
-    assert capsys.readouterr().err.count("it is told nothing more of this run") == 1
+    assert capsys.readouterr().err.count("it is not called again in this run") == 1
     assert [told[:2] for told in listening.told if told[0] == "step"] == [("step", 1), ("step", 2)]
 
 

@@ -77,14 +77,14 @@ def what_a_restore_does(
 
 def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str]:
     """Damage to the files and values that any checkpoint, or a given one, needs; a phrase each."""
-    told = set[str]()
+    shown = set[str]()
     for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
             yield f"{checkpoint_path(directory, one).name} {manifest}"
             continue
         for why in _damages_of(manifest, checker):
-            if why not in told:
-                told.add(why)
+            if why not in shown:
+                shown.add(why)
                 yield why
 
 

@@ -127,7 +127,7 @@ class Ledger:
         turn_L = next_turns(self.turn_L, self.num_classes, self.k) if is_partial else self.turn_L
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
-    def anew(self, k: int) -> "Ledger":
+    def emptied(self, k: int) -> "Ledger":
         """The ledger for a state of another shape: without copies, which have to be of one shape in a checkpoint.
 
         So the next checkpoint is full.

@@ -35,7 +35,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     _check_room(path.parent, sum(array.nbytes for array in arrays.values()))
     context = ocp.Context()
-    context.memory.deepcopy_host_arrays = False  # nobody changes a snapshot, and there may be no room for two
+    context.memory.deepcopy_host_arrays = False  # snapshots never change, and there may be no room for two
     context.array.saving.use_ocdbt = False
     context.array.saving.use_zarr3 = False
     context.array.saving.use_compression = False
@@ -51,7 +51,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_room(directory: Path, num_bytes: int) -> None:
-    """Raises OSError where a file system has no room, before it is full for everybody else."""
+    """Raises OSError where a file system has no room, before it is full for all other users."""
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
     if found.f_blocks and free < num_bytes:  # some network file systems report no size

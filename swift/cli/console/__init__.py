@@ -1,4 +1,4 @@
-"""What a person types and sees first: the parser of the command line, and the line that a terminal shows meanwhile.
+"""Parser of the command line, and the line that a terminal shows while JAX is loaded.
 
 Nothing here imports JAX, which takes seconds.
 """

@@ -106,7 +106,7 @@ def _spill_of(path: Path) -> Path | None:
     with suppress(OSError):
         for parent in path.parent.resolve().parents:
             link = parent / SPILL
-            # In a directory open to everybody, such as that for temporary files, others could have made the link.
+            # In a directory open to all users, such as that for temporary files, others could have made the link.
             if link.is_symlink() and link.lstat().st_uid == os.getuid() and link.is_dir():
                 return link.resolve()
     return None

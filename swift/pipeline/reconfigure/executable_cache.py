@@ -35,7 +35,7 @@ _Value = TypeVar("_Value")
 class ExecutableCache:
     """A directory of compiled programs, for one run: file names do not depend on the version of the code.
 
-    Files are unpickled, so nobody else may be able to write to the directory.
+    Files are unpickled, so no other user may be able to write to the directory.
 
     Args:
         directory: directory of the files; created.

@@ -40,7 +40,7 @@ def lease_path(run_dir: Path, number: int) -> Path:
 
 
 def make_lease(path: Path, owner: Owner) -> bool:
-    """Makes a lease file; returns False if somebody else has made it.
+    """Makes a lease file; returns False if another process has made it.
 
     Raises:
         SettingError: the directory cannot be written to.
@@ -71,7 +71,7 @@ def read_leases(run_dir: Path) -> list[LeaseFile]:
 
 
 def read_lease(number: int, path: Path) -> LeaseFile | None:
-    """Reads a lease; None if it is gone. The file is opened anew, so that a network file system asks its server."""
+    """Reads a lease; None if it is gone. The file is opened again, so that a network file system asks its server."""
     try:
         with path.open("rb") as file:
             return LeaseFile(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)

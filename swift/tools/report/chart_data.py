@@ -20,7 +20,7 @@ DIGITS = 6
 DASHES = {"-": "", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}
 
 Axes = Mapping[str, np.ndarray]
-"""Where a run's steps lie on each axis that its record knows: ``step``, ``tokens``, ``time`` in seconds."""
+"""Positions of a run's steps on each axis that its record has: ``step``, ``tokens``, ``time`` in seconds."""
 
 
 def page_data(

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from swift.tools.palette import variable
 from swift.tools.report.inline import inline_svg
@@ -9,8 +10,24 @@ from swift.tools.report.sections import Picture, Section, Table
 
 NUM_OPEN = 7
 """Number of a section's pictures that are shown directly; the others are folded."""
-WIDTHS = {4: "few", 6: "some", 99: "many"}
-"""The room that a table takes, by its largest number of columns."""
+
+
+class TableKind(NamedTuple):
+    """Kind of table, by the room that it takes.
+
+    Attributes:
+        name: CSS class.
+        most_columns: largest number of its columns.
+        least_rem: width below which it becomes a list, in rem.
+    """
+
+    name: str
+    most_columns: int
+    least_rem: int
+
+
+TABLE_KINDS = (TableKind("few", 4, 24), TableKind("some", 6, 32), TableKind("many", 99, 42))
+"""All kinds of tables, the smallest first."""
 
 
 def section_html(section: Section, name: str) -> str:
@@ -50,7 +67,7 @@ def table_html(table: Table, marks: Sequence[str] = ()) -> str:
         "".join(cell(column, text, "" if column else mark) for column, text in enumerate(row))
         for row, mark in zip(table.rows, marks or [""] * len(table.rows), strict=True)
     ]
-    kind = next(name for most, name in WIDTHS.items() if len(table.headings) <= most)
+    kind = next(kind.name for kind in TABLE_KINDS if len(table.headings) <= kind.most_columns)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return (
         f'<div class="card {kind}"><div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from swift.files import replace_file
@@ -18,7 +19,7 @@ from swift.tools.palette import GRID, GROUND, INK, MOMENT_COLORS, style, variabl
 from swift.tools.report.chart_data import page_data
 from swift.tools.report.compare import COLUMNS, cells, comparison_rows
 from swift.tools.report.figures import sections_of, sections_of_all
-from swift.tools.report.html_parts import link, section_html, swatch, table_html
+from swift.tools.report.html_parts import TABLE_KINDS, link, section_html, swatch, table_html
 from swift.tools.report.sections import LayerMaps, Section, Table
 from swift.tools.report.together import RunStyle, run_styles
 
@@ -95,7 +96,9 @@ def _asset(name: str) -> str:
 def _style() -> str:
     names = {"ink": INK, "card": GROUND, "grid": GRID, "failure": MOMENT_COLORS["failure"]}
     own = " ".join(f"--{name}: var({variable(color)});" for name, color in names.items())
-    return f"\n{style()}:root {{ {own} }}\n{_asset('page.css')}"
+    stacked = Template(_asset("stacked.css"))
+    lists = "".join(stacked.substitute(kind=kind.name, rem=kind.least_rem) for kind in TABLE_KINDS)
+    return f"\n{style()}:root {{ {own} }}\n{_asset('page.css')}{lists}"
 
 
 def _contents(styles: Sequence[RunStyle]) -> str:

@@ -14,7 +14,7 @@ from swift.tools.report.sections import Chart, Curve, Picture, draw_curves
 
 @dataclass(frozen=True)
 class RunStyle:
-    """How a run is named and drawn in all pictures of a report."""
+    """Name, colour and line style of a run in all pictures of a report."""
 
     label: str
     color: str

@@ -267,7 +267,7 @@ class Checkpointer:
         assert self._saving is None, "what is being saved is of other ranks"
         config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
         k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
-        self._split, self._room, self._ledger = split_of(spec), None, ledger.anew(k)
+        self._split, self._room, self._ledger = split_of(spec), None, ledger.emptied(k)
         self._buddies.close()
         self._buddies = PeerSnapshots(self._split, config)
 

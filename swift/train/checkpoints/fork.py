@@ -1,4 +1,4 @@
-"""A new run that begins with the weights of another: everything else, the optimizer's moments too, begins anew."""
+"""A new run that begins with the weights of another: everything else starts from scratch, the optimizer's moments too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

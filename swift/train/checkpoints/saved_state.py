@@ -65,9 +65,9 @@ def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
 
 
 def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
-    """Adapts the ledger of a checkpoint to a run that may be of another shape, see ``Ledger.anew``."""
+    """Adapts the ledger of a checkpoint to a run that may be of another shape, see ``Ledger.emptied``."""
     is_same = _shape_of(manifest, spec) == StateShape.of(spec)
-    return ledger if is_same else ledger.anew(ledger.k)
+    return ledger if is_same else ledger.emptied(ledger.k)
 
 
 def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:

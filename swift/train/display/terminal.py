@@ -107,7 +107,7 @@ class _CaughtStderr:
         self._thread.start()
 
     def end(self) -> None:
-        """Gives stderr back, once all its lines are told."""
+        """Gives stderr back, once all its lines are shown."""
         os.dup2(self.original.fileno(), 2)  # closes the last writer, so that the thread ends
         self._thread.join(timeout=1)  # a child of this process may hold a writer
 

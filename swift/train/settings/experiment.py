@@ -40,7 +40,7 @@ class Experiment:
     Attributes:
         model: shape of the GPT.
         experts: settings of its expert layers.
-        placement: policy that places experts anew every iteration.
+        placement: policy that places experts again every iteration.
         topology: pipelines, stages and expert ranks.
         ranks: ``emulated`` CPU devices, the machine's ``devices``, or ``virtual`` ranks of one device.
         data: documents and tokens.

@@ -80,7 +80,7 @@ class FailureList:
         return frozenset((stage, rank) for (_, stage), rank in down if rank is not None)
 
     def is_over(self, step: int) -> bool:
-        """Whether nobody fails or rejoins after a step."""
+        """Whether no worker fails or rejoins after a step."""
         return all(event.step <= step for event in self.events)
 
     def _down(self, first_step: int, last_step: int) -> set[tuple[Worker, int | None]]:

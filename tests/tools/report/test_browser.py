@@ -146,9 +146,14 @@ const set = (name, value) => { const one = page.querySelector(`#controls [name=$
 told.shown = !page.getElementById("controls").hidden;
 told.drawn = page.querySelectorAll("svg.live").length;
 told.lines = lines();
-point("pointermove", 0.5); told.hover = rows(); told.hidden = tip().hidden;
-point("pointerleave", 0.5); told.left = tip().hidden;
-set("smoothing", 0); told.rough = lines(); told.raw = figure.querySelector(".raw").getAttribute("d");
+const parts = [...page.querySelectorAll("svg.live path")];
+const marks = () => page.querySelectorAll("svg.live .cursor").length;
+point("pointermove", 0.5); told.hover = rows(); told.hidden = tip().hidden; told.marks = [marks()];
+point("pointermove", 0.6); told.marks.push(marks());
+point("pointerleave", 0.5); told.left = tip().hidden; told.marks.push(marks());
+told.same = parts.length > 20 && parts.every(part => part.isConnected);
+set("smoothing", 0); told.other = parts.every(part => !part.isConnected);
+told.rough = lines(); told.raw = figure.querySelector(".raw").getAttribute("d");
 set("run", false); told.switched = lines(); set("run", true); told.again = lines();
 set("axis", "tokens"); told.tokens = texts(); set("axis", "time"); told.time = texts(); set("axis", "step");
 point("pointerdown", 0.4); point("pointermove", 0.6); point("pointerup", 0.6); told.zoomed = texts();
@@ -196,6 +201,12 @@ def test_the_charts_can_be_hovered(acted, failing_runs):
         name, value = re.match(r"(\S+): ([\d.]+)", row).groups()
         assert name == run.name
         assert float(value) == pytest.approx(run.metrics[step - 1]["loss"], rel=1e-3)
+
+
+def test_hovering_draws_the_mark_and_nothing_else(acted):
+    assert acted["marks"] == [6, 6, 0]
+    assert acted["same"]
+    assert acted["other"]
 
 
 def test_runs_are_switched_on_and_off(acted):

@@ -78,15 +78,15 @@ def test_a_document_that_is_no_plan_is_refused():
 
 def test_each_configuration_is_drawn_once_and_listed_each_time(failing):
     section = plans_section(failing, history_of(failing), "run1")
-    assert [re.findall(r"with (.*) down", picture.caption) for picture in section.pictures] == [["nobody"], ["2:1"]]
+    assert [re.findall(r"with (.*) down", picture.caption) for picture in section.pictures] == [["no worker"], ["2:1"]]
     drawn = [{one.get_gid() for one in picture.figure.axes[0].collections} for picture in section.pictures]
     assert ["failed-2:1" in names for names in drawn] == [False, True]
     assert ["ops-F-rerouted" in names for names in drawn] == [True, True]
     (table,) = section.tables
     assert [row[:3] for row in table.rows] == [
-        ["from 1", "nobody", "10"],
+        ["from 1", "none", "10"],
         ["from 11", "2:1", "20"],
-        ["from 31", "nobody", "10"],
+        ["from 31", "none", "10"],
     ]
     assert [row[4] for row in table.rows] == ["1.00", "1.50", "1.00"]
 

@@ -64,7 +64,7 @@ function nearest(xs, x) {
 
 class Chart {
   constructor(frame, chart, runs, caption) {
-    Object.assign(this, {frame, chart, runs, caption});
+    Object.assign(this, {frame, chart, runs, caption, kept: new Map()});
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.svg = document.createElementNS(SPACE, "svg");
@@ -75,9 +75,22 @@ class Chart {
 
   lines(view) {
     return this.chart.lines.filter(line => view.shown.has(line.run)).map(line => ({
-      ...line, x: this.runs[line.run].x[view.axis], smooth: this.chart.exact ? line.mean : smooth(line.mean, view.smoothing),
+      ...line, x: this.runs[line.run].x[view.axis], smooth: this.smoothed(line, view.smoothing),
       low: line.low ?? line.mean, high: line.high ?? line.mean,
     }));
+  }
+
+  // A line's smoothed values, computed again only for another share.
+  smoothed(line, share) {
+    if (this.chart.exact) return line.mean;
+    if (this.kept.get(line)?.share !== share) this.kept.set(line, {share, values: smooth(line.mean, share)});
+    return this.kept.get(line).values;
+  }
+
+  // Where the points lie that the cursor can be at: those of the first line whose run is switched on.
+  positions(view) {
+    const first = this.chart.lines.find(line => view.shown.has(line.run));
+    return first ? this.runs[first.run].x[view.axis].filter(x => x !== null) : [];
   }
 
   draw(view) {
@@ -91,9 +104,11 @@ class Chart {
     this.y = value => HEIGHT - EDGE.bottom - (value - low) / (high - low) * (HEIGHT - EDGE.top - EDGE.bottom);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.replaceChildren();
+    this.mark = null;
     make("title", {}, this.svg, this.caption);
     if (!lines.length) {
       make("text", {x: width / 2, y: HEIGHT / 2, "text-anchor": "middle"}, this.svg, "no run is switched on");
+      this.drawCursor(view);
       return;
     }
     this.drawAxes(view, width, from, to, low, high);
@@ -101,7 +116,8 @@ class Chart {
     for (const line of lines) this.drawBand(line);
     for (const line of lines) this.drawLine(line, view);
     this.drawExtras(view, width);
-    this.drawCursor(lines, view, width);
+    this.mark = {lines, width, group: make("g", {}, this.plot)};
+    this.drawCursor(view);
   }
 
   limits(lines, from, to) {
@@ -174,19 +190,21 @@ class Chart {
         make("path", {class: "failure", d: `M${this.x(x) - 5} ${EDGE.top - 9}h10l-5 9z`}, this.plot);
   }
 
-  // The values at the cursor as text, for eyes and for screen readers.
-  drawCursor(lines, view, width) {
-    this.tip.hidden = view.cursor === null || view.active !== this;
-    if (view.cursor === null) return;
-    const axis = AXES[view.axis], at = this.x(view.cursor);
+  // The mark at the cursor, in place of the one before, over a chart that stays as it was drawn; and the values there as
+  // text, for eyes and for screen readers.
+  drawCursor(view) {
+    this.mark?.group.replaceChildren();
+    this.tip.hidden = !this.mark || view.cursor === null || view.active !== this;
+    if (!this.mark || view.cursor === null) return;
+    const {lines, width, group} = this.mark, axis = AXES[view.axis], at = this.x(view.cursor);
     if (at < EDGE.left || at > width - EDGE.right) { this.tip.hidden = true; return; }
-    make("line", {class: "cursor", x1: at, x2: at, y1: EDGE.top, y2: HEIGHT - EDGE.bottom}, this.plot);
+    make("line", {class: "cursor", x1: at, x2: at, y1: EDGE.top, y2: HEIGHT - EDGE.bottom}, group);
     const rows = [];
     for (const line of lines) {
       const index = nearest(line.x, view.cursor), value = line.mean[index];
       if (index < 0 || value === null) continue;
       make("circle", {cx: this.x(line.x[index]), cy: this.y(line.smooth[index]), r: 3.5,
-        style: `fill: var(${this.runs[line.run].color})`}, this.plot);
+        style: `fill: var(${this.runs[line.run].color})`}, group);
       const mean = view.smoothing && !this.chart.exact ? ` (${show(line.smooth[index])})` : "";
       rows.push([this.runs[line.run].color, `${this.runs[line.run].label}: ${show(value)}${mean}`]);
     }

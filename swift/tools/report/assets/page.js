@@ -11,6 +11,7 @@
     drawn.forEach(chart => chart.draw(view));
     bar.querySelector("[name=whole]").disabled = view.range === null;
   };
+  const mark = () => drawn.forEach(chart => chart.drawCursor(view));
   const whole = () => { view.range = null; draw(); };
 
   bar.hidden = !drawn.length;
@@ -25,18 +26,15 @@
   smoothing.addEventListener("input", () => { view.smoothing = smoothing.value / 100; draw(); });
   bar.querySelector("[name=whole]").addEventListener("click", whole);
 
-  // The points that the keys go along: those of the first run in the chart that is switched on.
-  const points = chart => (chart.lines(view)[0]?.x ?? []).filter(x => x !== null);
-
   function zoom(chart, factor) {
-    const all = points(chart), [from, to] = view.range ?? [all[0], all.at(-1)], middle = view.cursor ?? (from + to) / 2;
+    const all = chart.positions(view), [from, to] = view.range ?? [all[0], all.at(-1)], middle = view.cursor ?? (from + to) / 2;
     const range = [middle - (middle - from) * factor, middle + (to - middle) * factor];
     if (range[1] - range[0] < (all.at(-1) - all[0]) / 1e6) return;
     view.range = range[0] <= all[0] && range[1] >= all.at(-1) ? null : range;
   }
 
   function press(chart, event) {
-    const all = points(chart), step = event.shiftKey ? 10 : 1, index = view.cursor === null ? -1 : nearest(all, view.cursor);
+    const all = chart.positions(view), step = event.shiftKey ? 10 : 1, index = view.cursor === null ? -1 : nearest(all, view.cursor);
     const go = to => { view.cursor = all[Math.max(0, Math.min(all.length - 1, to))] ?? null; };
     const keys = {
       ArrowRight: () => go(index + step), ArrowLeft: () => go(index - step), Home: () => go(0), End: () => go(all.length - 1),
@@ -46,8 +44,9 @@
     if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey || !all.length) return;
     event.preventDefault();
     view.active = chart;
+    const before = view.range;
     keys[event.key]();
-    draw();
+    (view.range === before ? mark : draw)();
     told.textContent = [...chart.tip.children].map(row => row.textContent).join("; ");
   }
 
@@ -60,23 +59,25 @@
     svg.addEventListener("dblclick", whole);
     svg.addEventListener("pointerdown", event => { if (event.button) return; start = event.clientX; svg.setPointerCapture(event.pointerId); });
     svg.addEventListener("pointermove", event => {
-      const all = points(chart), index = nearest(all, chart.at(event.clientX));
+      const all = chart.positions(view), index = nearest(all, chart.at(event.clientX));
       Object.assign(view, {cursor: all[index] ?? null, active: chart});
-      draw();
+      mark();
       const left = svg.getBoundingClientRect().left - chart.frame.getBoundingClientRect().left;
       band.style.left = `${Math.min(start, event.clientX) - svg.getBoundingClientRect().left + left}px`;
       band.style.width = start === null ? 0 : `${Math.abs(event.clientX - start)}px`;
     });
     svg.addEventListener("pointerup", event => {
       const [one, other] = [start, event.clientX].map(x => chart.at(x));
-      if (start !== null && Math.abs(event.clientX - start) > 8) view.range = [Math.min(one, other), Math.max(one, other)];
+      const isDragged = start !== null && Math.abs(event.clientX - start) > 8;
       start = null;
       band.style.width = 0;
+      if (!isDragged) return;
+      view.range = [Math.min(one, other), Math.max(one, other)];
       draw();
     });
     svg.addEventListener("pointercancel", () => { start = null; band.style.width = 0; });
-    svg.addEventListener("pointerleave", () => { if (start === null) { view.cursor = null; draw(); } });
-    svg.addEventListener("blur", () => { view.cursor = null; draw(); });
+    svg.addEventListener("pointerleave", () => { if (start === null) { view.cursor = null; mark(); } });
+    svg.addEventListener("blur", () => { view.cursor = null; mark(); });
   }
   new ResizeObserver(draw).observe(document.body);
   draw();

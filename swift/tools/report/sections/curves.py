@@ -65,7 +65,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """What the two heat maps of a layer show.
+    """Data of the two heat maps of a layer.
 
     Attributes:
         first_step, last_step: steps at the edges.

@@ -68,7 +68,7 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
 
 
 def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
-    down = ", ".join(names_in(event, "failed")) or "nobody"
+    down = ", ".join(names_in(event, "failed")) or "no worker"
     try:
         schedule, players = schedule_of(event)
     except (DamagedPlanError, SettingError) as error:
@@ -84,7 +84,7 @@ def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
 
 def _row(stretch: Stretch) -> list[str]:
     first = stretch.after + 1
-    down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "nobody"
+    down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "none"
     return [
         f"from {first:,}",
         down,
