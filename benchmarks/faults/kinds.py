@@ -27,7 +27,7 @@ class Aftermath:
         may_leave: True if no process was left to remove its files.
         undo: repairs the damage, where the run refuses to continue; None: there is none.
         later: ends of faults once the volley is judged.
-        promised: iteration of the checkpoint promised before a fault that may have changed the record; None: see the record.
+        promised: iteration of the checkpoint promised before a fault that may change the record; None: see the record.
         complaints: complaints of the fault itself.
         observed: observations for the record.
     """

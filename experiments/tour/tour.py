@@ -1,6 +1,6 @@
 """``make demo``: the project in a few minutes on two cores; it ends with a summary.
 
-The same model is trained three times: with experts that stay where they are, with experts that are placed again in every
+The same model is trained three times: with experts that stay where they are, with experts that are placed again every
 iteration, and once more with those in four processes, of which one is killed and comes back.
 """
 

@@ -2,9 +2,9 @@
 
     .lease-3.json    the third owner of the directory, see ``lease.Owner``; its modification time is the last heartbeat
 
-An owner's file is made once, under a name that no other process can make at the same time (O_EXCL), and its content never
-changes. A process that takes over makes the next number, looks again for others that came in between, and removes the
-file of the dead owner; an owner whose file is gone has lost the directory. Readers need no lease.
+An owner's file is made once, under a name that no other process can make at the same time (O_EXCL), and its content
+never changes. A process that takes over makes the next number, looks again for others that came in between, and removes
+the file of the dead owner; an owner whose file is gone has lost the directory. Readers need no lease.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""A new run that begins with the weights of another: everything else starts from scratch, the optimizer's moments too."""
+"""A new run that begins with the weights of another; everything else starts from scratch, also the moments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
