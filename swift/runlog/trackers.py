@@ -4,6 +4,8 @@ Where they send a run, and as whom, is set by their own environment variables an
 """
 
 import importlib
+import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,11 @@ from uuid import uuid4
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.runlog.observer import Observer, grouped_scalars
+
+_AXIS = "train/step"
+"""Name under which W&B has the iteration."""
+_DEFAULT_EXPERIMENT = "0"
+"""MLflow's experiment of runs that name none."""
 
 
 class WandB(Observer):
@@ -35,10 +42,13 @@ class WandB(Observer):
             dir=str(run_dir),
             config=_pairs(config),
         )
+        # W&B drops rows below its own step, such as the iterations that a resumed run trains again: an axis of ours.
+        self._run.define_metric(_AXIS)
+        self._run.define_metric("*", step_metric=_AXIS)
 
     def on_step(self, record: Mapping[str, Any]) -> None:
         """See Observer."""
-        self._run.log(grouped_scalars(record), step=record["step"])
+        self._run.log({**grouped_scalars(record), _AXIS: record["step"]})
 
     def end(self) -> None:
         """See Observer."""
@@ -53,7 +63,8 @@ class MLflow(Observer):
     """
 
     def __init__(self) -> None:
-        self._client: Any = _package("mlflow").MlflowClient()
+        self._mlflow = _package("mlflow")
+        self._client: Any = self._mlflow.MlflowClient()
         self._run_id = ""
 
     def begin(self, run_dir: Path, step: int, config: str) -> None:
@@ -62,16 +73,30 @@ class MLflow(Observer):
         known = run_dir / "mlflow.id"
         if known.exists():
             self._run_id = known.read_text()
+            self._client.update_run(self._run_id, status="RUNNING")
             return
-        self._run_id = self._client.create_run("0", run_name=run_dir.name).info.run_id
+        self._run_id = self._client.create_run(self._experiment_id(), run_name=run_dir.name).info.run_id
         replace_file(known, self._run_id.encode())
-        for name, value in _pairs(config).items():
-            self._client.log_param(self._run_id, name.replace("@", ""), value)
+        param = self._mlflow.entities.Param
+        params = [param(name.replace("@", ""), value) for name, value in _pairs(config).items()]
+        self._client.log_batch(self._run_id, params=params)
 
     def on_step(self, record: Mapping[str, Any]) -> None:
         """See Observer."""
-        for tag, value in grouped_scalars(record).items():
-            self._client.log_metric(self._run_id, tag, value, step=record["step"])
+        metric, now_ms = self._mlflow.entities.Metric, int(1000 * time.time())
+        metrics = [metric(tag, value, now_ms, record["step"]) for tag, value in grouped_scalars(record).items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _experiment_id(self) -> str:
+        """Returns the experiment that MLflow's variables name; like ``mlflow.start_run``, makes one of a new name.
+
+        The client that is used here does not read them. ``mlflow.set_experiment`` sets the first.
+        """
+        chosen, name = (os.environ.get(f"MLFLOW_EXPERIMENT_{what}") for what in ("ID", "NAME"))
+        if chosen or not name:
+            return chosen or _DEFAULT_EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        return self._client.create_experiment(name) if found is None else found.experiment_id
 
     def end(self) -> None:
         """See Observer."""

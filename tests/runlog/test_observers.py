@@ -1,12 +1,12 @@
 """Observers of a run: told all that is recorded, in groups, and never the end of a run."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from swift.errors import SettingError
 from swift.runlog import TRACKERS, Observer, RunDirectory, read_run
+from tests.runlog.stand_in_trackers import MLflow, WandB
 
 CONFIG = "Experiment.num_steps = 2\nExperiment.placement = @Symi()\n"
 RECORD = {"loss": 2.5, "drop_share": 0.25, "mine": 1, "popularity": [[3, 1]], "replicas": [[1, 1]], "dropped": [[0, 1]]}
@@ -67,52 +67,74 @@ def test_tensorboard_shows_groups(tmp_path):
     assert b"popularity" not in content
 
 
-class Tracked:
-    """What a tracker's package was told; of W&B and MLflow what is used of them."""
-
-    def __init__(self):
-        self.begun, self.logged, self.ended = [], [], 0
-
-    # W&B
-    def init(self, **options):
-        self.begun.append(options)
-        return SimpleNamespace(log=lambda found, step: self.logged.append((step, found)), finish=self.set_terminated)
-
-    # MLflow
-    def MlflowClient(self):
-        return self
-
-    def create_run(self, experiment, run_name):
-        self.begun.append({"name": run_name, "config": {}, "id": f"id of {experiment}"})
-        return SimpleNamespace(info=SimpleNamespace(run_id=self.begun[-1]["id"]))
-
-    def log_param(self, run_id, name, value):
-        assert run_id == self.begun[-1]["id"]
-        self.begun[-1]["config"][name] = value
-
-    def log_metric(self, run_id, name, value, step):
-        assert run_id == self.begun[-1]["id"]
-        self.logged.append((step, {name: value}))
-
-    def set_terminated(self, *_):
-        self.ended += 1
+STAND_INS = {"wandb": WandB, "mlflow": MLflow}
+NUMBERS = {"train/loss": 2.5, "experts/drop_share": 0.25, "other/mine": 1.0}
 
 
-@pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_has_the_numbers_by_group_and_continues_its_run(name, tmp_path, monkeypatch):
-    tracked = Tracked()
-    monkeypatch.setitem(sys.modules, name, tracked)
+@pytest.fixture(autouse=True)
+def no_experiment_is_named(monkeypatch):
+    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=TRACKERS)
+def tracker(request, monkeypatch):
+    """The name of a tracker, and a stand-in for its package."""
+    tracked = STAND_INS[request.param]()
+    monkeypatch.setitem(sys.modules, request.param, tracked)
+    return request.param, tracked
+
+
+def test_a_tracker_has_the_numbers_by_group_and_continues_its_run(tracker, tmp_path):
+    name, tracked = tracker
     with RunDirectory.create(tmp_path / "run", CONFIG, [TRACKERS[name]()]) as directory:
         directory.log_step({"step": 1, **RECORD})
     with RunDirectory.resume(tmp_path / "run", CONFIG, 1, observers=[TRACKERS[name]()]) as directory:
         directory.log_step({"step": 2, **RECORD})
     assert {run["name"] for run in tracked.begun} == {"run"}
     assert len({run["id"] for run in tracked.begun}) == 1
-    assert tracked.begun[0]["config"] == {"Experiment.num_steps": "2", "Experiment.placement": "@Symi()"}
-    for step in (1, 2):
-        found = {tag: value for at, pairs in tracked.logged for tag, value in pairs.items() if at == step}
-        assert found == {"train/loss": 2.5, "experts/drop_share": 0.25, "other/mine": 1.0}
+    config = {name.replace("@", ""): value for name, value in tracked.begun[0]["config"].items()}
+    assert config == {"Experiment.num_steps": "2", "Experiment.placement": "@Symi()"}
+    assert tracked.logged() == dict.fromkeys((1, 2), NUMBERS)
     assert tracked.ended == 2
+
+
+def test_a_tracker_has_the_iterations_that_a_resumed_run_trains_again(tracker, tmp_path):
+    name, tracked = tracker
+    with RunDirectory.create(tmp_path / "run", CONFIG, [TRACKERS[name]()]) as directory:
+        for step in range(1, 9):
+            directory.log_step({"step": step, **RECORD})
+    with RunDirectory.resume(tmp_path / "run", CONFIG, 2, observers=[TRACKERS[name]()]) as directory:
+        for step in (3, 4):
+            directory.log_step({"step": step, **RECORD, "loss": 1.5})
+    expected = {step: NUMBERS | ({"train/loss": 1.5} if step in (3, 4) else {}) for step in range(1, 9)}
+    assert tracked.logged() == expected
+
+
+def log_two_steps(run_dir, tracked):
+    with RunDirectory.create(run_dir, CONFIG, [TRACKERS["mlflow"]()]) as directory:
+        for step in (1, 2):
+            directory.log_step({"step": step, **RECORD})
+    return list(tracked.runs.values())[-1]
+
+
+def test_mlflow_has_a_run_in_the_experiment_that_its_variables_name(tmp_path, monkeypatch):
+    tracked = MLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", tracked)
+    assert log_two_steps(tmp_path / "default", tracked).experiment == "0"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    assert log_two_steps(tmp_path / "new", tracked).experiment == "id of mine"
+    assert log_two_steps(tmp_path / "known", tracked).experiment == "id of mine"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", tracked.create_experiment("by id"))
+    assert log_two_steps(tmp_path / "by_id", tracked).experiment == "id of by id"
+
+
+def test_mlflow_is_called_once_an_iteration(tmp_path, monkeypatch):
+    tracked = MLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", tracked)
+    log_two_steps(tmp_path / "run", tracked)
+    assert tracked.num_calls == 3  # the settings, and two iterations
+    assert tracked.logged() == dict.fromkeys((1, 2), NUMBERS)
 
 
 @pytest.mark.parametrize("name", TRACKERS)
