@@ -3,10 +3,10 @@
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -20,7 +20,8 @@ class Interrupt:
     """Handler of Ctrl-C and SIGTERM from ``hold`` on: the first only sets a flag, and the loop stops where it is safe.
 
     A second signal ends the process at once, as does the time limit. A thread takes care of that, since Python calls no
-    handler while the main thread is in XLA. A context manager, which restores the previous handlers.
+    handler while the main thread is in XLA. Its last line goes to what stderr was when signals were first held, since a
+    display may catch stderr later. A context manager, which restores the previous handlers.
 
     Args:
         limit_s: seconds from the first signal to the end of the process; None: no limit.
@@ -30,6 +31,7 @@ class Interrupt:
     def __init__(self, limit_s: float | None = None, answer: Callable[[], None] = lambda: None) -> None:
         self.requested, self._answer = False, answer
         self._limit_s, self._previous, self._is_held = limit_s, dict[signal.Signals, Any](), False
+        self._stderr: int | None = None  # None: it is closed
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +46,8 @@ class Interrupt:
             os.close(self._writer)
             self._thread.join()
             os.close(self._reader)
+            if self._stderr is not None:
+                os.close(self._stderr)
         self._previous = {}
 
     def hold(self) -> Self:
@@ -51,6 +55,8 @@ class Interrupt:
         if self._is_held or threading.current_thread() is not threading.main_thread():
             return self  # Python allows no other thread to set handlers
         self._is_held = True
+        with suppress(OSError):
+            self._stderr = os.dup(2)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._woken_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -68,24 +74,25 @@ class Interrupt:
         while True:
             wait_s = max(0.0, deadline - time.monotonic())
             if not select.select([self._reader], [], [], None if wait_s == float("inf") else wait_s)[0]:
-                _end(f"swift: has not stopped within {self._limit_s:g} s: ended; continue with --resume", STOPPED)
+                self._end(f"swift: has not stopped within {self._limit_s:g} s: ended; continue with --resume", STOPPED)
             number = os.read(self._reader, 1)
             if not number:
                 return
             if number[0] not in self._previous:  # another signal, such as that of a resized terminal
                 continue
             if not is_first:
-                _end("swift: ended at once", INTERRUPTED)
+                self._end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
             # In a thread of its own: an answer that is never read must not outlast the time limit.
             threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 
-
-def _end(why: str, code: int) -> NoReturn:
-    """Ends the process from any thread. The next run removes files with temporary names."""
-    if sys.stderr.isatty():
-        why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
-    os.write(2, f"{why}\n".encode())
-    os._exit(code)
+    def _end(self, why: str, code: int) -> NoReturn:
+        """Ends the process from any thread. The next run removes files with temporary names."""
+        if self._stderr is not None:
+            if os.isatty(self._stderr):
+                why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
+            with suppress(OSError):  # its reader has gone
+                os.write(self._stderr, f"{why}\n".encode())
+        os._exit(code)

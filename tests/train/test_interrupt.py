@@ -1,11 +1,13 @@
 """Ctrl-C and SIGTERM are noted and nothing is raised, until the loop asks; a second one ends the process at once."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -19,6 +21,15 @@ with Interrupt(float(sys.argv[1]), lambda: print("answered", flush=True)).hold()
     print("busy", flush=True)
     while True:  # in C, without Python's lock: its handlers wait
         hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 10**9)
+"""
+CAUGHT = """
+import signal, time
+from swift.train import Terminal
+from swift.train.interrupt import Interrupt
+with Interrupt({limit_s}).hold(), Terminal(lambda: "a bar", catches_stderr=True) as terminal:
+    terminal.print("busy")
+    while True:
+        time.sleep(1)
 """
 PATIENCE_S = 60.0
 
@@ -78,3 +89,29 @@ def test_a_process_that_does_not_stop_in_time_ends():
         assert process.wait(PATIENCE_S) == STOPPED
         assert process.stderr.read() == "swift: has not stopped within 0.5 s: ended; continue with --resume\n"
     assert time.monotonic() - begun > 0.5
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "last"),
+    [(1000, "swift: ended at once"), (0.5, "swift: has not stopped within 0.5 s: ended; continue with --resume")],
+)
+def test_a_display_that_catches_stderr_does_not_catch_the_last_line(limit_s, last):
+    """As that of ``launch`` does, on a terminal."""
+    reader, terminal = pty.openpty()
+    command = [sys.executable, "-c", CAUGHT.format(limit_s=limit_s)]
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
+        os.close(terminal)
+        shown = b""
+        while b"busy" not in shown:
+            shown += os.read(reader, 1024)
+        process.send_signal(signal.SIGINT)
+        if limit_s == 1000:
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the terminal's other side is closed
+            while more := os.read(reader, 1024):
+                shown += more
+        os.close(reader)
+    assert process.returncode == (INTERRUPTED if limit_s == 1000 else STOPPED)
+    assert last in shown.decode().splitlines()
