@@ -59,11 +59,14 @@ def summary_of(fixed: Run, moving: Run, killed: Run) -> list[str]:
     live_T, steps_T = scalars(killed, "live_workers"), killed.metrics.steps_T
     without = steps_T[live_T < live_T.max()]
     apart = np.abs(scalars(killed, "loss") - scalars(moving, "loss")).max()
+    returns = [event for event in killed.events if event["event"] == "join" and KILLED in event["joined"]]
+    is_back = len(returns) == 1 and returns[0]["after"] == without[-1] < steps_T[-1]
+    until = "until it was back with a copy of its stage" if is_back else "and it was not back when the run ended"
     return [
         *lines,
         f"Process {KILLED} was killed after iteration {without[0] - 1}. {goodput['recovery_median_s']:.1f} s later the "
         f"other three trained on; they ran its",
-        f"micro-batches for {len(without)} iterations, until it was back with a copy of its stage.",
+        f"micro-batches for {len(without)} iterations, {until}.",
         f"Every loss of that run is within {apart:.0e} of the run without failures.",
     ]
 
