@@ -29,8 +29,8 @@ class Loader(Iterator[Batch]):
     token exactly once.
 
     Any batch or micro-batch can be loaded at any time by any worker; iterating only counts. A loader is its own
-    iterator, and starts no threads. The windows of a stream come in its order; one that was read is read again only
-    from the stream's beginning.
+    iterator, and starts no threads. The windows of a stream come in its order; the newest ones are kept, and an older
+    one is read again from the stream's beginning.
 
     Args:
         config: settings of the data.
@@ -40,6 +40,7 @@ class Loader(Iterator[Batch]):
         sequence_length: T, positions of a sequence.
         seed: seed of the order of the training windows.
         corpus: index of the corpus, see ``find_index``; without it the corpus is read here.
+        num_kept: batches of a stream that are kept in memory, the newest ones.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -56,6 +57,7 @@ class Loader(Iterator[Batch]):
         sequence_length: int,
         seed: int,
         corpus: Path | None = None,
+        num_kept: int = 1,
     ):
         check_count("Loader.num_microbatches", num_microbatches, least=1)
         check_count("Loader.sequences_per_microbatch", sequences_per_microbatch, least=1)
@@ -76,7 +78,11 @@ class Loader(Iterator[Batch]):
         self._num_windows = count_windows(stream.num_tokens, sequence_length)
         num_sequences = num_microbatches * sequences_per_microbatch
         self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
-        is_stream = isinstance(stream, SequentialStream)  # which is endless, and has an order of its own
+        self._sequential = stream if isinstance(stream, SequentialStream) else None
+        is_stream = self._sequential is not None  # endless, and with an order of its own
+        self._tokens_per_batch = num_sequences * sequence_length
+        if self._sequential is not None:
+            self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # the label of the last input
         num_filled = self._num_windows if split == "train" else self._num_batches_per_epoch * num_sequences
         windows = grain.MapDataset.source(Windows(stream, sequence_length, num_filled))
         if split == "train" and not is_stream:
@@ -132,6 +138,17 @@ class Loader(Iterator[Batch]):
         assert step >= 0
         assert 0 <= index < self._num_microbatches
         return self._microbatches[step * self._num_microbatches + index]
+
+    def skip_to(self, step: int) -> None:
+        """Reads a stream up to the batch of an iteration, so that this need not be done when it is loaded.
+
+        Does nothing for other data, any batch of which takes no longer than the first.
+
+        Raises:
+            DataError: the stream cannot be read.
+        """
+        if self._sequential is not None:
+            self._sequential.skip_to(step * self._tokens_per_batch)
 
     def __iter__(self) -> Self:
         return self

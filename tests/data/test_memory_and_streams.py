@@ -63,6 +63,14 @@ def test_a_stream_is_read_in_its_order_and_begins_anew():
     assert set(open_stream(DataConfig(Counting(7)), "validation").read(0, 20).tolist()) == {0, 200}
 
 
+def test_no_more_of_a_stream_is_in_memory_than_may_be_read_again():
+    stream = open_stream(DataConfig(Counting(199)), "train")
+    stream.keep(5000)
+    for start in range(0, 200_000, 100):
+        stream.read(start, start + 100)
+        assert sum(map(len, stream._held)) < 5000 + 2 * 64 * 200  # documents come 64 at a time
+
+
 def test_batches_of_a_stream_are_its_windows_whichever_is_asked_for(make_loader):
     tokens = np.array(expected([[number] * number for number in range(1, 200)]))
     shape = 2, 3, 5  # of batches of 30 tokens
@@ -76,6 +84,33 @@ def test_batches_of_a_stream_are_its_windows_whichever_is_asked_for(make_loader)
     again = make_loader(DataConfig(Counting(199)), shape=shape)
     assert again.restore(loader.state()) == []
     np.testing.assert_array_equal(next(again).inputs, loader.batch(1).inputs)
+
+
+class Begun:
+    """A stream of short documents that counts how often it is begun."""
+
+    def __init__(self):
+        self.count = 0
+
+    def stream(self, split):  # noqa: ARG002
+        self.count += 1
+        return (np.array([number % 200, number // 200]) for number in range(10_000))
+
+
+def test_batches_that_may_be_asked_for_again_are_kept(make_loader):
+    """As after a failure: from a few batches before the newest one on, and a restart of the process skips the rest."""
+    source, whole = Begun(), make_loader(DataConfig(Begun()), num_kept=1000)
+    loader = make_loader(DataConfig(source), num_kept=20)
+    for step in (*range(60), 40, *range(41, 60), 600, 581, 600):
+        np.testing.assert_array_equal(loader.batch(step).labels, whole.batch(step).labels)
+    assert source.count == 1
+    np.testing.assert_array_equal(loader.batch(500).labels, whole.batch(500).labels)
+    assert source.count == 2
+    again = make_loader(DataConfig(source), num_kept=20)
+    again.skip_to(600)
+    source.stream = None  # what is left is in the loader
+    for step in (580, 590, 599):
+        np.testing.assert_array_equal(again.batch(step).labels, whole.batch(step).labels)
 
 
 def test_trouble_with_a_stream_is_told(make_loader):

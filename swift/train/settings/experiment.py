@@ -176,6 +176,9 @@ class Experiment:
                 sequence_length=self.model.sequence_length,
                 seed=self.seed,
                 corpus=corpus,
+                # After a failure a run continues from a state that all have: while some read ahead of the window that
+                # they run, others may have yet to finish the one before.
+                num_kept=3 * self.window if split == "train" else self.num_eval_batches,
             )
 
     def on_ranks(self, num_ranks: int) -> "Experiment":
