@@ -10,7 +10,7 @@ from pathlib import Path
 from swift.runlog import history_of, moments_of, read_run, scalars, spending_of
 
 SETTINGS = Path(__file__).with_name("pair.gin")
-CHAOS = ("step 100: kill 1:0", "step 101: restart 1:0")
+CHAOS = ("step 100: kill 1:0 once prepared", "step 101: restart 1:0")
 
 
 def main() -> None:

@@ -39,10 +39,7 @@ def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
     run_dir = run_dir_of(options)
-    weights = None
-    if options.init_from is not None:
-        theirs = load_stored(options.init_from, "--init-from", options.config, spared=_OF_TRAINING[1:])
-        weights = WeightSource(options.init_from, theirs)
+    weights = weights_of(options.init_from, options.config)
     prepare([experiment])
     summary = run_training(
         experiment,
@@ -60,6 +57,18 @@ def train(options: argparse.Namespace) -> None:
         ),
     )
     show_run(read_run(run_dir), summary, options.format)
+
+
+def weights_of(run_dir: Path | None, config: Path) -> WeightSource | None:
+    """Finds the run whose weights a new one begins with, as ``--init-from`` names it; None: it names none.
+
+    Args:
+        run_dir: directory of that run.
+        config: gin file of the new run, which may have classes of the user's own that the other has, too.
+    """
+    if run_dir is None:
+        return None
+    return WeightSource(run_dir, load_stored(run_dir, "--init-from", config, spared=_OF_TRAINING[1:]))
 
 
 def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:

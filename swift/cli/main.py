@@ -9,7 +9,21 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from swift.cli.console import OneLineParser, ShowVersion, Startup, path_of, with_negative_values, with_suggestion
+from swift.cli.console import (
+    OneLineParser,
+    ShowVersion,
+    Startup,
+    add_config,
+    add_deadlines,
+    add_init_from,
+    add_prepare,
+    add_progress,
+    add_settings,
+    add_stopping,
+    path_of,
+    with_negative_values,
+    with_suggestion,
+)
 from swift.cli.planning_options import add_compile, add_plan, add_simulate
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
@@ -87,36 +101,32 @@ def command_line() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run one experiment")
     train.add_argument("config", type=path_of, metavar="CONFIG.gin")
-    _add_settings(train)
+    add_settings(train)
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
-    train.add_argument(
-        "--init-from",
-        type=path_of,
-        metavar="RUN_DIR",
-        help="begin a new run, at iteration 0, with the weights of the newest checkpoint of another run",
-    )
-    _add_progress(train)
-    _add_prepare(train)
-    _add_stopping(train)
+    add_init_from(train)
+    add_progress(train)
+    add_prepare(train)
+    add_stopping(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
     compare.add_argument("configs", type=path_of, nargs="+", metavar="CONFIG.gin")
-    _add_settings(compare)
+    add_settings(compare)
     compare.add_argument(
         "--resume", action="store_true", help="continue a comparison in --run-dir: what has ended is not run again"
     )
-    _add_progress(compare)
-    _add_stopping(compare)
+    add_progress(compare)
+    add_stopping(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=path_of, metavar="CONFIG.gin")
-    _add_settings(launch)
+    add_settings(launch)
     launch.add_argument(
         "--processes", type=int, required=True, help="as many as the topology has workers, or expert ranks"
     )
     launch.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
+    add_init_from(launch)
     launch.add_argument(
         "--nodes",
         type=int,
@@ -148,7 +158,7 @@ def command_line() -> argparse.ArgumentParser:
         default=10,
         help="how often a process is started again before the run continues without it (default: %(default)s)",
     )
-    _add_deadlines(
+    add_deadlines(
         launch,
         "start, forming (a generation), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
@@ -156,8 +166,8 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--against", type=path_of, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
     )
-    _add_progress(launch)
-    _add_prepare(launch)
+    add_progress(launch)
+    add_prepare(launch)
     launch.add_argument(
         "--trim-executables",
         action="store_true",
@@ -181,9 +191,11 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
             hidden.add_argument("--keeps-all", action="store_true")
+            hidden.add_argument("--done", type=int, default=0)
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
         elif kind == "keeper":
+            hidden.add_argument("--init-from", type=path_of)
             hidden.add_argument("run_dir", type=path_of)
         elif kind == "preparer":
             hidden.add_argument("--trim-executables", action="store_true")
@@ -195,12 +207,12 @@ def command_line() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
     export.add_argument("run_dir", type=path_of, metavar="RUN_DIR")
     export.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
-    _add_config(export)
+    add_config(export)
     export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")
     generate.add_argument("model", type=path_of, metavar="MODEL")
-    _add_config(generate)
+    add_config(generate)
     generate.add_argument("--prompt", default="def ", help="the text to continue (default: %(default)r)")
     generate.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest (default: %(default)s)")
@@ -233,66 +245,3 @@ def command_line() -> argparse.ArgumentParser:
     add_simulate(commands)
     parser.commands = commands.choices
     return parser
-
-
-def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Adds ``--deadline``.
-
-    Args:
-        parser: parser of a command.
-        meaning: names and meanings of the deadlines, for ``--help``.
-    """
-    parser.add_argument(
-        "--deadline",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=SECONDS",
-        help=f"how long to wait: {meaning}",
-    )
-
-
-def _add_stopping(parser: argparse.ArgumentParser) -> None:
-    _add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
-
-
-def _add_progress(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--log-every",
-        type=int,
-        metavar="N",
-        help="a line every N iterations, on a terminal too (default: about ten lines, and a bar on a terminal)",
-    )
-    parser.add_argument(
-        "--logger",
-        action="append",
-        default=[],
-        choices=["wandb", "mlflow"],
-        help="send the numbers of the run there, too, as the package's own environment variables say (an extra each)",
-    )
-
-
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--prepare",
-        choices=["none", "next"],
-        default="next",
-        help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
-        "next one (default: %(default)s)",
-    )
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config",
-        type=path_of,
-        metavar="CONFIG.gin",
-        help="a configuration that has the policy, planner, source or tokenizer of your own with which the run was "
-        "trained; it is a program of yours, and what lies beside the weights is not",
-    )
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
-    parser.add_argument("--run-dir", type=path_of, metavar="DIR", help="default: a new directory under runs/")
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 
+from swift.cli.commands import weights_of
 from swift.cli.configuration import load_experiment
 from swift.elastic.membership import Process
 from swift.elastic.services import run_checkpoint_service, run_compile_service
@@ -25,6 +26,7 @@ def member(options: argparse.Namespace) -> None:
         by_rank=options.by_rank,
         scratch=scratch,
         keeps_all=options.keeps_all,
+        done=options.done,
     )
     try:
         WorkerProcess(worker_spec, sys.stdin).run()
@@ -38,7 +40,8 @@ def member(options: argparse.Namespace) -> None:
 def keeper(options: argparse.Namespace) -> None:
     """Runs the process that writes and reads checkpoints."""
     experiment, scratch = _given(options)
-    run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank)
+    origin = weights_of(options.init_from, scratch.config)
+    run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
 
 
 def preparer(options: argparse.Namespace) -> None:

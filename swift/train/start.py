@@ -210,7 +210,7 @@ def begin(
         weights: checkpoint of the run ``options.init_from``, which a new run begins with; None: there is none.
     """
     if start is None and options.init_from is not None and weights is not None:
-        return options.init_from.state(weights, spec)
+        return spec.adopt(options.init_from.parameters(weights))
     if start is None:
         return spec.init(jax.random.key(experiment.seed))
     return put_state(spec, load_state(options.run_dir / "checkpoints", start, spec))

@@ -64,6 +64,8 @@ def test_a_run_begins_with_the_weights_of_another(tell, refusal):
     line = refusal(*fork, *options("ModelConfig.ffn_dim=16"))
     assert line.startswith("--init-from = 'half': is of another model: its ModelConfig is ModelConfig(")
     assert "is for a new run" in refusal(*fork[:-1], "half", "--resume")
+    launched = ("launch", "tiny.gin", "--processes", "1", "--init-from", "half", "--run-dir", "half", "--resume")
+    assert "is for a new run" in refusal(*launched)
     assert refusal("train", "tiny.gin", "--init-from", "corpus").startswith(
         "--init-from = 'corpus': its config.gin can"
     )

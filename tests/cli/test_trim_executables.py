@@ -1,4 +1,4 @@
-"""Serialized executables are edited only where ``launch`` is asked to: the option reaches the process that prepares."""
+"""What processes are told on their command lines: executables are edited only where ``launch`` is asked to."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from swift.cli.launch import Nodes, ProcessCommands
 from swift.cli.main import command_line
+from swift.elastic.membership import Process
 from swift.elastic.state import RunFiles
 
 
@@ -24,3 +25,6 @@ def test_the_option_reaches_the_process_that_prepares(flags):
     _, _, _, *words = commands.compile_service()
     assert command_line().parse_args(words).trim_executables == bool(flags)
     assert "--trim-executables" not in commands.checkpoint_service(Path("run"))
+    _, _, _, *words = commands.member(Process((1, 2), 3), 40)
+    member = command_line().parse_args(words)
+    assert (member.pipeline, member.stage, member.rank, member.done) == (1, 2, 3, 40)

@@ -1,8 +1,11 @@
 """Inputs that nobody expects cost one line, too: names of 300 letters, modules that raise, durations below zero."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
 
-from swift.cli.commands import crowded
+from swift.cli.commands import crowded, prepare
 
 LONG = "x" * 300
 
@@ -158,6 +161,29 @@ def test_a_command_that_cannot_work_is_told(refusal, command):
     assert refusal(*command.split()).endswith(COMMANDS[command])
 
 
+TWO_PIPELINES = "Topology.num_pipelines=2", "Topology.num_expert_ranks=1", "ExpertConfig.slots_per_rank=4"
+KILLED = "step 3: kill 0:0 once prepared"
+ENDLESS = {
+    (
+        KILLED,
+        "--processes",
+        "1",
+    ): "would wait for ever: with one pipeline the others cannot continue without a process, "
+    "so no programs are prepared for that",
+    (KILLED, "--processes", "2", "--prepare", "none"): "would wait for ever: with --prepare none no programs are "
+    "prepared",
+    ("step 4: restart 0:0 once prepared", "step 3: kill 0:0", "--processes", "2"): "waits for programs, which only "
+    "faults do: leave out 'once prepared'",
+}
+
+
+@pytest.mark.parametrize("words", ENDLESS)
+def test_a_fault_that_would_wait_for_ever_is_refused(refusal, words):
+    settings = [word for one in TWO_PIPELINES if "2" in words for word in ("--set", one)]
+    line = refusal("launch", "tiny.gin", *settings, "--chaos", *words)
+    assert line == f"--chaos = '{words[0]}': {ENDLESS[words]}"
+
+
 def test_a_duration_without_a_unit_is_taken_for_seconds_and_said(tell):
     told = tell(*f"{SIMULATE} --mtbf 600 --duration 1h".split())
     assert (told.code, told.err) == (0, "swift: --mtbf 600 has no unit and is taken for 600s\n")
@@ -181,3 +207,15 @@ def test_the_warning_comes_before_anything_is_compiled(tell, monkeypatch):
     told = tell("train", "tiny.gin", "--run-dir", "new", "--stop-at", "9")
     assert told.code == 2
     assert told.err.startswith("swift: 2 emulated devices on 0.1 cores: ")
+
+
+def test_a_tpu_is_looked_for_in_silence(monkeypatch):
+    """libtpu, where it is installed without a TPU, prints a page of its own log otherwise."""
+    names = "TPU_STDERR_LOG_LEVEL", "TPU_MIN_LOG_LEVEL"
+    monkeypatch.setattr("swift.cli.commands.jax", SimpleNamespace(config=SimpleNamespace(update=lambda *_: None)))
+    monkeypatch.setattr("swift.cli.commands.keep_programs", lambda: None)
+    monkeypatch.setenv(names[0], "0")  # as the user wants it
+    monkeypatch.setenv(names[1], "removed again after the test")
+    monkeypatch.delenv(names[1])
+    prepare([SimpleNamespace(ranks="devices", compute_dtype="float32")])
+    assert [os.environ.get(name) for name in names] == ["0", "3"]

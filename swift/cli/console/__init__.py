@@ -1,9 +1,32 @@
-"""Parser of the command line, and the line that a terminal shows while JAX is loaded.
+"""Parser of the command line, options of several commands, and the line that a terminal shows while JAX is loaded.
 
 Nothing here imports JAX, which takes seconds.
 """
 
 from swift.cli.console.parser import OneLineParser, ShowVersion, path_of, with_negative_values, with_suggestion
+from swift.cli.console.shared_options import (
+    add_config,
+    add_deadlines,
+    add_init_from,
+    add_prepare,
+    add_progress,
+    add_settings,
+    add_stopping,
+)
 from swift.cli.console.startup import Startup
 
-__all__ = ["OneLineParser", "ShowVersion", "Startup", "path_of", "with_negative_values", "with_suggestion"]
+__all__ = [
+    "OneLineParser",
+    "ShowVersion",
+    "Startup",
+    "add_config",
+    "add_deadlines",
+    "add_init_from",
+    "add_prepare",
+    "add_progress",
+    "add_settings",
+    "add_stopping",
+    "path_of",
+    "with_negative_values",
+    "with_suggestion",
+]

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from swift.cli.commands import distance_line, observers_of, run_dir_of, show_run
+from swift.cli.commands import distance_line, observers_of, run_dir_of, show_run, weights_of
 from swift.cli.configuration import config_text
 from swift.cli.launch.job import LaunchJob
 from swift.cli.launch.nodes import Entrance
@@ -36,6 +36,7 @@ from swift.train import (
     check_range,
     conclude,
     find_start,
+    find_weights,
     is_to_conclude,
     open_run,
     own_run,
@@ -57,6 +58,7 @@ def launch(options: argparse.Namespace) -> None:
         run_dir_of(options),
         config_text(experiment),
         resume=options.resume,
+        init_from=weights_of(options.init_from, options.config),
         log_every=options.log_every,
         observers=observers_of(options),
     )
@@ -101,6 +103,7 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     if is_to_conclude(experiment, run, done):
         return conclude(experiment, run, lease, "cpu")
     check_range(experiment, run, done, experiment.num_steps)
+    find_weights(experiment, run)  # so that a mistake is reported once, and here; the checkpoint service loads them
     corpus = job.corpus()
     data = experiment.loader("train", corpus).state()  # so that a mistake in the data is reported once, and here
     job.show(storage.text)
@@ -190,6 +193,7 @@ def _context(
         processes=run_spec.processes,
         start_s=limits.start,
         deadline_s=limits.saving,
+        has_origin=job.options.init_from is not None,
     )
     programs = CompileClient(
         children=children,

@@ -78,7 +78,13 @@ class LaunchJob:
             by_rank=by_rank,
             deadlines=deadlines_of(options.deadline, OF_PROCESSES),
             nodes=nodes_of(options, os.environ),
-            faults=parse_chaos(options.chaos, experiment.topology, processes, experiment.num_steps),
+            faults=parse_chaos(
+                options.chaos,
+                experiment.topology,
+                processes,
+                experiment.num_steps,
+                _why_unprepared(experiment, options.prepare, by_rank=by_rank),
+            ),
         )
 
     @property
@@ -118,6 +124,7 @@ class LaunchJob:
             by_rank=self.by_rank,
             keeps_all=self.options.recovery == "restart",
             trims=self.options.trim_executables,
+            init_from=self.options.init_from,
         )
 
     def spec(self, scratch: RunFiles, logs: Path) -> RunSpec:
@@ -130,7 +137,7 @@ class LaunchJob:
             policy=RecoveryPolicy(
                 recovery=self.options.recovery,
                 max_restarts=self.options.restarts,
-                is_resumed=self.options.resume,
+                begins_with_state=self.options.resume or self.options.init_from is not None,
                 is_elastic=self.is_elastic,
             ),
             faults=self.faults,
@@ -146,6 +153,15 @@ def _is_by_rank(num_processes: int, topology: Topology) -> bool:
         allowed += f", or {num_ranks}, one for each expert rank" if num_ranks != num_workers else ""
         raise SettingError("--processes", num_processes, allowed)
     return num_processes != num_workers
+
+
+def _why_unprepared(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
+    """Says why no programs are ever prepared for the loss of a process; None: they are."""
+    if prepare == "none":
+        return "with --prepare none no programs are prepared"
+    if experiment.topology.num_pipelines == 1 and not is_elastic(experiment, by_rank=by_rank):
+        return "with one pipeline the others cannot continue without a process, so no programs are prepared for that"
+    return None
 
 
 def _check(experiment: Experiment) -> None:

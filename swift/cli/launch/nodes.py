@@ -97,6 +97,7 @@ class ProcessCommands:
         by_rank: whether each expert rank is a process.
         keeps_all: whether processes keep the state of every window.
         trims: whether executables are trimmed.
+        init_from: directory of the run whose weights this one begins with; None: it draws its own.
     """
 
     scratch: RunFiles
@@ -105,6 +106,7 @@ class ProcessCommands:
     by_rank: bool
     keeps_all: bool
     trims: bool
+    init_from: Path | None = None
 
     def node(self, child: Hashable) -> int:
         """Returns the node of a process or of one of its incarnations; all others are on the first."""
@@ -113,14 +115,15 @@ class ProcessCommands:
             return 0
         return self.nodes.node_of(self.processes.index(process), len(self.processes))
 
-    def member(self, process: Process) -> list[str]:
-        """Returns the command that starts a worker process."""
-        flags = ["--keeps-all"] * self.keeps_all
+    def member(self, process: Process, done: int) -> list[str]:
+        """Returns the command that starts a worker process of a run that has done so many iterations."""
+        flags = [f"--done={done}", *["--keeps-all"] * self.keeps_all]
         return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the process that writes and reads checkpoints."""
-        return self._command("keeper", str(run_dir))
+        origin = [] if self.init_from is None else [f"--init-from={self.init_from}"]
+        return self._command("keeper", *origin, str(run_dir))
 
     def compile_service(self) -> list[str]:
         """Returns the command that starts the process that compiles ahead."""

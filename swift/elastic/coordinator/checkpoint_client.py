@@ -40,6 +40,7 @@ class CheckpointClient:
         processes: processes of the first generation, see ``set_processes``.
         start_s: time that the service takes to start, in seconds.
         deadline_s: time limit of an answer, in seconds; the service is killed if it is later.
+        has_origin: whether the run begins with the weights of another, which the service can load.
         clock: function that returns the time, in seconds.
     """
 
@@ -53,9 +54,11 @@ class CheckpointClient:
         processes: Sequence[Process],
         start_s: float,
         deadline_s: float,
+        has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
+        self._has_origin = has_origin
         self.set_processes(processes)
         self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
         self._requests: list[CheckpointCommand] = []  # the first one has been sent
@@ -76,6 +79,11 @@ class CheckpointClient:
     def newest(self) -> int | None:
         """Iteration of the newest checkpoint; None: there is none."""
         return max(checkpoint_steps(self._directory), default=None)
+
+    @property
+    def newest_loadable(self) -> int | None:
+        """Iteration of the newest state that the service can load: 0 for the weights of another run."""
+        return 0 if self.newest is None and self._has_origin else self.newest
 
     @property
     def newest_is_full(self) -> bool:

@@ -87,6 +87,11 @@ class CompileClient:
         lost = CompileRequest(failed | {worker}) if num_ranks is None else CompileRequest(failed, num_ranks - 1)
         return lost in self._prepared
 
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether the service has died too often to be started again."""
+        return self._num_starts == _MAX_STARTS and COMPILE_SERVICE not in self._children
+
     def kill_if_silent(self) -> bool:
         """Kills the service if it has been silent for too long, and returns whether it was; its death follows."""
         if self._due is None or self._clock() <= self._due:

@@ -22,6 +22,9 @@ class Fault(NamedTuple):
     kind: str
     process: Process
 
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.kind} {self.process}"
+
 
 class FaultInjection:
     """A list of faults; each happens once.
@@ -50,6 +53,10 @@ class FaultInjection:
         self._done.update(due)
         return due
 
+    def still_waiting(self, finished: int) -> list[Fault]:
+        """Returns the faults that only wait for programs once an iteration is finished."""
+        return [fault for fault in self._faults if fault in self._waiting - self._done and fault.step <= finished]
+
     def keeps_down(self, process: Process, finished: int) -> bool:
         """Returns whether a process with an injected fault is to be restarted at a later iteration only."""
         last = max((f.step for f in self._done if f.process == process), default=None)
@@ -60,7 +67,11 @@ class FaultInjection:
 
 
 def parse_chaos(
-    texts: Sequence[str], topology: Topology, processes: Collection[Process], num_steps: int
+    texts: Sequence[str],
+    topology: Topology,
+    processes: Collection[Process],
+    num_steps: int,
+    why_unprepared: str | None = None,
 ) -> FaultInjection:
     """Parses the faults of the command line.
 
@@ -70,10 +81,11 @@ def parse_chaos(
         topology: topology of the run.
         processes: processes of the run.
         num_steps: number of iterations of the run.
+        why_unprepared: why no programs are ever prepared for a fault of this run; None: they are.
 
     Raises:
-        SettingError: a text has another form, names no process or no iteration before the last, or restarts a process
-            without an earlier fault.
+        SettingError: a text has another form, names no process or no iteration before the last, restarts a process
+            without an earlier fault, or waits for what can never come.
 
     >>> faults = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], Topology(2), [Process((1, 0))], num_steps=9)
     >>> [fault.kind for fault in faults.due(3)], faults.due(3)
@@ -89,6 +101,10 @@ def parse_chaos(
             raise SettingError(SETTING, text, "names no process: here a process is a whole worker, with all its ranks")
         if kind == _RESTART and not any(fault.process == process and fault.step < step for fault in faults):
             raise SettingError(SETTING, text, "restarts a process that has no fault at an earlier step")
+        if text.endswith(_WAITS) and kind == _RESTART:
+            raise SettingError(SETTING, text, f"waits for programs, which only faults do: leave out '{_WAITS.strip()}'")
+        if text.endswith(_WAITS) and why_unprepared is not None:
+            raise SettingError(SETTING, text, f"would wait for ever: {why_unprepared}")
     waiting = [fault for text, fault in parsed if text.endswith(_WAITS)]
     return FaultInjection([fault for _, fault in parsed], waiting)
 

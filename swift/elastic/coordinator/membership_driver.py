@@ -190,7 +190,7 @@ class MembershipDriver:
         while len(self._coordination) > 1:
             self._coordination.pop(0).close()
         checkpoints = self._context.checkpoints
-        newest, is_full = checkpoints.newest, checkpoints.newest_is_full
+        newest, is_full = checkpoints.newest_loadable, checkpoints.newest_is_full
         return CheckpointsListed(time.monotonic(), newest, is_full, checkpoints.is_busy, self._reporter.written)
 
     def _start_generation(self, command: StartGeneration) -> None:
@@ -209,7 +209,8 @@ class MembershipDriver:
 
     def _start_process(self, process: Process) -> Started:
         spec, member = self._context.spec, Member(process, self.membership.statuses[process].member.incarnation + 1)
-        self._children.start(member, spec.command(process), spec.log(str(process)))
+        command = spec.command(process, self._reporter.written)
+        self._children.start(member, command, spec.log(str(process)))
         return Started(member, time.monotonic())
 
     def _give_up(self, process: Process, why: str) -> NoReturn:

@@ -100,6 +100,8 @@ class ServiceMonitor:
             return None
         if answer.is_resharded:
             event, text = "recut", reshard_text(facts["ranks"], facts["ranks_before"], stamp.step)
+        elif answer.is_origin:
+            event, text = "init_from", "begins with the weights of {run}, iteration {of_step}".format(**facts)
         else:
             event, text = "restore", f"all resume from the checkpoint of iteration {stamp.step}"
             self._reporter.saved(stamp.step)

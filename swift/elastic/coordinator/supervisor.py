@@ -62,6 +62,7 @@ class Supervisor:
             self._turn()
         while self._context.checkpoints.is_busy and not is_stop_requested():
             self._turn()
+        self._tell_of_missed_faults()
         if is_stop_requested():
             self._stop_in_order()
         self._driver.results.check_ended()
@@ -115,6 +116,7 @@ class Supervisor:
         """Injects a fault into a process, if it is alive."""
         member = self._driver.membership.statuses[fault.process].member
         if member not in self._context.children:
+            self._note_missed(fault, "did not happen", f"{fault.process} was down already")
             return
         now = time.monotonic()
         self._reporter.fault_injected(fault.process, fault.kind, now)
@@ -123,6 +125,22 @@ class Supervisor:
             self._driver.send([member], Hang())
         else:
             self._context.children.signal(member, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+    def _tell_of_missed_faults(self) -> None:
+        """Notes the faults that have waited for programs to the end, and why."""
+        membership = self._driver.membership
+        for fault in self._spec.faults.still_waiting(self._reporter.written):
+            if membership.lost_without([*membership.dead, fault.process]):
+                why = "no process would have been left in its stage"
+            elif self._context.programs.has_ended:
+                why = "the compile service died again and again"
+            else:
+                why = "the programs for it were not prepared by then"
+            self._note_missed(fault, "waited until the run ended, and did not happen", why)
+
+    def _note_missed(self, fault: Fault, what: str, why: str) -> None:
+        text = f"--chaos '{fault}' {what}: {why}"
+        self._reporter.note("fault_missed", self._reporter.written, text, fault=str(fault), why=why)
 
     def _restart_dead(self, newest: int) -> None:
         """Has dead processes restarted, except those that fault injection keeps down after the ``newest`` iteration."""

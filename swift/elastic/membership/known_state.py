@@ -19,13 +19,14 @@ class RecoveryPolicy:
     Attributes:
         recovery: ``live``: survivors keep running in their processes; ``restart``: they are restarted, too.
         max_restarts: number of times that a process is restarted, not counting deaths by fault injection.
-        is_resumed: whether the run resumes from its newest checkpoint.
+        begins_with_state: whether the run begins with a state that is loaded: its newest checkpoint's, or one with the
+            weights of another run.
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
     """
 
     recovery: Recovery = "live"
     max_restarts: int = 10
-    is_resumed: bool = False
+    begins_with_state: bool = False
     is_elastic: bool = False
 
 

@@ -239,7 +239,7 @@ class Membership(KnownState):
             return self, ()
         go, newest = generation.go, listed.newest
         if go.stamp is None:
-            is_lost = listed.written > 0 or self.policy.is_resumed
+            is_lost = listed.written > 0 or self.policy.begins_with_state
             if is_lost and newest is None and not listed.is_busy:
                 return self, (StopRun("no process is left that has the state of some stage"),)
             is_better = is_lost

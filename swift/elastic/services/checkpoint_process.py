@@ -10,11 +10,17 @@ from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state import RunFiles
 from swift.elastic.worker import LineWriter, settle_jax
 from swift.runlog import writes_checkpoints
-from swift.train import Experiment
+from swift.train import Experiment, WeightSource
 
 
 def run_checkpoint_service(
-    experiment: Experiment, run_dir: Path, scratch: RunFiles, commands: TextIO, *, by_rank: bool
+    experiment: Experiment,
+    run_dir: Path,
+    scratch: RunFiles,
+    commands: TextIO,
+    *,
+    by_rank: bool,
+    init_from: WeightSource | None = None,
 ) -> NoReturn:
     """Runs the process: carries out commands, and answers on standard output.
 
@@ -27,6 +33,7 @@ def run_checkpoint_service(
         scratch: files that the processes of the run share.
         commands: stream of commands.
         by_rank: whether a process is an expert rank, rather than a whole worker.
+        init_from: run whose weights this one begins with; None: it draws its own.
     """
     output = LineWriter(lambda: os._exit(0))  # there is no reader of answers any more
     settle_jax(experiment, num_devices=1)
@@ -37,6 +44,7 @@ def run_checkpoint_service(
         by_rank=by_rank,
         data=scratch.data(),
         handed_over=scratch.handed_over,
+        init_from=init_from,
     )
     try:
         with writes_checkpoints(run_dir):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from swift.checkpoint import (
     Manifest,
@@ -50,12 +49,11 @@ from swift.elastic.transport import (
     StateRestored,
 )
 from swift.errors import RunError, SettingError
-from swift.experts.placement import unsound_placement
 from swift.mesh import part_shapes
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import sync_record
-from swift.train import Experiment
-from swift.train.checkpoints import extra_of, keep_elsewhere, ledger_after, load_state, split_of
+from swift.train import Experiment, WeightSource
+from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
 _RECORD_S = 20.0
 """Time limit for the record of an iteration whose state is being saved, in seconds."""
@@ -72,6 +70,7 @@ class CheckpointService:
         by_rank: whether a process is an expert rank, rather than a whole worker.
         data: state of a loader of the run.
         handed_over: directory of the states that processes hand over, see ``Handover``; for elastic runs only.
+        init_from: run whose weights this one begins with, as long as it has no checkpoint; None: it draws its own.
     """
 
     experiment: Experiment
@@ -80,6 +79,7 @@ class CheckpointService:
     by_rank: bool
     data: Mapping[str, Any]
     handed_over: Path | None = None
+    init_from: WeightSource | None = None
 
     @cached_property
     def spec(self) -> StepSpec:
@@ -125,6 +125,10 @@ class CheckpointService:
                     facts = save_facts(self.save(stamp, holders, is_full=is_full))
                     path = checkpoint_path(self.checkpoints, stamp.step)
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
+                case LoadCheckpoint(None, generation, processes) if self.init_from and not self._steps:
+                    facts = self.begin(generation, processes)
+                    lines = [f"passed over: {why}" for why in facts["passed_over"]]
+                    return StateRestored(Stamp(generation, 0), lines, facts, is_origin=True)
                 case LoadCheckpoint(step, generation, processes):
                     plan = self.load(generation, processes, step)
                     after = ledger_after(self.experiment, plan)
@@ -161,7 +165,7 @@ class CheckpointService:
         like = part_shapes(self._specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in self._in_order(holders)]
         state = join_parts(self._specs, shapes, parts)
-        _check_state(state, stamp.step, spec.experts.num_classes)
+        check_savable(state, stamp.step, spec.experts.num_classes)
         ledger, config = self._counts.at(spec, stamp.step, _RECORD_S), self.experiment.checkpoint
         if directory is None:  # a record that the ledger counts must not be lost while the checkpoint stays
             sync_record(self.checkpoints.parent)
@@ -200,15 +204,40 @@ class CheckpointService:
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
         host = load_state(self.checkpoints, plan, self._spec_of(processes))
         check_same_data(plan.manifest.extra["loader"], self.data)
-        for nth, process in enumerate(processes):
-            rank = nth if self._is_elastic else process.rank
-            parts = process_parts(self._specs, host, process.worker[1], self._ranks(rank))
-            SharedMemoryStore(self.snapshots, process).save(Stamp(generation, plan.step), parts)
+        self._keep(host, Stamp(generation, plan.step), processes)
         for aside in set_aside_newer(self.checkpoints, plan.step):
             print(f"{aside} is set aside: the run resumes from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
         self._counts.forget_losses(sys.maxsize)
         return plan
+
+    def begin(self, generation: int, processes: Sequence[Process]) -> dict[str, Any]:
+        """Reads the weights that the run begins with, keeps every process's part of that state; returns their origin.
+
+        Args:
+            generation: generation of the stamp under which the parts are kept.
+            processes: processes of that generation.
+
+        Raises:
+            SettingError: there is no sound checkpoint of the other run, or it is of another model.
+            OSError: a part cannot be kept.
+        """
+        assert self.init_from is not None
+        plan = self.init_from.plan(self.experiment)
+        host = jax.device_get(self._spec_of(processes).lay_out(self.init_from.parameters(plan)))
+        self._keep(host, Stamp(generation, 0), processes)
+        return self.init_from.facts(plan)
+
+    @property
+    def _steps(self) -> list[int]:
+        return checkpoint_steps(self.checkpoints)
+
+    def _keep(self, host: TrainState, stamp: Stamp, processes: Sequence[Process]) -> None:
+        """Keeps every process's part of a state without slots."""
+        for nth, process in enumerate(processes):
+            rank = nth if self._is_elastic else process.rank
+            parts = process_parts(self._specs, host, process.worker[1], self._ranks(rank))
+            SharedMemoryStore(self.snapshots, process).save(stamp, parts)
 
     @cached_property
     def resharding(self) -> Resharding:
@@ -227,7 +256,7 @@ class CheckpointService:
 
     def _load_up_to(self, spec: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
         """Reads the newest sound checkpoint up to an iteration, on ``spec``; returns None if there is none."""
-        for older in reversed([one for one in checkpoint_steps(self.checkpoints) if one <= step]):
+        for older in reversed([one for one in self._steps if one <= step]):
             with suppress(SettingError):
                 plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
                 return load_state(self.checkpoints, plan, spec), plan
@@ -265,17 +294,5 @@ class CheckpointService:
             return CommandFailed("save", command.stamp.step, why)
         if isinstance(command, Reshard):
             return CommandFailed("reshard", command.stamp.step, why, command.generation)
-        *_, newest = None, *checkpoint_steps(self.checkpoints)
+        *_, newest = None, *self._steps
         return CommandFailed("load", newest if command.step is None else command.step, why, command.generation)
-
-
-def _check_state(state: Any, step: int, num_classes: int) -> None:
-    """Raises RunError if a state must not replace a sound checkpoint."""
-    found = sorted(set(state.step.tolist()))
-    if found != [step]:
-        raise RunError(f"the parts are of the state after iteration {found}, not {step}")
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
-        raise RunError(f"the weights are not finite after iteration {step}")
-    flaw = unsound_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
-    if flaw is not None:
-        raise RunError(f"{flaw} after iteration {step}: correct the policy of Experiment.placement")

@@ -88,12 +88,14 @@ class StateRestored(NamedTuple):
         lines: where the state, or the slices of lost ranks, came from, for the terminal.
         facts: the same for the events.
         is_resharded: whether it was resharded rather than loaded from a checkpoint.
+        is_origin: whether it is the one that the run begins with, with the weights of another run.
     """
 
     stamp: Stamp
     lines: list[str]
     facts: dict[str, Any]
     is_resharded: bool = False
+    is_origin: bool = False
 
 
 class CommandFailed(NamedTuple):

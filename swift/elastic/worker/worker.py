@@ -93,6 +93,8 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Forms and runs generations until the supervisor ends the process."""
+        # Before it is ready: a generation that it joins would wait. The heartbeats say that it is at work.
+        self._data[0].skip_to(self._worker_spec.done)
         self._channel.send(Ready, number=0)
         number, grace_s = 0, None
         while True:

@@ -24,6 +24,7 @@ class WorkerSpec:
         by_rank: whether each expert rank has a process.
         scratch: files that it shares with the others.
         keeps_all: whether to keep the state after every window, so that its next incarnation finds it.
+        done: iterations that the run had done when this process was started.
     """
 
     experiment: Experiment
@@ -31,6 +32,7 @@ class WorkerSpec:
     by_rank: bool
     scratch: RunFiles
     keeps_all: bool = False
+    done: int = 0
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def gone(self) -> NoReturn:

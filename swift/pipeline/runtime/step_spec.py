@@ -164,8 +164,11 @@ class StepSpec:
 
     def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
         """The state before the first iteration with given parameters, ``[row, class, size]`` by group."""
-        lay_out = jax.jit(self._lay_out, out_shardings=self._layout_shardings())
-        return self.fill_slots(lay_out(dict(params)))
+        return self.fill_slots(self.lay_out(params))
+
+    def lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
+        """The same without slots."""
+        return jax.jit(self._lay_out, out_shardings=self._layout_shardings())(dict(params))
 
     def fill_slots(self, state: TrainState) -> TrainState:
         """Fills the slots from the master weights and the placement, as after a restore."""

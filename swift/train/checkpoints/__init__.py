@@ -7,6 +7,7 @@ from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.fork import WeightSource
 from swift.train.checkpoints.rescue import keep_elsewhere, take_back
 from swift.train.checkpoints.saved_state import (
+    check_savable,
     extra_of,
     first_ledger,
     ledger_after,
@@ -19,6 +20,7 @@ from swift.train.checkpoints.saved_state import (
 __all__ = [
     "Checkpointer",
     "WeightSource",
+    "check_savable",
     "extra_of",
     "first_ledger",
     "keep_elsewhere",

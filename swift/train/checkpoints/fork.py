@@ -11,7 +11,6 @@ import numpy as np
 from swift.checkpoint import RestorePlan, plan_restore
 from swift.errors import SettingError, renamed_settings
 from swift.mesh import storage_mesh
-from swift.pipeline import StepSpec, TrainState
 from swift.train.checkpoints.saved_state import load_state
 from swift.train.settings import Experiment
 
@@ -46,17 +45,12 @@ class WeightSource:
         with renamed_settings({"checkpoint": _OPTION}):
             return plan_restore(self.run_dir / "checkpoints", self.experiment.identity())
 
-    def state(self, plan: RestorePlan, spec: StepSpec) -> TrainState:
-        """Loads the weights of a plan into a state before the first iteration.
-
-        Args:
-            plan: checkpoint to read.
-            spec: step spec of the run that begins.
-        """
+    def parameters(self, plan: RestorePlan) -> dict[str, Any]:
+        """Loads the weights of a plan, to the host: ``[row, class, size]`` by group, see ``StepSpec.adopt``."""
         theirs = self.experiment.step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
-        return spec.adopt(jax.tree.map(np.asarray, theirs.whole_classes(state)))
+        return jax.tree.map(np.asarray, theirs.whole_classes(state))
 
     def facts(self, plan: RestorePlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""

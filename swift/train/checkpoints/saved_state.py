@@ -5,8 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from swift.checkpoint import Ledger, Manifest, RestorePlan, StateSplit, load_plan
+from swift.errors import RunError
 from swift.experts import Decoupled
+from swift.experts.placement import unsound_placement
 from swift.mesh import move_rows, source_rows
 from swift.pipeline import StateShape, StepSpec, TrainState, reshape_state, reshaped
 from swift.train.settings import Experiment
@@ -72,3 +77,15 @@ def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
 
 def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:
     return StateShape(**manifest.extra[_SHAPE]) if _SHAPE in manifest.extra else StateShape.of(spec)
+
+
+def check_savable(state: TrainState, step: int, num_classes: int) -> None:
+    """Raises RunError if a state must not replace a sound checkpoint."""
+    found = sorted(set(state.step.tolist()))
+    if found != [step]:
+        raise RunError(f"the parts are of the state after iteration {found}, not {step}")
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
+        raise RunError(f"the weights are not finite after iteration {step}")
+    flaw = unsound_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
+    if flaw is not None:
+        raise RunError(f"{flaw} after iteration {step}: correct the policy of Experiment.placement")

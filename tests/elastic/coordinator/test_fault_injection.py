@@ -20,7 +20,10 @@ def test_a_fault_that_waits_is_due_once_its_programs_are_there(chaos):
     assert [fault.process for fault in chaos.due(3, lambda process: process == OTHER)] == [OTHER]
     assert not chaos.keeps_down(ONE, 50)
     assert chaos.due(50, lambda process: False) == []  # noqa: ARG005
+    assert chaos.still_waiting(2) == []
+    assert [str(fault) for fault in chaos.still_waiting(3)] == ["step 3: kill 0:0"]
     assert chaos.due(2, lambda process: True) == []  # noqa: ARG005
     assert [fault.process for fault in chaos.due(51, lambda process: process == ONE)] == [ONE]
     assert chaos.due(99, lambda process: True) == []  # noqa: ARG005
+    assert chaos.still_waiting(99) == []
     assert not chaos.keeps_down(ONE, 51)  # it may come back at once

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator import membership_driver
+from swift.elastic.coordinator import membership_driver, parse_chaos
 from swift.elastic.coordinator.run_spec import RunContext, RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
 from swift.elastic.membership import Departed, Enter, Formed, Heartbeat, Member, PartTimed, Ready, Stamp, processes_of
@@ -29,7 +29,8 @@ from swift.elastic.transport.worker_messages import (
 from swift.errors import RunError
 from swift.topology import Topology
 
-PROCESSES = processes_of(Topology(2, 1))
+TOPOLOGY = Topology(2, 1)
+PROCESSES = processes_of(TOPOLOGY)
 STEP_S = 0.05
 
 
@@ -77,7 +78,7 @@ class Stage:
     """Children, of which members act."""
 
     def __init__(self):
-        self.there, self.dead, self.halts = {}, [], []
+        self.there, self.dead, self.halts, self.commands = {}, [], [], {}
 
     def __contains__(self, who):
         return who in self.there
@@ -85,8 +86,8 @@ class Stage:
     def away_s(self, _):
         return 0.0
 
-    def start(self, who, _command, _log):
-        self.there[who] = Acting()
+    def start(self, who, command, _log):
+        self.there[who], self.commands[who] = Acting(), command
 
     def send(self, who, line):
         if who not in self.there:
@@ -129,6 +130,10 @@ class Kept:
         self.turns, self.asked, self.added = turns, [], 0
 
     @property
+    def newest_loadable(self):
+        return self.newest
+
+    @property
     def is_busy(self):
         if self.asked and self.turns:
             self.turns -= 1
@@ -161,6 +166,9 @@ class Told:
     def show_line(self, text):
         self.texts.append(text)
 
+    def fault_injected(self, *_):
+        pass
+
     def note(self, _event, _step, text, **_):
         self.texts.append(text)
 
@@ -177,18 +185,26 @@ class Told:
 class Run:
     """A run of two members that is told to stop after some iterations."""
 
-    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0):
+    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0, chaos=()):
         monkeypatch.setattr(
             membership_driver, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
         )
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
-        none = SimpleNamespace(request=lambda _: None, send_request=lambda: None, kill_if_silent=lambda: False)
+        none = SimpleNamespace(
+            request=lambda _: None,
+            send_request=lambda: None,
+            kill_if_silent=lambda: False,
+            is_prepared=lambda _: self.is_prepared,
+            has_ended=False,
+        )
+        self.is_prepared = False
         run_spec = RunSpec(
             processes=PROCESSES,
-            command=lambda _: [],
+            command=lambda _, done: [str(done)],
             logs=Path("logs"),
             deadlines=Deadlines(stopping=stopping),
+            faults=parse_chaos(chaos, TOPOLOGY, PROCESSES, num_steps=99),
         )
         self.supervisor = Supervisor(
             RunContext(spec=run_spec, children=self.stage, checkpoints=self.kept, programs=none, reporter=self.told)
@@ -221,6 +237,42 @@ def test_the_last_iteration_is_saved_whole_however_long_it_takes(monkeypatch):
 def test_all_have_a_second_to_hear_which_iteration_is_the_last(monkeypatch):
     (halt,) = Run(monkeypatch).stops_after(5).stage.halts
     assert halt.after >= 5 + 1 / STEP_S
+
+
+def test_who_starts_again_is_told_how_far_the_run_is(monkeypatch):
+    run, (killed, _) = Run(monkeypatch), PROCESSES
+
+    def is_back():
+        if run.told.written >= 5 and Member(killed, 0) in run.stage.there:
+            run.stage.kill(Member(killed, 0))
+        return Member(killed, 1) in run.stage.there
+
+    with run.supervisor:
+        run.supervisor.run(is_back)
+    first, (done,) = run.stage.commands[Member(killed, 0)], run.stage.commands[Member(killed, 1)]
+    assert first == ["0"]
+    assert 5 <= int(done) <= run.told.written
+
+
+MISSED = "--chaos 'step 3: kill 0:0' waited until the run ended, and did not happen: "
+
+
+@pytest.mark.parametrize(
+    ("chaos", "why"),
+    [
+        ((), f"{MISSED}the programs for it were not prepared by then"),
+        (("step 2: kill 1:0", "step 90: restart 1:0"), f"{MISSED}no process would have been left in its stage"),
+    ],
+)
+def test_a_fault_that_waited_to_the_end_is_told_of(monkeypatch, chaos, why):
+    run = Run(monkeypatch, chaos=["step 3: kill 0:0 once prepared", *chaos])
+    with run.supervisor:
+        for step in range(5):
+            while run.told.written < step:
+                run.supervisor._turn()
+        assert not any("--chaos" in text for text in run.told.texts)
+        run.supervisor._tell_of_missed_faults()
+    assert [text for text in run.told.texts if "--chaos" in text] == [why]
 
 
 def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):

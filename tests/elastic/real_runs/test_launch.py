@@ -90,6 +90,27 @@ def test_chaos_does_what_was_asked_and_the_losses_are_those_without(tmp_path, re
 
 
 @pytest.mark.slow
+def test_a_run_begins_with_the_weights_of_another_and_begins_again_where_a_stage_is_lost(tmp_path):
+    """There is no checkpoint of its own: all of stage 1 die, and the weights are those of the other run once more."""
+    config = config_for(tmp_path, 2, 60)
+    before = whole(config, "--stop-at", 30)
+    (tmp_path / "whole").rename(tmp_path / "other")
+    fork, run_dir = ("--init-from", tmp_path / "other"), tmp_path / "run"
+    wrong = ("--run-dir", run_dir, "--set", "ModelConfig.ffn_dim=64")
+    code, said = tell(config, "--processes", 4, *fork, *wrong)
+    assert (code, said.count("\n"), run_dir.exists()) == (2, 1, False), said
+    assert "is of another model" in said
+    chaos = ["--chaos", "step 20: kill 0:1", "step 20: kill 1:1"]
+    code, said = tell(config, "--processes", 4, "--run-dir", run_dir, *fork, *chaos, "--prepare", "none")
+    assert code == 0, said
+    assert said.count(f"begins with the weights of {tmp_path / 'other'}, iteration 30") == 2
+    found = losses(run_dir)
+    assert abs(found[0] - before[-1]) < abs(found[0] - before[0])
+    np.testing.assert_allclose(found, whole(config, *fork), rtol=1e-8)
+    assert [event["of_step"] for event in read_run(run_dir).events if event["event"] == "init_from"] == [30, 30]
+
+
+@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_no_process_behind(tmp_path):
     config = write_config(tmp_path, (2, 1, 1), 10**6, CheckpointConfig__every=20)
     with launched(config) as process:

@@ -26,7 +26,7 @@ from swift.mesh.process_shards import fetch_parts
 from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
 from swift.runlog.class_counts import KINDS
 from swift.topology import Topology
-from swift.train import TrainOptions, train
+from swift.train import TrainOptions, WeightSource, train
 from swift.train.checkpoints.saved_state import extra_of, first_ledger
 from swift.train.start import begin
 
@@ -211,3 +211,21 @@ def test_answers_come_as_they_were_said(answer):
 def test_commands_come_as_they_were_said(command):
     assert CHECKPOINT_COMMANDS.read(CHECKPOINT_COMMANDS.line(command)) == command
     assert type(CHECKPOINT_COMMANDS.read(CHECKPOINT_COMMANDS.line(command))) is type(command)
+
+
+def test_a_run_begins_with_the_weights_of_another_as_in_one_process(checkpoint_service, trained, ranks, tmp_path, kept):
+    source = WeightSource(trained, checkpoint_service.experiment)
+    checkpoints = tmp_path / "fork" / "checkpoints"
+    fork = replace(checkpoint_service, init_from=source, checkpoints=checkpoints)
+    answer = fork.carry_out(LoadCheckpoint(None, 7, ranks))
+    assert answer == StateRestored(Stamp(7, 0), [], source.facts(plan_restore(trained / "checkpoints")), is_origin=True)
+
+    experiment = checkpoint_service.experiment
+    options = TrainOptions(tmp_path, "", init_from=source)
+    state = begin(experiment, experiment.step_spec(), options, None, source.plan(experiment))
+    for rank, process in enumerate(ranks):
+        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
+        assert bits(kept(fork, process, Stamp(7, 0))) == bits(mine)
+
+    own = replace(checkpoint_service, init_from=source)  # which has checkpoints by now
+    assert own.carry_out(LoadCheckpoint(None, 8, ranks)).stamp == Stamp(8, 4)

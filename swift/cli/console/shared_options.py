@@ -1,0 +1,83 @@
+"""Options that several commands have."""
+
+import argparse
+
+from swift.cli.console.parser import path_of
+
+
+def add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Adds ``--deadline``.
+
+    Args:
+        parser: parser of a command.
+        meaning: names and meanings of the deadlines, for ``--help``.
+    """
+    parser.add_argument(
+        "--deadline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=SECONDS",
+        help=f"how long to wait: {meaning}",
+    )
+
+
+def add_stopping(parser: argparse.ArgumentParser) -> None:
+    """Adds the deadline of a run in one process."""
+    add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
+
+
+def add_progress(parser: argparse.ArgumentParser) -> None:
+    """Adds what is told of a run while it trains."""
+    parser.add_argument(
+        "--log-every",
+        type=int,
+        metavar="N",
+        help="a line every N iterations, on a terminal too (default: about ten lines, and a bar on a terminal)",
+    )
+    parser.add_argument(
+        "--logger",
+        action="append",
+        default=[],
+        choices=["wandb", "mlflow"],
+        help="send the numbers of the run there, too, as the package's own environment variables say (an extra each)",
+    )
+
+
+def add_prepare(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--prepare``."""
+    parser.add_argument(
+        "--prepare",
+        choices=["none", "next"],
+        default="next",
+        help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
+        "next one (default: %(default)s)",
+    )
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--config``, for a run's classes of the user's own."""
+    parser.add_argument(
+        "--config",
+        type=path_of,
+        metavar="CONFIG.gin",
+        help="a configuration that has the policy, planner, source or tokenizer of your own with which the run was "
+        "trained; it is a program of yours, and what lies beside the weights is not",
+    )
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the settings of a run, its directory, and the format of the result."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+    parser.add_argument("--run-dir", type=path_of, metavar="DIR", help="default: a new directory under runs/")
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+
+
+def add_init_from(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--init-from``."""
+    parser.add_argument(
+        "--init-from",
+        type=path_of,
+        metavar="RUN_DIR",
+        help="begin a new run, at iteration 0, with the weights of the newest checkpoint of another run",
+    )
