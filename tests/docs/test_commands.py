@@ -53,6 +53,19 @@ def test_a_documented_command_is_understood(words):
             load_experiment(path, options.set)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_file_that_a_command_reads_is_there_or_is_said_to_be_the_readers(document):
+    text = (ROOT / document).read_text()
+    prose = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("    "))
+    for words in commands(document, "python -m swift"):
+        options = command_line().parse_args(words)
+        settings = [setting for setting in getattr(options, "set", []) if "pattern=" in setting]
+        patterns = [setting.partition("=")[2].strip("'") for setting in settings]
+        for name in filter(None, (*patterns, getattr(options, "trace", None))):
+            is_said = f"`{name}`" in prose or f"```\n# {name}\n" in text
+            assert list(ROOT.glob(str(name))) or is_said, f"where does a reader find {name}?"
+
+
 @pytest.mark.parametrize("words", documented("python benchmarks/"))
 def test_a_documented_program_is_there(words):
     path, *arguments = words
