@@ -16,7 +16,7 @@ SAYS = {
     "train_from_python.py": r"60 iterations, loss 5\.\d\d to [2-4]\.\d\d\ntokens dropped: [\d.]+% in the first",
     "own_policy.py": r"square root: [\d.]+% of the tokens dropped",
     "compare_runs.py": r"symi, means of .* loss [\d.]+.*\n  expert \d of layer \d: .*\nsquare-root, .*\.html\n",
-    "kill_a_process.py": r"failure of 1:0.*return of 1:0.*seconds: .*useful.*\n1000 iterations are recorded, each once",
+    "kill_a_process.py": r"failure of 1:0.*return of 1:0.*seconds: .*useful.*\n800 iterations are recorded, each once",
 }
 """What each program prints, in the order in which they run: later ones read what earlier ones leave."""
 NOTEBOOK = "look_at_a_run.ipynb"
