@@ -7,6 +7,7 @@ same micro-batches, and optax; same global batch, same process, in turns. Figure
 - ``window_of_3_over_3_iterations``: CPU-seconds of a window with staggered updates over those with barriers;
 - ``idle_tick_cpu_us``: CPU-microseconds of a tick in which all workers are idle, by device;
 - ``compile``: seconds to compile with 32 micro-batches over those with 8;
+- ``compile_by_layers``: CPU-seconds to compile a step of 32 and 64 layers over one of 8;
 - ``stage``: FLOPs of F + B + W over those of the fused forward and backward, without and with rematerialisation, and
   the bytes stashed per micro-batch;
 - ``reconfiguration``: wall time of a failure and of a return, in fault-free iterations, prepared and not.
@@ -22,15 +23,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import cost_of, paired_costs, publish, ratio
+from measure import cost_of, cpu_seconds, paired_costs, publish, ratio
 from pipeline_steps import SEQUENCES, Lone, Pipelined, Plain, Stepped, draw_batch, experiment
 
 from swift.mesh import EXPERT_AXIS, emulate_devices
+from swift.models import ModelConfig
 from swift.pipeline import (
+    block_function,
+    block_shapes,
+    put_batch,
+    single_worker_step,
     split_stage,
     stash_bytes,
 )
-from swift.pipeline.runtime.stage import stage_function
 from swift.schedules import TickTable
 from swift.schedules.lowering.messages import NONE, Moves
 from swift.schedules.lowering.tick_table import NOTHING
@@ -111,23 +116,42 @@ def compile_ratio() -> dict[str, Any]:
     return {"seconds": seconds, "32_over_8": ratio(seconds, "32", "8")}
 
 
+def compile_by_layers(shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Measures CPU-seconds to compile a step of models of 8, 32 and 64 layers, every second with experts, in turns."""
+    seconds: dict[str, list[float]] = {"8": [], "32": [], "64": []}
+    for _ in range(3):
+        for name, times in seconds.items():
+            model = ModelConfig(int(name), 64, 4, 128, sequence_length=64, moe_pattern=(False, True))
+            setup = replace(experiment(shape, 2, moe=True), model=model)
+            batch = draw_batch(setup)
+            started = cpu_seconds()
+            if shape == (1, 1, 1):
+                spec = setup.step_spec()
+                single_worker_step(spec).lower(spec.abstract(with_slots=True), put_batch(batch, spec.live)).compile()
+            else:
+                Pipelined(setup, frozenset(), batch)
+            times.append(cpu_seconds() - started)
+    return {"cpu_s": seconds} | {f"{name}_over_8": ratio(seconds, name, "8") for name in ("32", "64")}
+
+
 def stage_figures(*, moe: bool) -> dict[str, Any]:
-    """Compares FLOPs of F + B + W with those of the fused pass, and sums the bytes stashed per micro-batch."""
+    """Compares a block's FLOPs of F + B + W with those of the fused pass; sums a stage's bytes per micro-batch."""
     figures: dict[str, Any] = {}
     fused_flops = {}
     for remat in (False, True):
         spec = experiment((1, 2, 1), 1, moe=moe, remat=remat).step_spec()
-        parts, (weights, extras, x) = split_stage(spec, SEQUENCES)
+        stage, (layers, extras, x) = split_stage(spec, SEQUENCES)
+        parts, given = stage.kinds[moe], block_shapes(layers, extras, moe)
         out = (x, jax.ShapeDtypeStruct((), jnp.float32))
 
-        fused = fused_pass(stage_function(spec))
+        fused = fused_pass(block_function(spec))
         split_flops = (
-            flops(parts.forward, weights, extras, x)
-            + flops(parts.backward_input, weights, extras, parts.b_shapes, parts.h_shapes, out)
-            + flops(parts.backward_weight, weights, extras, parts.h_shapes, parts.w_shapes)
+            flops(parts.forward, *given, x)
+            + flops(parts.backward_input, *given, parts.b_shapes, parts.h_shapes, out)
+            + flops(parts.backward_weight, *given, parts.h_shapes, parts.w_shapes)
         )
-        fused_flops[remat] = flops(fused, weights, extras, x, out)
-        kept = {"f_to_b": parts.b_shapes, "f_to_w": parts.h_shapes, "b_to_w": parts.w_shapes}
+        fused_flops[remat] = flops(fused, *given, x, out)
+        kept = {"f_to_b": stage.b_shapes, "f_to_w": stage.h_shapes, "b_to_w": stage.w_shapes}
         figures["rematerialised" if remat else "plain"] = {
             "split_over_fused_flops": round(split_flops / fused_flops[remat], 4),
             "kept_bytes": {name: stash_bytes(shapes) for name, shapes in kept.items()},
@@ -135,11 +159,11 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
     return figures | {"rematerialised_over_plain_flops": round(fused_flops[True] / fused_flops[False], 4)}
 
 
-def fused_pass(stage: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the forward and backward pass of a stage as one function."""
+def fused_pass(block: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the forward and backward pass of a block as one function."""
 
     def run(weights: Any, extras: Any, x: Any, d_out: Any) -> Any:
-        out, pull_back, load = jax.vjp(lambda weights, x: stage(weights, extras, x), weights, x, has_aux=True)
+        out, pull_back, load = jax.vjp(lambda weights, x: block(weights, extras, x), weights, x, has_aux=True)
         return out, pull_back(d_out), load
 
     return run
@@ -203,6 +227,7 @@ def main() -> int:
         "3x4x1": window(experiment((3, 4, 1), 6, moe=False)),
     }
     figures["compile"] = compile_ratio()
+    figures["compile_by_layers"] = {name: compile_by_layers(shape) for name, shape in shapes.items()}
     figures["stage"] = {kind: stage_figures(moe=moe) for kind, moe in (("dense", False), ("experts", True))}
     figures["reconfiguration"] = reconfiguration()
     ratios = {name: figure["pipelined_over_plain"]["median"] for name, figure in figures["iteration"].items()}
@@ -216,6 +241,9 @@ def main() -> int:
         for kind in ("dense", "experts")
     }
     claims["compiling 32 micro-batches over 8"] = (figures["compile"]["32_over_8"]["median"], 1.2)
+    for name, found in figures["compile_by_layers"].items():
+        claims[f"{name}: compiling 32 layers over 8"] = (found["32_over_8"]["median"], 1.3)
+        claims[f"{name}: compiling 64 layers over 8"] = (found["64_over_8"]["median"], 1.5)
     for kind, stage in figures["stage"].items():
         for remat in ("plain", "rematerialised"):
             claims[f"FLOPs split over fused, {kind}, {remat}"] = (stage[remat]["split_over_fused_flops"], 1.02)

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from swift.data import Batch
-from swift.experts import ExpertConfig
+from swift.experts import ExpertConfig, expert_parallel_moe
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.mesh import RANKED, REPLICATED, SHARED
 from swift.models import model_size
@@ -25,7 +25,6 @@ from swift.pipeline import (
     single_worker_step,
     table_arrays,
 )
-from swift.pipeline.runtime.stage import forward
 from swift.schedules import TickTable
 from swift.topology import Topology, Worker
 from swift.train import Experiment
@@ -83,9 +82,15 @@ class Plain:
         placement_LNS = jnp.broadcast_to(classes, (spec.num_moe_layers, 1, 8))
         aux_weight = setup.experts.aux_loss_coefficient * batch.valid.sum() / len(batch.inputs)
 
+        def moe(row: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any) -> Any:
+            apply = gpt.groups["expert"].module(state)
+            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, placement_LNS[row], apply)
+
         def objective(weights: Any, microbatch: Any) -> tuple[jax.Array, jax.Array]:
-            sums = forward(spec, weights, placement_LNS, microbatch)
-            return sums.loss + aux_weight * sums.aux, sums.loss
+            x, valid = gpt.embed(weights, microbatch.inputs), microbatch.valid
+            y, aux, _ = gpt.stage(weights, gpt.config.moe_layers, x, valid, moe)
+            loss = gpt.head_loss(weights, y, microbatch.labels, valid)
+            return loss + aux_weight * aux, loss
 
         def iterate(weights: Any, moments: Any, batch: Any) -> Any:
             def accumulate(total: Any, microbatch: Any) -> tuple[Any, None]:

@@ -80,7 +80,7 @@ MUTATIONS = (
         "return jnp.sum(jnp.where(valid_BT, chosen",
         MODEL,
     ),
-    Mutation("models/gpt.py", "aux = x_BTD + y, aux + layer_aux", "aux = x_BTD + y, aux - layer_aux", MODEL),
+    Mutation("models/gpt.py", "aux = aux + layer_aux", "aux = aux - layer_aux", MODEL),
     Mutation("models/modules.py", "jax.nn.gelu(matmul", "jax.nn.relu(matmul", MODEL),
     Mutation("models/modules.py", "* channels**-0.5", "* channels**-1.0", ("tests/models",)),
     Mutation("models/modules.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),

@@ -42,22 +42,6 @@ class ModelConfig:
         """True for each layer that is a mixture of experts."""
         return self.moe_pattern * (self.num_layers // len(self.moe_pattern))
 
-    def stage_pattern(self, num_stages: int) -> tuple[bool, ...]:
-        """Pattern of a stage, the same in all stages: True for each layer that is a mixture of experts.
-
-        Raises:
-            SettingError: the layers, or the pattern, cannot be split evenly over the stages.
-        """
-        if self.num_layers % num_stages:
-            allowed = f"must be a multiple of Topology.num_stages = {num_stages}"
-            raise SettingError("ModelConfig.num_layers", self.num_layers, allowed)
-        size = self.num_layers // num_stages
-        stages = {self.moe_layers[i : i + size] for i in range(0, self.num_layers, size)}
-        if len(stages) > 1:
-            allowed = f"must repeat in every stage, and a stage has {size} layer(s)"
-            raise SettingError("ModelConfig.moe_pattern", self.moe_pattern, allowed)
-        return stages.pop()
-
 
 def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:
     return ModelConfig(num_layers, model_dim, num_heads, ffn_dim=4 * model_dim, sequence_length=512)

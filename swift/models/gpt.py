@@ -1,14 +1,15 @@
 """The GPT: one forward pass for every way of running it.
 
-The pass has three functions, because a pipeline cuts there: ``embed``, ``stage`` (any consecutive layers) and
-``head_loss``. The caller passes in the function that computes a mixture of experts: expert-parallel over ranks, or the
-reference on one device.
+The pass has three functions, because a pipeline cuts there: ``embed``, ``block`` (one layer; ``stage`` runs several)
+and ``head_loss``. The caller passes in the function that computes a mixture of experts: expert-parallel over ranks, or
+the reference on one device.
 
 Legend: B sequences, T positions, D model dim, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,8 +25,17 @@ from swift.models.parameter_groups import Group
 Weights = dict[str, list[Any]]
 """State of the module of every row, by group; an expert row has a leading dim of slots or experts."""
 
+StackedWeights = dict[str, Any]
+"""State of the modules of all rows, by group: leaves ``[rows, ...]``, those of experts ``[rows, slots, ...]``."""
+
 MoeFunction = Callable[[int, jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array, Load]]
 """(MoE row, logits_TE, x_TD, valid_T, expert state of the row) -> (y_TD, aux, load)."""
+
+BlockMoeFunction = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array, Load]]
+"""The same for one block, without its row."""
+
+BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
+"""The groups that a block has a module of, by whether it is a mixture of experts."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,18 @@ class GPT:
             packed[name] = jnp.stack([row if group.is_expert else row[None] for row in rows])
         return packed
 
+    def unpack_rows(self, packed: Mapping[str, jax.Array]) -> StackedWeights:
+        """Unpacks ``[rows, slots, size]`` for each group into weights that a loop over rows reads."""
+        return {
+            name: group.unpack(packed[name] if group.is_expert else packed[name][:, 0])
+            for name, group in self.groups.items()
+        }
+
+    def pack_rows(self, weights: StackedWeights) -> dict[str, jax.Array]:
+        """Packs stacked weights into one array per group: the inverse of ``unpack_rows``."""
+        packed = {name: group.pack(weights[name]) for name, group in self.groups.items()}
+        return {name: rows if self.groups[name].is_expert else rows[:, None] for name, rows in packed.items()}
+
     def embed(self, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
         """Embeds int32 tokens, as x_BTD."""
         return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT)
@@ -132,26 +154,38 @@ class GPT:
         aux, num_mlp = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32)), 0
         loads: list[Load] = []
         for layer, is_moe in enumerate(pattern):
-            x_BTD = x_BTD + self.groups["attention"].module(weights["attention"][layer])(x_BTD)
-            if is_moe:
-                row = len(loads)
-                y, layer_aux, load = self._mixture(weights, row, x_BTD, valid_BT, moe)
-                x_BTD, aux = x_BTD + y, aux + layer_aux
-                loads.append(load)
-            else:
-                x_BTD = x_BTD + self.groups["mlp"].module(weights["mlp"][num_mlp])(x_BTD)
+            row = len(loads) if is_moe else num_mlp
+            block = {name: weights[name][layer if name == "attention" else row] for name in BLOCK_GROUPS[is_moe]}
+            x_BTD, layer_aux, load = self.block(block, x_BTD, valid_BT, partial(moe, row))
+            aux = aux + layer_aux
+            if load is None:
                 num_mlp += 1
+            else:
+                loads.append(load)
         return x_BTD, aux, loads
 
-    def _mixture(
-        self, weights: Weights, row: int, x_BTD: jax.Array, valid_BT: jax.Array, moe: MoeFunction
-    ) -> tuple[jax.Array, jax.Array, Load]:
-        normed, logits = self.groups["router"].module(weights["router"][row])(x_BTD)
+    def block(
+        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: BlockMoeFunction
+    ) -> tuple[jax.Array, jax.Array, Load | None]:
+        """Runs one block: attention, then a dense network or a mixture of experts.
+
+        Args:
+            weights: state of each module of the block, by group: those of ``BLOCK_GROUPS`` for its kind.
+            x_BTD: residual stream.
+            valid_BT: False for padding.
+            moe: function that computes a mixture of experts.
+
+        Returns:
+            (x_BTD, auxiliary loss, load of the experts or None).
+        """
+        x_BTD = x_BTD + self.groups["attention"].module(weights["attention"])(x_BTD)
+        if "mlp" in weights:
+            no_aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
+            return x_BTD + self.groups["mlp"].module(weights["mlp"])(x_BTD), no_aux, None
+        normed, logits = self.groups["router"].module(weights["router"])(x_BTD)
         flat = normed.reshape(-1, x_BTD.shape[-1])
-        y, aux, load = moe(
-            row, logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"][row]
-        )
-        return y.reshape(x_BTD.shape), aux, load
+        y, aux, load = moe(logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"])
+        return x_BTD + y.reshape(x_BTD.shape), aux, load
 
     def logits(self, weights: Weights, x_BTD: jax.Array) -> jax.Array:
         """Computes logits_BTV, at least float32, from the residual stream after the last layer."""

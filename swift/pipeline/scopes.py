@@ -6,6 +6,8 @@ In a program whose schedule is data, only these names show how often an instruct
 
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "B", "W"
 """The ops of a tick."""
+BLOCKS = "blocks"
+"""The loop over a stage's blocks in an op."""
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
 """The messages of a tick, followed by the name of a round."""
 ROUND = "round_"

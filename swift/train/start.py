@@ -37,7 +37,7 @@ MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
-    *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles")),
+    *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles", "cut")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "decay_steps", "clip_norm")),
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "ExpertConfig.slots_per_rank"),
@@ -126,7 +126,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         SettingError: the policy cannot be used.
     """
     experiment = experiment.on_ranks(num_ranks or experiment.topology.num_expert_ranks)
-    num_layers = sum(experiment.model.stage_pattern(experiment.topology.num_stages))
+    num_layers = experiment.blocks.num_rows(True)
     if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
         try_policy(
             experiment.placement,

@@ -170,6 +170,7 @@ def _announce(
         parameters=parameters,
         pipelines=topology.num_pipelines,
         stages=topology.num_stages,
+        layers_of_stages=spec.cut.sizes,
         ranks=topology.num_expert_ranks,
         live_workers=spec.live.num_live,
         failed=cluster.down,
@@ -183,9 +184,7 @@ def _announce(
         peak_flops=record.utilization.peak_flops,
     )
     record.plan(done, engine.steps)
-    workers = (
-        f"{topology.num_pipelines} pipelines x {topology.num_stages} stages x " if not spec.is_single_worker else ""
-    )
+    workers = f"{topology.num_pipelines} pipelines x {spec.cut.text} x " if not spec.is_single_worker else ""
     note(
         f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {experiment.ranks} expert "
         f"ranks; embedding, head and their moments: {spec.embedding_and_head_bytes / 1e6:.1f} MB per worker"

@@ -36,10 +36,13 @@ def options(*settings):
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (["Topology.num_stages=4"], "ModelConfig.num_layers = 2: must be a multiple of Topology.num_stages = 4"),
         (
-            ["ModelConfig.moe_pattern=(False, True)"],
-            "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 1 layer(s)",
+            ["Topology.num_stages=4"],
+            "Topology.num_stages = 4: must be at most ModelConfig.num_layers = 2: every stage needs a layer",
+        ),
+        (
+            ["Experiment.cut=(2, 1)"],
+            "Experiment.cut = (2, 1): must add up to ModelConfig.num_layers = 2, and add up to 3",
         ),
         (
             ["Experiment.failures=['step 2: fail 0:0', 'step 3: fail 1:0']"],

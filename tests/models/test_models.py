@@ -103,17 +103,6 @@ def test_impossible_shapes_are_refused(settings, message):
     assert message in str(error.value)
 
 
-def test_the_pattern_has_to_repeat_in_every_stage():
-    config = ModelConfig(num_layers=4, moe_pattern=(False, True))
-    assert config.stage_pattern(2) == (False, True)
-    with pytest.raises(SettingError, match=r"ModelConfig\.moe_pattern .* must repeat in every stage"):
-        config.stage_pattern(4)
-    with pytest.raises(
-        SettingError, match=r"ModelConfig\.num_layers = 4: must be a multiple of Topology\.num_stages = 3"
-    ):
-        config.stage_pattern(3)
-
-
 def test_unknown_size_is_refused_with_the_known_ones():
     with pytest.raises(SettingError, match=f"choose one of {', '.join(MODEL_SIZES)}"):
         model_size("gpt-huge")

@@ -73,6 +73,7 @@ class Case(NamedTuple):
     clip_norm: float | None = None
     dtype: str = "float64"
     by: str = "slot"
+    cut: tuple[int, ...] | None = None  # of a model with the pattern's layers, which otherwise is that of a stage
 
 
 class Drawn(NamedTuple):
@@ -102,7 +103,9 @@ class Rig:
         D, P, N = case.topology
         self.case, self.num_stages, self.num_ranks = case, P, N
         self.experiment = Experiment(
-            model=ModelConfig(P * len(case.pattern), 8, 2, 12, sequence_length=5, moe_pattern=case.pattern),
+            model=ModelConfig(
+                len(case.pattern) * (1 if case.cut else P), 8, 2, 12, sequence_length=5, moe_pattern=case.pattern
+            ),
             experts=ExpertConfig(NUM_CLASSES, NUM_CLASSES // N + 1, case.top_k, case.capacity, 0.05, case.by),
             placement=Scattered(),
             topology=Topology(D, P, N),
@@ -114,6 +117,7 @@ class Rig:
             window=case.window,
             planner=case.planner,
             remat=case.remat,
+            cut=case.cut,
             move_roles=case.move_roles,
             sequences_per_microbatch=2 * N,
         )
@@ -211,15 +215,15 @@ class Rig:
                 self._check_gradients({name: g[row, k] for name, g in gradients.items()}, expected, place.stage)
 
     def _check_gradients(self, found, expected: Plain, stage: int) -> None:
-        """Those of a row ``[rank, row, ...]``, of the groups that its stage uses."""
+        """Those of a row ``[rank, row, ...]``, of the groups that its stage uses; those of padding are zero."""
         spec, last = self.spec, self.num_stages - 1
         for name, per_rank in found.items():
             if (name, stage) in (("embedding", 0), ("head", last)) or name not in EMBEDDING_AND_HEAD:
-                wanted = expected.gradients[name].reshape(
-                    -1, spec.num_layers[name], *expected.gradients[name].shape[1:]
-                )
-                classes = spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
-                assert_close(spec, name, classes, wanted[0 if name in EMBEDDING_AND_HEAD else stage], 1e-10)
+                rows = spec.model_rows[name][stage]
+                classes = np.asarray(spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None))
+                assert not classes[rows < 0].any()
+                if (rows >= 0).any():
+                    assert_close(spec, name, classes[rows >= 0], expected.gradients[name][rows[rows >= 0]], 1e-10)
 
     def check_params(self, state, expected: dict[str, np.ndarray], tolerance: float) -> None:
         """The master weights of a state are those of the plain model."""
@@ -254,10 +258,11 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
     """(an iteration of AdamW on whole classes: (state, batch) -> (state, Plain), the state before the first)."""
     setup = Rig(case).experiment
     spec = setup.step_spec()
-    policy, num_stages = spec.policy, spec.num_stages
+    policy, num_stages, rows_PL = spec.policy, spec.num_stages, spec.cut.model_rows(is_moe=True)
+    is_row_PL = rows_PL >= 0
 
     def objective(params, placement_PLNS, batch):
-        weights, placement_LNS = spec.gpt.unpack(params), placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
+        weights, placement_LNS = spec.gpt.unpack(params), placement_PLNS[is_row_PL]
 
         def add(sums, microbatch):
             *losses, loads = plain_sums(spec.gpt, spec.experts, weights, placement_LNS, *microbatch)
@@ -279,7 +284,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
         scale = 1.0 if case.clip_norm is None else jnp.minimum(1, case.clip_norm / norm)
         updates, moments = spec.optimizer.update(jax.tree.map(lambda g: g * scale, raw), moments, params)
         if popularity.size:
-            by_stage = popularity.reshape(num_stages, -1, NUM_CLASSES)
+            by_stage = jnp.where(is_row_PL[..., None], popularity[rows_PL], 0)
             placement_PLNS, policy_P = jax.vmap(policy)(by_stage, placement_PLNS, policy_P)
         after = optax.apply_updates(params, updates), moments, placement_PLNS, policy_P
         return after, Plain(loss, aux, popularity, *drops, norm, raw)

@@ -25,11 +25,22 @@ CASES = [
     {"topology": (4, 1, 2), "failed": [(2, 0)], "window": 3},
     {"topology": (2, 2, 2), "failed": [(0, 1)], "by": "rank", "capacity": 0.9},
     {"topology": (1, 2, 3), "by": "rank", "remat": True, "top_k": 2, "planner": "zero_bubble"},
+    {
+        "topology": (2, 2, 2),
+        "failed": [(0, 1)],
+        "pattern": (False, False, True, False, True),
+        "cut": (2, 3),
+        "window": 3,
+    },
+    {"topology": (1, 4, 2), "pattern": (False, *[True] * 6), "cut": (2, 2, 2, 1), "remat": True, "top_k": 2},
+    {"topology": (2, 3, 1), "failed": [(1, 0)], "pattern": (False,) * 7, "cut": (1, 4, 2), "move_roles": True},
+    {"topology": (3, 2, 1), "failed": [(0, 0), (2, 1)], "pattern": (True,) * 5, "cut": (4, 1), "by": "rank"},
 ]
 
 
-QUICK = (0, 2, 9)
-"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; capacity by rank."""
+QUICK = (0, 2, 9, 11)
+"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; capacity by rank; an
+uneven cut, the first stage without experts."""
 
 
 @pytest.mark.parametrize(
@@ -103,6 +114,10 @@ def draw_cases(draw):
         "remat": draw(st.booleans()),
         "move_roles": draw(st.booleans()),
     }
+    if P > 1 and draw(st.booleans()):
+        sizes = draw(st.lists(st.integers(1, 3), min_size=P, max_size=P))
+        pattern = draw(st.lists(st.booleans(), min_size=sum(sizes), max_size=sum(sizes)))
+        case |= {"pattern": tuple(pattern), "cut": tuple(sizes)}
     is_tiny = D * P * case["microbatches"] * case["window"] <= 12
     able = [name for name in PLANNERS if not (name == "milp" and not is_tiny) and not (name in FAULT_FREE and failed)]
     return case | {"planner": draw(st.sampled_from(able))}

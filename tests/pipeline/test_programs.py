@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from swift.mesh import move_rows, source_rows
 from swift.pipeline import (
@@ -14,6 +15,8 @@ from swift.pipeline import (
     barrier_step,
     batch_of_rows,
     evaluation_step,
+    put_batch,
+    single_worker_step,
     split_stage,
     stage_costs,
     stash_bytes,
@@ -21,7 +24,9 @@ from swift.pipeline import (
     window_step,
 )
 from swift.pipeline.runtime.interpreter import empty_carry
+from swift.pipeline.stage_weights import StageWeights
 from swift.schedules import Problem, SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
+from swift.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
@@ -49,6 +54,29 @@ def test_no_collective_is_in_a_branch_that_not_all_of_its_devices_take(rig, pper
         assert "ppermute" in str(jaxpr)
         for axis in ("worker", "expert"):
             assert ppermutes_in_varying_branches(jaxpr, axis) == []
+
+
+def num_equations(jaxpr):
+    """Of a program, those of loops and branches included."""
+    return sum(1 + sum(map(num_equations, jaxprs_in_params(equation.params))) for equation in jaxpr.eqns)
+
+
+@pytest.mark.parametrize("cut", [None, (1, 2)], ids=str)
+def test_a_program_does_not_grow_with_the_number_of_blocks(rig, cut):
+    """Of both kinds; stages alike, or one of them longer."""
+    sizes = []
+    for times in (2, 5):
+        longer = cut and tuple(times * size for size in cut)
+        one = rig(pattern=(False, True) * times + (True,) * times * bool(cut), cut=longer)
+        table, batches = one.configuration.plans[1].table, one.draw(0, num_batches=1).batches
+        arrays = *table_arrays(table), batch_of_rows(batches, table, one.configuration.pipeline_D, 1)
+        pipeline = jax.make_jaxpr(barrier_step(one.spec, table))(one.spec.abstract(with_slots=True), *arrays)
+        spec = replace(one.experiment, topology=Topology(), window=1, cut=None).step_spec()
+        alone = spec.abstract(with_slots=True), put_batch(batches[0], spec.live)
+        sizes.append(
+            (num_equations(pipeline.jaxpr), num_equations(jax.make_jaxpr(single_worker_step(spec))(*alone).jaxpr))
+        )
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.slow
@@ -91,7 +119,8 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     np.testing.assert_allclose(held_bytes(table, stashes).between_ticks_R, planned_R, rtol=0.05)
 
     slots = stashes._replace(activation=stash_bytes((message,)), gradient=stash_bytes((message,)))
-    weights = spec.gpt.unpack({n: leaf[0, :, 0] for n, leaf in jax.device_get(one.start(one.draw(0))).slots.items()})
+    of_rank = {n: leaf[0, :, 0] for n, leaf in jax.device_get(one.start(one.draw(0))).slots.items()}
+    weights = StageWeights.of(spec.gpt, spec.cut, of_rank, 0)
     carry = jax.eval_shape(
         lambda: empty_carry(spec, table, parts, weights, jnp.zeros(message.shape, message.dtype), table_K)
     )

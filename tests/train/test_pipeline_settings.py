@@ -26,16 +26,20 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"stages": 4}, "ModelConfig.num_layers = 2: must be a multiple of Topology.num_stages = 4"),
-        ({"layers": 3}, "ModelConfig.num_layers = 3: must be a multiple of Topology.num_stages = 2"),
         (
-            {"pattern": (False, True)},
-            "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 1 layer(s)",
+            {"stages": 4},
+            "Topology.num_stages = 4: must be at most ModelConfig.num_layers = 2: every stage needs a layer",
         ),
         (
-            {"layers": 6, "pattern": (False, True)},
-            "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 3 layer(s)",
+            {"layers": 3, "cut": (1, 1)},
+            "Experiment.cut = (1, 1): must add up to ModelConfig.num_layers = 3, and add up to 2",
         ),
+        (
+            {"layers": 3, "cut": (3, 0)},
+            "Experiment.cut = (3, 0): must be whole numbers of at least 1: every stage needs a layer",
+        ),
+        ({"layers": 3, "cut": 3}, "Experiment.cut = 3: must be 2 numbers of layers"),
+        ({"layers": 3, "cut": (1, 1, 1)}, "Experiment.cut = (1, 1, 1): must be Topology.num_stages = 2 numbers"),
         ({"num_microbatches": 0}, "Experiment.num_microbatches = 0: must be a whole number of at least 1"),
         ({"num_microbatches": 2.0}, "Experiment.num_microbatches = 2.0: must be a whole number of at least 1"),
         (

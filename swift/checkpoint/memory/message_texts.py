@@ -146,7 +146,7 @@ def _what(sources: Sequence[RankSource], split: StateSplit) -> str:
     texts = ["dense"] * any(source.unit is None for source in sources)
     for named, layers in layers_of.items():
         text = f"expert{'s' * (not named.isdigit())} {named}"
-        if len(layers) < split.num_layers // split.num_stages:
+        if len(layers) < min(map(len, split.layers_of_stages)):
             text += f" of layer{'s' * (len(layers) > 1)} {_ranges(layers)}"
         texts.append(text)
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

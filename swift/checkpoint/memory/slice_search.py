@@ -6,6 +6,7 @@ Legend: P stages, N ranks, S slots of a rank, w values of a rank's slice, W = N 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,10 +104,9 @@ class SliceSearch:
         found = np.flatnonzero(copy.snapshot.chosen_LK[unit[0]] == unit[1])
         if not found.size:
             return None
-        row = unit[0] % self.split.rows_per_stage
         return FoundCopy(
             origin,
-            lambda name: self.split.view(copy.snapshot.blocks, name)[stage, row, 0, found[0]],
+            lambda name: self.split.view(copy.snapshot.blocks, name)[unit[0], 0, found[0]],
             int(copy.contained_LE[unit]),
         )
 
@@ -119,7 +119,7 @@ class SliceSearch:
         row: int | slice = slice(None)
         holder, slot = living[0], 0
         if unit is not None:
-            row = unit[0] % self.split.rows_per_stage
+            _, row = self.split.place(unit[0])
             places = np.argwhere(self.placement_PLNS[stage, row, living] == unit[1])
             if not places.size:
                 return None
@@ -152,8 +152,8 @@ def lost_parts(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator
     """The parts that lost ranks had, given as pairs (stage, rank)."""
     for stage, rank in sorted(lost):
         yield SlicePart(stage, rank, None)
-        for row, class_ in np.ndindex(split.rows_per_stage, split.num_classes):
-            yield SlicePart(stage, rank, (stage * split.rows_per_stage + row, class_))
+        for layer, class_ in product(split.layers_of_stages[stage], range(split.num_classes)):
+            yield SlicePart(stage, rank, (layer, class_))
 
 
 def slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
@@ -167,4 +167,4 @@ def slice_of(split: StateSplit, array: np.ndarray, part: SlicePart) -> np.ndarra
     """A view of a part in an array ``[P, row, N, ...]``."""
     if part.unit is None:
         return array[part.stage, :, part.rank]
-    return array[part.stage, part.unit[0] % split.rows_per_stage, part.rank, part.unit[1]]
+    return array[part.stage, split.place(part.unit[0])[1], part.rank, part.unit[1]]

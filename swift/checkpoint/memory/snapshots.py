@@ -60,10 +60,11 @@ def _take(split: StateSplit, copies: dict[str, jax.Array], chosen_LK: np.ndarray
     for copy in copies.values():
         copy.copy_to_host_async()
     for name, copy in copies.items():
-        into = dense[name] if name in dense else split.view(blocks, name)
         for shard in copy.addressable_shards:
-            if shard.replica_id == 0:
-                into[shard.index] = shard.data
+            if shard.replica_id == 0 and name in dense:
+                dense[name][shard.index] = shard.data
+            elif shard.replica_id == 0:
+                split.put(blocks, name, np.asarray(shard.data), shard.index)
     return Snapshot(dense, blocks, chosen_LK)
 
 

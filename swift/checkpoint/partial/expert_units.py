@@ -10,6 +10,7 @@ slice, V arrays of an expert's state that have the same dtype.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import jax
@@ -41,8 +42,8 @@ class Snapshot:
 
     Attributes:
         dense: arrays of the dense part by name, ``[P, ...]``.
-        blocks: state of the experts by dtype, ``[P * L, K, V, N, w]``.
-        chosen_LK: the chosen classes of every MoE layer of the model, ``[P * L, K]``.
+        blocks: state of the experts by dtype, ``[layers, K, V, N, w]``, in the order of the model's MoE layers.
+        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
     """
 
     dense: dict[str, np.ndarray]
@@ -64,11 +65,14 @@ class StateSplit:
         abstract: the state as a tree of shapes and dtypes: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         has_classes: whether the arrays of the experts have a dim of classes: ``[P, L, N, E, w]``.
+        layers_P: MoE layers of each stage, at most L, in the first rows of its arrays; the others are padding, which is
+            zeros. None: L layers.
     """
 
     abstract: Any
     specs: Any
     has_classes: bool
+    layers_P: tuple[int, ...] | None = None
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
@@ -114,15 +118,22 @@ class StateSplit:
         """N."""
         return next((self.shapes[name].shape[2] for name in self.ranked_names), 1)
 
-    @property
-    def rows_per_stage(self) -> int:
-        """L, MoE layers of a stage whose experts are saved one by one."""
-        return self._expert_shape[1]
+    @cached_property
+    def layers_of_stages(self) -> tuple[range, ...]:
+        """MoE layers of the model that each stage has in its first rows, whose experts are saved one by one."""
+        num_stages, num_rows = self._expert_shape[:2]
+        counts = (num_rows,) * num_stages if self.layers_P is None or not self.expert_names else self.layers_P
+        ends = list(accumulate(counts, initial=0))
+        return tuple(range(first, end) for first, end in pairwise(ends))
 
     @property
     def num_layers(self) -> int:
-        """P * L, MoE layers of the model whose experts are saved one by one."""
-        return self._expert_shape[0] * self.rows_per_stage
+        """MoE layers of the model whose experts are saved one by one."""
+        return sum(map(len, self.layers_of_stages))
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """(stage, row) of a MoE layer of the model."""
+        return next((p, layer - mine[0]) for p, mine in enumerate(self.layers_of_stages) if layer in mine)
 
     @property
     def num_classes(self) -> int:
@@ -139,9 +150,12 @@ class StateSplit:
         }
 
     def by_stage(self, chosen_LK: Int[np.ndarray, "layers K"]) -> Int[np.ndarray, "P L K"]:
-        """Chosen classes ``[P, L, K]``."""
+        """Chosen classes ``[P, L, K]``; zeros in rows that are padding."""
         num_stages, num_rows = self._expert_shape[:2]
-        return chosen_LK.reshape(num_stages, num_rows, chosen_LK.shape[-1])
+        chosen_PLK = np.zeros((num_stages, num_rows, chosen_LK.shape[-1]), chosen_LK.dtype)
+        for stage, layers in enumerate(self.layers_of_stages):
+            chosen_PLK[stage, : len(layers)] = chosen_LK[layers.start : layers.stop]
+        return chosen_PLK
 
     def new_blocks(self, k: int) -> dict[str, np.ndarray]:
         """Uninitialized blocks for K experts of every layer, see ``Snapshot``."""
@@ -150,27 +164,44 @@ class StateSplit:
             for dtype, shape in self.unit_shapes.items()
         }
 
-    def view(self, blocks: Mapping[str, np.ndarray], name: str) -> Shaped[np.ndarray, "P L N K w"]:
-        """A view of an array's part of the blocks, in the layout of the array: ``[P, L, N, K, w]``."""
+    def view(self, blocks: Mapping[str, np.ndarray], name: str) -> Shaped[np.ndarray, "layers N K w"]:
+        """A view of an array's part of the blocks, ``[layers, N, K, w]``."""
         dtype = str(self.shapes[name].dtype)
         block, nth = blocks[dtype], self.names_of_type[dtype].index(name)
-        of_array = block[:, :, nth].reshape(*self._expert_shape[:2], *block.shape[1:2], *block.shape[3:])
+        of_array = block[:, :, nth].transpose(0, 2, 1, 3)
         assert np.shares_memory(of_array, block) or not block.size
-        return of_array.transpose(0, 1, 3, 2, 4)
+        return of_array
+
+    def put(
+        self, blocks: Mapping[str, np.ndarray], name: str, array_PLNKw: np.ndarray, index: tuple[slice, ...] = ()
+    ) -> None:
+        """Writes an array of chosen experts ``[P, L, N, K, w]``, or the part at an index, into its part of blocks."""
+        stages, _, *others = index or (slice(None),) * 5
+        view = self.view(blocks, name)
+        for layers, array in zip(self.layers_of_stages[stages], array_PLNKw, strict=True):
+            view[layers.start : layers.stop][(slice(None), *others)] = array[: len(layers)]
 
     def host_snapshot(self, state: Any, chosen_LK: Int[np.ndarray, "layers K"]) -> Snapshot:
         """The snapshot of a state on the host; its dense part is not copied."""
         arrays, blocks = by_name(state), self.new_blocks(chosen_LK.shape[-1])
         index = self.by_stage(chosen_LK)[:, :, None, :, None]
         for name in self.expert_names:
-            self.view(blocks, name)[...] = np.take_along_axis(arrays[name], index, axis=3)
+            self.put(blocks, name, np.take_along_axis(arrays[name], index, axis=3))
         return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
         """The state, from a dense part and from blocks of all experts in order of class."""
-        experts = {name: np.ascontiguousarray(self.view(blocks, name)) for name in self.expert_names}
+        experts = {name: self._of_all(blocks, name) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
+
+    def _of_all(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+        """An array ``[P, L, N, E, w]``, from blocks of all experts."""
+        view, shape = self.view(blocks, name), self.shapes[name]
+        array = np.zeros(shape.shape, shape.dtype)
+        for stage, layers in enumerate(self.layers_of_stages):
+            array[stage, : len(layers)] = view[layers.start : layers.stop]
+        return array
 
     def bytes_per_rank(self, snapshot: Snapshot) -> list[list[int]]:
         """Bytes of a snapshot by stage and rank, ``[P][N]``; those that all ranks share count for the first."""

@@ -99,7 +99,7 @@ def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
         num_experts: number of experts of every layer, K.
 
     Returns:
-        ``dense`` and ``experts`` by name, ``[P, row, 1, ...]`` and ``[P, L, 1, K, w]``; ``chosen``, ``[P * L, K]``.
+        ``dense`` and ``experts`` by name, ``[P, row, 1, ...]`` and ``[P, L, 1, K, w]``; ``chosen``, ``[layers, K]``.
     """
 
     def shape(name: str) -> jax.ShapeDtypeStruct:
@@ -116,12 +116,12 @@ def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
 
 
 def as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
-    """Returns a copy as a snapshot of one rank (N = 1), its blocks ``[P * L, K, V, 1, w]``."""
+    """Returns a copy as a snapshot of one rank (N = 1), its blocks ``[layers, K, V, 1, w]``."""
     chosen_LK = copy["chosen"]
     blocks = {
         dtype: np.empty((*chosen_LK.shape, len(names), 1, split.unit_shapes[dtype].shape[-1]), dtype)
         for dtype, names in split.names_of_type.items()
     }
     for name, array in copy["experts"].items():
-        split.view(blocks, name)[...] = array
+        split.put(blocks, name, array)
     return Snapshot(dict(copy["dense"]), blocks, chosen_LK)

@@ -6,7 +6,6 @@ Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert 
 w = W / N.
 """
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from swift.experts import Decoupled, padded_size
 from swift.mesh import storage_mesh
+from swift.models import make_cut
 from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec, TrainState
 from swift.topology import Topology
 
@@ -28,20 +28,28 @@ class StateShape:
         num_stages: P.
         num_ranks: N.
         slots_per_rank: S.
+        cut: number of blocks of each stage; None: as many in all stages.
     """
 
     num_stages: int
     num_ranks: int
     slots_per_rank: int
+    cut: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cut is not None:
+            object.__setattr__(self, "cut", tuple(self.cut))  # JSON has lists
 
     @classmethod
     def of(cls, spec: StepSpec) -> "StateShape":
         """The shape of the state of a step spec."""
-        return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank)
+        sizes = spec.cut.sizes
+        cut = None if len(set(sizes)) == 1 else sizes
+        return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut)
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """The numbers by name; ``StateShape(**numbers)`` is the inverse."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
@@ -60,6 +68,7 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
         live=storage_mesh(Topology(1, shape.num_stages, shape.num_ranks)),
         experts=replace(spec.experts, slots_per_rank=shape.slots_per_rank),
         layouts=layouts,
+        cut=make_cut(spec.cut.moe_layers, shape.num_stages, shape.cut, "Experiment.cut"),
         row_shapes=None,  # type: ignore[arg-type]
     )
 
@@ -83,7 +92,7 @@ def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState
         return _reshard_group(names[-1], leaf, old, new) if names else _in_all_stages(leaf, new)
 
     master, moments = jax.tree_util.tree_map_with_path(reshard, (state.master, state.moments))
-    placement, policy = _place(state.placement, new)
+    placement, policy = _place(state.placement, old, new)
     return TrainState(_in_all_stages(state.step, new), master, moments, {}, placement, policy)
 
 
@@ -95,11 +104,23 @@ def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) 
         end = whole[{"embedding": 0, "head": -1}[name]]
         whole = np.broadcast_to(end, (new.num_stages, *end.shape))
     else:
-        whole = whole.reshape(new.num_stages, -1, *whole.shape[2:])
+        whole = _cut_anew(whole, old.model_rows[name], new.model_rows[name])
     ranks = new.live.num_ranks
     padding = padded_size(whole.shape[-1], ranks) - whole.shape[-1]
     padded = np.pad(whole, ((0, 0), (0, 0), (0, 0), (0, padding)))
     return np.ascontiguousarray(padded.reshape(*whole.shape[:3], ranks, -1).swapaxes(2, 3))
+
+
+def _cut_anew(array: np.ndarray, old_rows: np.ndarray, new_rows: np.ndarray) -> np.ndarray:
+    """An array ``[P, row, ...]`` in the rows of another cut; zeros in rows that are padding.
+
+    Args:
+        array: array of the old cut.
+        old_rows, new_rows: see ``StepSpec.model_rows``.
+    """
+    blocks = array[old_rows >= 0]  # in the order of the model
+    is_block = (new_rows >= 0)[(..., *[None] * (array.ndim - 2))]
+    return np.where(is_block, blocks[new_rows], np.zeros((), array.dtype))
 
 
 def _in_all_stages(counter: np.ndarray, new: StepSpec) -> np.ndarray:
@@ -107,14 +128,14 @@ def _in_all_stages(counter: np.ndarray, new: StepSpec) -> np.ndarray:
     return np.broadcast_to(counter[:1], (new.num_stages, *counter.shape[1:])).copy()
 
 
-def _place(placement_PLNS: np.ndarray, new: StepSpec) -> tuple[np.ndarray, Any]:
+def _place(placement_PLNS: np.ndarray, old: StepSpec, new: StepSpec) -> tuple[np.ndarray, Any]:
     """The placement ``[P, L, N, S]`` and the policy's state ``[P, ...]`` in the new shape, on the host."""
     num_classes, config = new.experts.num_classes, new.experts
-    is_class = placement_PLNS.reshape(-1, math.prod(placement_PLNS.shape[2:]), 1) == np.arange(num_classes)
-    replicas_LE = is_class.sum(axis=1, dtype=np.int32)
+    is_class = placement_PLNS.reshape(*placement_PLNS.shape[:2], -1, 1) == np.arange(num_classes)
+    replicas_PLE = is_class.sum(axis=2, dtype=np.int32)
     num_layers = new.num_moe_layers
     init, remembered = new.policy.init(num_layers, num_classes, new.live.num_ranks, config.slots_per_rank)
-    stages = replicas_LE.reshape(new.num_stages, num_layers, num_classes)
+    stages = _cut_anew(replicas_PLE, old.cut.model_rows(True), new.cut.model_rows(True))
     placements = [new.policy(jnp.asarray(replicas), init, remembered)[0] for replicas in stages]
     policy = jax.tree.map(lambda leaf: _in_all_stages(np.asarray(leaf)[None], new), remembered)
     return np.stack([np.asarray(placement) for placement in placements]), policy

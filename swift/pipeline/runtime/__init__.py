@@ -6,28 +6,30 @@ worker.
 
 from swift.pipeline.runtime.batch_layout import sequences_per_rank, share_sequences
 from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_sizes, stash_bytes
-from swift.pipeline.runtime.metrics import by_iteration
+from swift.pipeline.runtime.metrics import Sums, by_iteration
 from swift.pipeline.runtime.single_worker import (
     put_batch,
     single_worker_evaluation,
     single_worker_gradients,
     single_worker_step,
 )
-from swift.pipeline.runtime.stage import DeviceBatch, Sums, forward
-from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, TrainState, materialize_all
+from swift.pipeline.runtime.stage import Stage, block_function, block_shapes
+from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, DeviceBatch, StepSpec, TrainState, materialize_all
 from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
 
 __all__ = [
     "EMBEDDING_AND_HEAD",
     "DeviceBatch",
+    "Stage",
     "StepSpec",
     "Sums",
     "TrainState",
     "barrier_step",
+    "block_function",
+    "block_shapes",
     "by_iteration",
     "evaluation_step",
-    "forward",
     "materialize_all",
     "put_batch",
     "sequences_per_rank",

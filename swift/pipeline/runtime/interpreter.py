@@ -22,13 +22,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from swift.mesh import WORKER_AXIS
-from swift.models import Weights
 from swift.pipeline import scopes
-from swift.pipeline.runtime.stage import Sums, layers_of, no_sums
-from swift.pipeline.runtime.stage_ops import StageOps, Stash, put
+from swift.pipeline.rows import put
+from swift.pipeline.runtime.metrics import Sums
+from swift.pipeline.runtime.stage import Stage, Stash
+from swift.pipeline.runtime.stage_ops import StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
-from swift.pipeline.split_backward import SplitStage
+from swift.pipeline.stage_weights import Layers, StageWeights
 from swift.schedules import Kind, TickTable
 from swift.schedules.lowering import Permutation
 
@@ -41,29 +42,29 @@ class Carry(NamedTuple):
 
     activations: jax.Array  # [slots, B, T, D], the inbox of F
     gradients: jax.Array  # [slots, B, T, D], the inbox of B
-    b_stash: Stash  # [slots, ...] each: from F to B
-    held: Stash  # [slots, ...] each: from F to W
-    w_stash: Stash  # [slots, ...] each: from B to W
+    b_stash: Stash  # [slots, rows, ...] each: from F to B
+    held: Stash  # [slots, rows, ...] each: from F to W
+    w_stash: Stash  # [slots, rows, ...] each: from B to W
     sums: Sums  # [K] each
-    layers: Weights  # gradients of the stage's weights, summed over micro-batches, at least float32
+    layers: Layers  # gradients of the stage's weights, summed over micro-batches, at least float32
     embedding: Any  # gradients of the embedding; zeros except in the first stage
     head: Any  # gradients of the head; zeros except in the last stage
 
     @property
-    def totals(self) -> Weights:
-        """The gradients of all weights, as a tree like that of the weights."""
-        return {**self.layers, "embedding": self.embedding, "head": self.head}
+    def totals(self) -> StageWeights:
+        """The gradients of all weights."""
+        return StageWeights(self.layers, self.embedding, self.head)
 
-    def with_totals(self, totals: Weights) -> "Carry":
+    def with_totals(self, totals: StageWeights) -> "Carry":
         """The same carry with other gradients."""
-        return self._replace(layers=layers_of(totals), embedding=totals["embedding"], head=totals["head"])
+        return self._replace(**totals._asdict())
 
 
 def empty_carry(
     spec: StepSpec,
     table: TickTable,
-    split: SplitStage,
-    weights: Weights,
+    stage: Stage,
+    weights: StageWeights,
     message: Float[Array, "B T D"],
     num_iterations: int,
 ) -> Carry:
@@ -72,8 +73,8 @@ def empty_carry(
     Args:
         spec: step spec.
         table: tick table, for the number of slots.
-        split: split stage, for the shapes of the stashes.
-        weights: weights of the stage, embedding and head.
+        stage: the stage's blocks, for the shapes of the stashes.
+        weights: weights of the stage.
         message: an array of the shape ``[B, T, D]`` that workers send each other.
         num_iterations: K.
     """
@@ -85,13 +86,11 @@ def empty_carry(
     return Carry(
         activations=buffers(table.activations.num_slots, message),
         gradients=buffers(table.gradients.num_slots, message),
-        b_stash=buffers(table.num_b_stash, split.b_shapes),
-        held=buffers(table.num_held, split.h_shapes),
-        w_stash=buffers(table.num_w_stash, split.w_shapes),
-        sums=jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), no_sums(spec)),
-        layers=layers_of(zeros),
-        embedding=zeros["embedding"],
-        head=zeros["head"],
+        b_stash=buffers(table.num_b_stash, stage.b_shapes),
+        held=buffers(table.num_held, stage.h_shapes),
+        w_stash=buffers(table.num_w_stash, stage.w_shapes),
+        sums=Sums.zeros(spec, num_iterations),
+        **zeros._asdict(),
     )
 
 

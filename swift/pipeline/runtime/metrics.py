@@ -1,4 +1,4 @@
-"""Metrics of the iterations of a window, as arrays with a leading dim K; the same for every step function and row.
+"""Sums over micro-batches, and the metrics of a window's iterations: the same for every step function and row.
 
 Legend: K iterations of the window, L MoE layers, E classes.
 """
@@ -14,8 +14,28 @@ from jaxtyping import Array, Float, Int
 
 from swift.experts import Load
 from swift.experts.placement import load_imbalance, replica_counts
-from swift.mesh import WORKER_AXIS, own_row
+from swift.mesh import EXPERT_AXIS, WORKER_AXIS, own_row
 from swift.pipeline.runtime.step_spec import StepSpec, TrainState
+
+
+class Sums(NamedTuple):
+    """Sums over micro-batches: of this rank, and after ``over_ranks`` of all expert ranks."""
+
+    loss: jax.Array  # cross-entropies of tokens, nats; at least float32
+    aux: jax.Array  # auxiliary losses of micro-batches; at least float32
+    tokens: jax.Array  # int32, tokens with a loss
+    load: Load  # int32[L, E] each
+
+    @classmethod
+    def zeros(cls, spec: StepSpec, num_iterations: int) -> "Sums":
+        """Zero sums of each iteration of a window, ``[K, ...]``."""
+        load = jnp.zeros((num_iterations, spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+        zero = jnp.zeros(num_iterations, spec.accumulate_dtype)
+        return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), Load(load, load, load))
+
+    def over_ranks(self) -> "Sums":
+        """The sums over all expert ranks."""
+        return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
 
 
 class UpdateRecord(NamedTuple):
@@ -70,10 +90,11 @@ def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
     live = spec.live
     if live.num_live == 1:
         return record
-    rows = np.array(live.first_rows)
+    stage, row = spec.cut.places(is_moe=True)
+    worker = np.array(live.first_rows)[stage]
 
     def joined(stage_KL: jax.Array) -> jax.Array:
-        return jnp.concatenate(lax.all_gather(stage_KL, WORKER_AXIS)[rows], axis=1)
+        return jnp.moveaxis(lax.all_gather(stage_KL, WORKER_AXIS)[worker, :, row], 0, 1)
 
     by_layer = jax.tree.map(joined, (record.load, record.replicas_LE, record.imbalance_L))
     return UpdateRecord(record.square_norm, record.learning_rate, *by_layer)

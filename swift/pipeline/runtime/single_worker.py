@@ -1,7 +1,7 @@
 """The iteration of a single worker: without a pipeline, the backward pass is not split.
 
-Micro-batches run one after another, forward and backward, and their slot gradients are added up. Then comes the same
-update U as in a pipeline.
+Micro-batches run one after another, forward and backward, and their slot gradients are added up: the ops of a stage
+that is the first and the last, with one slot of every buffer. Then comes the same update U as in a pipeline.
 
 Legend: M micro-batches, B sequences of this rank, T positions.
 """
@@ -15,14 +15,15 @@ from jax.stages import Wrapped
 
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
-from swift.models import Weights
 from swift.pipeline import scopes
 from swift.pipeline.runtime.batch_layout import share_sequences
-from swift.pipeline.runtime.metrics import UpdateRecord, metrics_of
-from swift.pipeline.runtime.stage import DeviceBatch, Sums, forward, no_sums
-from swift.pipeline.runtime.stage_ops import add
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState
+from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of
+from swift.pipeline.runtime.stage import Extras, Stage
+from swift.pipeline.runtime.stage_ops import StageOps
+from swift.pipeline.runtime.step_spec import DeviceBatch, StepSpec, TrainState
+from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
+from swift.pipeline.stage_weights import StageWeights
 
 _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
@@ -46,23 +47,50 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     Returns:
         (gradients by group, sums over ranks and micro-batches).
     """
-    weights = spec.gpt.unpack(state.slots)
     tokens = lax.psum(batch.valid.sum(dtype=jnp.int32), EXPERT_AXIS)
     divisor = jnp.maximum(tokens, 1).astype(spec.accumulate_dtype)
-    aux_weight = spec.experts.aux_loss_coefficient * divisor / spec.num_microbatches
+    ops = _ops(spec, state, batch, spec.experts.aux_loss_coefficient * divisor / spec.num_microbatches)
+    none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
+    message, (b_stash, held) = _message(spec, batch), _empty(ops.stage)
 
-    def objective(weights: Weights, microbatch: DeviceBatch) -> tuple[jax.Array, Sums]:
-        sums = forward(spec, weights, state.placement, microbatch)
-        return sums.loss + aux_weight * sums.aux, sums
-
-    def accumulate(total: Any, microbatch: DeviceBatch) -> tuple[Any, None]:
+    def accumulate(total: Any, index: jax.Array) -> tuple[Any, None]:
+        totals, sums, b_stash, held = total
+        op = _op(index)
         with jax.named_scope(scopes.MICROBATCH):
-            gradients, sums = jax.grad(objective, has_aux=True)(weights, microbatch)
-        return (add(total[0], gradients), jax.tree.map(jnp.add, total[1], sums)), None
+            _, (gradients, b_stash, held, sums, head) = ops.forward(
+                op, message[None], message[None], b_stash, held, sums, totals.head
+            )
+            layers, embedding = ops.backward(op, gradients, b_stash, held, totals.layers, totals.embedding)
+        return (StageWeights(layers, embedding, head), sums, b_stash, held), None
 
-    none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), weights)
-    (gradients, sums), _ = lax.scan(accumulate, (none, no_sums(spec)), batch)
-    return reduce_gradients(spec, state, gradients, divisor, _BOTH), sums.over_ranks()
+    start = (none, Sums.zeros(spec, 1), b_stash, held)
+    (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
+    sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
+    return reduce_gradients(spec, state, totals.packed(spec.gpt, spec.cut, 0), divisor, _BOTH), sums
+
+
+def _ops(spec: StepSpec, state: TrainState, batch: DeviceBatch, aux_weight: jax.Array) -> StageOps:
+    weights = StageWeights.of(spec.gpt, spec.cut, state.slots, 0)
+    extras = Extras(state.placement, batch.valid[0])
+    stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), index=0)
+    return StageOps(spec, stage, weights, state.placement, _BOTH, batch, aux_weight[None])
+
+
+def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:
+    """Zeros of the shape of a stage's input and output."""
+    return jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
+
+
+def _empty(stage: Stage) -> Any:
+    """Stashes of one slot: from F to B, and from F to W."""
+    return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), (stage.b_shapes, stage.h_shapes))
+
+
+def _op(index: jax.Array) -> TickOp:
+    """The op on a micro-batch, in slot 0 of every buffer."""
+    zero, no_messages = jnp.zeros_like(index), jnp.zeros(0, index.dtype)
+    scalars = dict.fromkeys(TickOp._fields, zero) | {"data": index}
+    return TickOp(**scalars | dict.fromkeys(("activation_slot_Q", "gradient_slot_Q"), no_messages))
 
 
 def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
@@ -95,8 +123,13 @@ def single_worker_evaluation(spec: StepSpec) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:
-        weights = spec.gpt.unpack(state.slots)
-        sums = lax.map(lambda microbatch: forward(spec, weights, state.placement, microbatch), batch)
-        return jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), sums).over_ranks()
+        ops, message = _ops(spec, state, batch, jnp.zeros((), spec.accumulate_dtype)), _message(spec, batch)
+
+        def accumulate(sums: Sums, index: jax.Array) -> tuple[Sums, None]:
+            return ops.evaluate(_op(index), message[None], sums)[1], None
+
+        indices = jnp.arange(len(batch.inputs), dtype=jnp.int32)
+        sums, _ = lax.scan(accumulate, Sums.zeros(spec, 1), indices)
+        return jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
 
     return jax.jit(spec.live.per_rank(per_rank, (spec.specs, RANKED), SHARED))

@@ -1,84 +1,270 @@
-"""A stage as one rank sees it: the function that F, B and W are made of, and the sums over micro-batches.
+"""A stage as one rank sees it: its blocks, one program for each kind of block.
 
-Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, E classes.
+A block is a layer: attention, then a dense network or a mixture of experts. F, B and W of a stage are loops over its
+blocks, whose weights, gradients and stashes are rows of arrays of their kind. So a program holds every kind of block
+once, whatever the number of blocks, and which kind comes next is data. Each kind has a ``lax.cond`` of its own, around
+what only this kind updates: a buffer that two branches update is copied by XLA. The expert ranks of a worker take the
+same branch.
+
+Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, N ranks, S slots, E classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float
 
 from swift.experts import Load, expert_parallel_moe
-from swift.mesh import EXPERT_AXIS
-from swift.models import Weights
-from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec
+from swift.pipeline import scopes
+from swift.pipeline.rows import Index, add_to_row, put, put_row, row_of, take_row
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.split_backward import SplitStage, split
+from swift.pipeline.stage_weights import Layers
 
-DeviceBatch: TypeAlias = Any
-"""A ``Batch`` of ``jax.Array``."""
+Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
+"""Values kept between two ops, ``[slots, rows, ...]`` each, by whether a block is a mixture of experts."""
 
-StageFunction = Callable[[Weights, "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load]]
-"""The layers of a stage: (their weights, extras, x_BTD) -> ((y_BTD, auxiliary loss), load[L, E])."""
+BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
+"""A block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
+
+Each = Callable[[bool, Index, Any, Any], tuple[Any, Any]]
+"""(kind, row, common values, values of the kind) -> both after a block."""
 
 
 class Extras(NamedTuple):
-    """Inputs of a stage without a gradient; B and W get them again, so they are never stashed."""
+    """Inputs without a gradient; B and W get them again, so they are never stashed."""
 
-    placement_LNS: jax.Array
+    placement: Any  # int32[L, N, S] of a stage, [N, S] of a block, or None of a dense block
     valid_BT: jax.Array
 
 
-class Sums(NamedTuple):
-    """Sums over micro-batches: of this rank, and after ``over_ranks`` of all expert ranks."""
-
-    loss: jax.Array  # cross-entropies of tokens, nats; at least float32
-    aux: jax.Array  # auxiliary losses of micro-batches; at least float32
-    tokens: jax.Array  # int32, tokens with a loss
-    load: Load  # int32[L, E] each
-
-    def over_ranks(self) -> "Sums":
-        """The sums over all expert ranks."""
-        return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
-
-
-def no_sums(spec: StepSpec) -> Sums:
-    """Zero sums."""
-    load = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
-    zero = jnp.zeros((), spec.accumulate_dtype)
-    return Sums(zero, zero, jnp.zeros((), jnp.int32), Load(load, load, load))
-
-
-def layers_of(weights: Weights) -> Weights:
-    """The weights of a stage's layers, without embedding and head."""
-    return {name: rows for name, rows in weights.items() if name not in EMBEDDING_AND_HEAD}
-
-
-def stage_function(
-    spec: StepSpec,
-) -> Callable[[Weights, Extras, jax.Array], tuple[tuple[jax.Array, jax.Array], Load]]:
-    """The layers of a stage: (their weights, extras, x_BTD) -> ((y_BTD, auxiliary loss), load[L, E])."""
+def block_function(spec: StepSpec) -> BlockFunction:
+    """A block, of the kind that its weights are of."""
     gpt, experts = spec.gpt, spec.gpt.groups.get("expert")
 
-    def stage(weights: Weights, extras: Extras, x_BTD: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Load]:
-        def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+    def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
+        def moe(logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
             assert experts is not None
-            placement_NS = extras.placement_LNS[row]
             apply = experts.module(state)
-            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, placement_NS, apply)
+            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply)
 
-        y_BTD, aux, loads = gpt.stage(weights, spec.pattern, x_BTD, extras.valid_BT, moe)
-        load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else no_sums(spec).load
+        y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe)
         return (y_BTD, aux), load
 
-    return jax.checkpoint(stage) if spec.remat else stage
+    return jax.checkpoint(block) if spec.remat else block
 
 
-def forward(spec: StepSpec, weights: Weights, placement_LNS: Int[Array, "L N S"], batch: DeviceBatch) -> Sums:
-    """Runs one micro-batch ``[B, T]`` of this rank through the whole model; for a single stage."""
-    gpt = spec.gpt
-    x = gpt.embed(weights, batch.inputs)
-    (y, aux), load = stage_function(spec)(layers_of(weights), Extras(placement_LNS, batch.valid), x)
-    loss = gpt.head_loss(weights, y, batch.labels, batch.valid)
-    return Sums(loss, aux, batch.valid.sum(dtype=jnp.int32), load)
+@dataclass(frozen=True)
+class Stage:
+    """The blocks of a stage as F, B and W, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
+
+    Attributes:
+        spec: step spec.
+        kinds: a split block of each kind that the model has, by whether it is a mixture of experts.
+        index: the stage that it is, an int or int32[].
+    """
+
+    spec: StepSpec
+    kinds: Mapping[bool, SplitStage]
+    index: Index
+
+    @classmethod
+    def of(
+        cls,
+        spec: StepSpec,
+        layers: Layers,
+        extras: Extras,
+        x: Any,
+        index: Index,
+        axis_env: Sequence[tuple[str, int]] | None = None,
+    ) -> "Stage":
+        """Splits a block of each kind.
+
+        Args:
+            spec: step spec.
+            layers: weights of the stage's blocks, or their shapes.
+            extras: extras of the stage, or their shapes.
+            x: the stage's input ``[B, T, D]``, or its shape.
+            index: the stage, which is data.
+            axis_env: see ``split``.
+        """
+        kinds = {
+            is_moe: split(block_function(spec), *block_shapes(layers, extras, is_moe), x, axis_env) for is_moe in layers
+        }
+        return cls(spec, kinds, index)
+
+    def num_rows(self, is_moe: bool) -> int:
+        """Rows for blocks of a kind."""
+        return self.spec.cut.num_rows(is_moe)
+
+    @property
+    def b_shapes(self) -> dict[bool, Any]:
+        """Shapes ``[rows, ...]`` of the arrays that F keeps for B alone, by kind."""
+        return {is_moe: self._rows(is_moe, one.b_shapes) for is_moe, one in self.kinds.items()}
+
+    @property
+    def h_shapes(self) -> dict[bool, Any]:
+        """Shapes ``[rows, ...]`` of the arrays that F keeps for W; B may read them, too."""
+        return {is_moe: self._rows(is_moe, one.h_shapes) for is_moe, one in self.kinds.items()}
+
+    @property
+    def w_shapes(self) -> dict[bool, Any]:
+        """Shapes ``[rows, ...]`` of the arrays that B keeps for W."""
+        return {is_moe: self._rows(is_moe, one.w_shapes) for is_moe, one in self.kinds.items()}
+
+    def _rows(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(jax.ShapeDtypeStruct((self.num_rows(is_moe), *leaf.shape), leaf.dtype) for leaf in shapes)
+
+    def forward(
+        self,
+        layers: Layers,
+        extras: Extras,
+        x: Float[Array, "B T D"],
+        b_stash: Stash,
+        held: Stash,
+        slots: tuple[Index, Index],
+    ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
+        """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
+
+        def block(is_moe: bool, row: Index, common: Any, own: Any) -> Any:
+            load, b_stash, held = own
+            common, load, for_b, for_w = self._outputs(layers, extras, is_moe, row, common, load)
+            return common, (load, put_row(b_stash, slots[0], row, for_b), put_row(held, slots[1], row, for_w))
+
+        own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
+        (y, aux), own = self._each(block, (x, self._no_aux), own)
+        b_stash, held = ({is_moe: of_kind[part] for is_moe, of_kind in own.items()} for part in (1, 2))
+        return y, aux, self._load({is_moe: load for is_moe, (load, *_) in own.items()}), b_stash, held
+
+    def evaluate(self, layers: Layers, extras: Extras, x: Float[Array, "B T D"]) -> tuple[jax.Array, jax.Array, Load]:
+        """F that keeps nothing: (y_BTD, auxiliary loss, load[L, E])."""
+
+        def block(is_moe: bool, row: Index, common: Any, load: Any) -> Any:
+            return self._outputs(layers, extras, is_moe, row, common, load)[:2]
+
+        (y, aux), loads = self._each(block, (x, self._no_aux), self._no_load)
+        return y, aux, self._load(loads)
+
+    def _outputs(self, layers: Layers, extras: Extras, is_moe: bool, row: Index, common: Any, load: Any) -> Any:
+        x, aux = common
+        (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block(layers, extras, is_moe, row), x)
+        return (y, aux + more), put(load, row, counts) if is_moe else load, for_b, for_w
+
+    @property
+    def _no_aux(self) -> jax.Array:
+        return jnp.zeros((), self.spec.accumulate_dtype)
+
+    @property
+    def _no_load(self) -> dict[bool, Any]:
+        return {is_moe: no_load(self.spec) if is_moe else () for is_moe in self.kinds}
+
+    def _load(self, loads: Mapping[bool, Any]) -> Load:
+        return loads[True] if True in loads else no_load(self.spec)
+
+    def backward_input(
+        self,
+        layers: Layers,
+        extras: Extras,
+        b_stash: Stash,
+        held: Stash,
+        w_stash: Stash,
+        slots: tuple[Index, Index, Index],
+        d_out: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, Stash]:
+        """B: the cotangent of x, and W's stash with what it keeps; ``slots`` of the three stashes."""
+
+        def block(is_moe: bool, row: Index, dy: jax.Array, w_stash: Any) -> Any:
+            kept = take_row(b_stash[is_moe], slots[0], row), take_row(held[is_moe], slots[1], row)
+            given = _block(layers, extras, is_moe, row)
+            dx, for_w = self.kinds[is_moe].backward_input(*given, *kept, (dy, d_out[1]))
+            return dx, put_row(w_stash, slots[2], row, for_w)
+
+        return self._each(block, d_out[0], w_stash, reverse=True)
+
+    def backward_weight(
+        self,
+        layers: Layers,
+        extras: Extras,
+        held: Stash,
+        w_stash: Stash,
+        slots: tuple[Index, Index],
+        totals: Layers,
+    ) -> Layers:
+        """W: the totals with the gradients of the weights added; ``slots`` of the two stashes."""
+
+        def block(is_moe: bool, row: Index, common: Any, totals: Any) -> Any:
+            kept = take_row(held[is_moe], slots[0], row), take_row(w_stash[is_moe], slots[1], row)
+            gradients = self.kinds[is_moe].backward_weight(*_block(layers, extras, is_moe, row), *kept)
+            return common, add_to_row(totals, row, gradients)
+
+        return self._each(block, (), totals)[1]
+
+    def backward(
+        self,
+        layers: Layers,
+        extras: Extras,
+        b_stash: Stash,
+        held: Stash,
+        d_out: tuple[jax.Array, jax.Array],
+        totals: Layers,
+    ) -> tuple[jax.Array, Layers]:
+        """B and W of every block at once, from slot 0 of the stashes: the cotangent of x, and the totals."""
+
+        def block(is_moe: bool, row: Index, dy: jax.Array, totals: Any) -> Any:
+            for_b, for_w = take_row(b_stash[is_moe], 0, row), take_row(held[is_moe], 0, row)
+            given, one = _block(layers, extras, is_moe, row), self.kinds[is_moe]
+            dx, more_for_w = one.backward_input(*given, for_b, for_w, (dy, d_out[1]))
+            return dx, add_to_row(totals, row, one.backward_weight(*given, for_w, more_for_w))
+
+        return self._each(block, d_out[0], totals, reverse=True)
+
+    @jax.named_scope(scopes.BLOCKS)
+    def _each(self, block: Each, common: Any, own: dict[bool, Any], *, reverse: bool = False) -> tuple[Any, Any]:
+        """Runs a function for every block, one after the other, on values in common and values of the block's kind."""
+        cut, (only, *others) = self.spec.cut, self.kinds
+
+        def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
+            if not others:
+                common, mine = block(only, index, common, own[only])
+                return common, {only: mine}
+            row, is_moe = (jnp.asarray(table)[self.index, index] for table in (cut.row_PB, cut.is_moe_PB))
+            for kind in self.kinds:
+                runs = is_moe if kind else ~is_moe
+                same = lambda *same: same  # noqa: E731
+                common, mine = lax.cond(runs, partial(block, kind, row), same, common, own[kind])
+                own = own | {kind: mine}
+            return common, own
+
+        # Where all stages have as many blocks, their number is known to the compiler.
+        is_even = len(set(cut.sizes)) == 1
+        count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[self.index]
+        if is_even and count == 1 and not others:
+            return one(0, common, own)
+
+        def step(i: jax.Array, loop: Any) -> Any:
+            index = i.astype(jnp.int32)
+            return one(count - 1 - index if reverse else index, *loop)
+
+        return lax.fori_loop(0, count, step, (common, own))
+
+
+def no_load(spec: StepSpec) -> Load:
+    """Zero counts, int32[L, E]."""
+    counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+    return Load(counts, counts, counts)
+
+
+def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Extras]:
+    """Shapes of the weights and extras of a block, from those of a stage or their shapes."""
+    return jax.eval_shape(lambda layers, extras: _block(layers, extras, is_moe, 0), layers, extras)
+
+
+def _block(layers: Layers, extras: Extras, is_moe: bool, row: Index) -> tuple[Any, Extras]:
+    """Weights and extras of a block, the ``row``-th of its kind."""
+    placement = row_of(extras.placement, row) if is_moe else None
+    return row_of(layers[is_moe], row), Extras(placement, extras.valid_BT)

@@ -10,17 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.models import Weights
-from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of
-from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.rows import put, row_of
+from swift.pipeline.runtime.metrics import Sums
+from swift.pipeline.runtime.stage import Extras, Stage, Stash
+from swift.pipeline.runtime.step_spec import DeviceBatch, StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
-from swift.pipeline.runtime.update import EmbeddingAndHead
-from swift.pipeline.split_backward import SplitStage
-
-Stash = tuple[jax.Array, ...]
+from swift.pipeline.runtime.update import EmbeddingAndHead, where
+from swift.pipeline.stage_weights import Layers, StageWeights
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class StageOps:
 
     Attributes:
         spec: step spec.
-        split: the stage as F, B and W.
+        stage: the stage's blocks as F, B and W.
         weights: weights of the stage, embedding and head.
         placement_LNS: int32, the expert in every slot.
         ends: whether the worker serves the first and the last stage.
@@ -38,8 +36,8 @@ class StageOps:
     """
 
     spec: StepSpec
-    split: SplitStage
-    weights: Weights
+    stage: Stage
+    weights: StageWeights
     placement_LNS: jax.Array
     ends: EmbeddingAndHead
     batch: DeviceBatch
@@ -57,36 +55,38 @@ class StageOps:
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stash, Stash, Sums, Any]]:
         """F: the message to the next stage, and the updated buffers; the last stage adds its loss."""
         data = self._data(op)
-        (y, aux), load, for_b, for_w = self.split.forward(
-            layers_of(self.weights), self._extras(data), self._input(op, data, activations)
+        y, aux, load, b_stash, held = self.stage.forward(
+            self.weights.layers,
+            self._extras(data),
+            self._input(op, data, activations),
+            b_stash,
+            held,
+            (op.b_stash, op.held),
         )
         own = sums_of(sums, op.iteration, aux=aux, load=load)
 
         def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
-            loss = lambda head, y: self.spec.gpt.head_loss({"head": head}, y, data.labels, data.valid)  # noqa: E731
-            value, (d_head, dy) = jax.value_and_grad(loss, argnums=(0, 1))(self.weights["head"], y)
+            value, (d_head, dy) = jax.value_and_grad(self._loss, argnums=(0, 1))(self.weights.head, y, data)
             tokens = data.valid.sum(dtype=jnp.int32)
             sums = sums_of(sums, op.iteration, loss=value, tokens=tokens)
             return put(gradients, op.loss, dy), sums, add(head, d_head)
 
-        gradients, own, head = lax.cond(self.ends.is_last, end, lambda *same: same, gradients, own, head)
-        return y, (gradients, put(b_stash, op.b_stash, for_b), put(held, op.held, for_w), own, head)
+        gradients, own, head = where(self.ends.is_last, end, lambda *same: same, gradients, own, head)
+        return y, (gradients, b_stash, held, own, head)
 
     def evaluate(
         self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
     ) -> tuple[Float[Array, "B T D"], Sums]:
         """F without a backward pass: the message to the next stage, and the sums."""
-        data, gpt = self._data(op), self.spec.gpt
-        (y, aux), load, *_ = self.split.forward(
-            layers_of(self.weights), self._extras(data), self._input(op, data, activations)
-        )
+        data = self._data(op)
+        y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), self._input(op, data, activations))
 
         def end(sums: Sums) -> Sums:
-            loss = gpt.head_loss(self.weights, y, data.labels, data.valid)
+            loss = self._loss(self.weights.head, y, data)
             return sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
 
         sums = sums_of(sums, op.iteration, aux=aux, load=load)
-        return y, lax.cond(self.ends.is_last, end, lambda same: same, sums)
+        return y, where(self.ends.is_last, end, lambda same: same, sums)
 
     def backward_input(
         self,
@@ -99,27 +99,55 @@ class StageOps:
     ) -> tuple[Float[Array, "B T D"], tuple[Stash, Any]]:
         """B: the message to the previous stage, and the buffers with W's stash."""
         data = self._data(op)
-        d_out = gradients[op.inbox], self.aux_weight_K[op.iteration]
-        dx, for_w = self.split.backward_input(
-            layers_of(self.weights), self._extras(data), take(b_stash, op.b_stash), take(held, op.held), d_out
+        dx, w_stash = self.stage.backward_input(
+            self.weights.layers,
+            self._extras(data),
+            b_stash,
+            held,
+            w_stash,
+            (op.b_stash, op.held, op.w_stash),
+            self._d_out(op, gradients),
         )
+        return dx, (w_stash, self._embedded(data, dx, embedding))
+
+    def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Layers) -> Layers:
+        """W: the accumulated gradients of the stage's weights."""
+        extras, slots = self._extras(self._data(op)), (op.held, op.w_stash)
+        return self.stage.backward_weight(self.weights.layers, extras, held, w_stash, slots, layers)
+
+    def backward(
+        self,
+        op: TickOp,
+        gradients: Float[Array, "_ B T D"],
+        b_stash: Stash,
+        held: Stash,
+        layers: Layers,
+        embedding: Any,
+    ) -> tuple[Layers, Any]:
+        """B and W at once, for a single worker: the accumulated gradients of its layers and of the embedding."""
+        data = self._data(op)
+        dx, layers = self.stage.backward(
+            self.weights.layers, self._extras(data), b_stash, held, self._d_out(op, gradients), layers
+        )
+        return layers, self._embedded(data, dx, embedding)
+
+    def _d_out(self, op: TickOp, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return gradients[op.inbox], self.aux_weight_K[op.iteration]
+
+    def _embedded(self, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
+        """The accumulated gradient of the embedding, in the first stage."""
 
         def embed(embedding: Any) -> Any:
-            look_up = lambda weights: self.spec.gpt.embed({"embedding": weights}, data.inputs)  # noqa: E731
-            _, pull_back = jax.vjp(look_up, self.weights["embedding"])
+            _, pull_back = jax.vjp(lambda weights: self._embed(weights, data), self.weights.embedding)
             return add(embedding, pull_back(dx)[0])
 
-        embedding = lax.cond(self.ends.is_first, embed, lambda same: same, embedding)
-        return dx, (put(w_stash, op.w_stash, for_w), embedding)
+        return where(self.ends.is_first, embed, lambda same: same, embedding)
 
-    def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Weights) -> Weights:
-        """W: the accumulated gradients of the stage's weights."""
-        return add(
-            layers,
-            self.split.backward_weight(
-                layers_of(self.weights), self._extras(self._data(op)), take(held, op.held), take(w_stash, op.w_stash)
-            ),
-        )
+    def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
+        return self.spec.gpt.embed({"embedding": [row_of(embedding, 0)]}, data.inputs)
+
+    def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
+        return self.spec.gpt.head_loss({"head": [row_of(head, 0)]}, y, data.labels, data.valid)
 
     def _data(self, op: TickOp) -> DeviceBatch:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
@@ -128,18 +156,8 @@ class StageOps:
         return Extras(self.placement_LNS, data.valid)
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
-        gpt = self.spec.gpt
-        return lax.cond(self.ends.is_first, lambda: gpt.embed(self.weights, data.inputs), lambda: activations[op.inbox])
-
-
-def put(buffers: Any, slot: Int[Array, ""], values: Any) -> Any:
-    """Writes values to one slot of buffers ``[slots, ...]``."""
-    return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
-
-
-def take(buffers: Any, slot: Int[Array, ""]) -> Any:
-    """The values in one slot of buffers ``[slots, ...]``."""
-    return jax.tree.map(lambda buffer: buffer[slot], buffers)
+        embed = lambda: self._embed(self.weights.embedding, data)  # noqa: E731
+        return where(self.ends.is_first, embed, lambda: activations[op.inbox])
 
 
 def add(totals: Any, values: Any) -> Any:

@@ -3,16 +3,18 @@
 Every leaf has a leading ``worker`` dim: a row holds the state of the stage that its worker serves. Master weights,
 moments and slots are RANKED ``[worker, row, rank, ...]``; the iteration, the placement and the policy's own state are
 SHARED ``[worker, ...]``. Embedding and head are in every row, so that all rows have one shape; only the first and the
-last stage use them.
+last stage use them. For the same reason a stage with fewer blocks than another has rows of zeros, which are padding:
+their gradients are zero, and nothing reads them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
@@ -20,10 +22,13 @@ from jaxtyping import Array, Int
 from swift.experts import ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
 from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, how_unequal
-from swift.models import GPT
+from swift.models import GPT, Cut, make_cut
 
 EMBEDDING_AND_HEAD = ("embedding", "head")
 """The groups that only the first and the last stage use."""
+
+DeviceBatch: TypeAlias = Any
+"""A ``Batch`` of ``jax.Array``."""
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +60,8 @@ class StepSpec:
         compute_dtype: dtype of slots and activations.
         num_microbatches: micro-batches of an iteration, of all pipelines together.
         decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
-        remat: whether a stage keeps only its input for the backward pass and recomputes the rest.
+        remat: whether a block keeps only its input for the backward pass and recomputes the rest.
+        cut: blocks of every stage; None: equally many.
         row_shapes: shapes of a worker's state, ``[row, ...]``; found by tracing unless given.
     """
 
@@ -71,10 +77,14 @@ class StepSpec:
     num_microbatches: int
     decays_matrices_only: bool = False
     remat: bool = False
+    cut: Cut = None  # type: ignore[assignment]
     row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
     specs: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.cut is None:
+            moe_layers = self.gpt.config.moe_layers
+            object.__setattr__(self, "cut", make_cut(moe_layers, self.num_stages, None, "StepSpec.cut"))
         if self.row_shapes is None:
             object.__setattr__(self, "row_shapes", self._find_row_shapes())
         moments = self.row_shapes.moments
@@ -105,14 +115,9 @@ class StepSpec:
         return self.live.topology.num_stages
 
     @cached_property
-    def pattern(self) -> tuple[bool, ...]:
-        """Whether each layer of a stage is a mixture of experts."""
-        return self.gpt.config.stage_pattern(self.num_stages)
-
-    @property
     def num_moe_layers(self) -> int:
-        """L, layers with experts in a stage."""
-        return sum(self.pattern)
+        """L, rows for layers with experts in a stage: those of the stage that has most."""
+        return self.cut.num_rows(True)
 
     @property
     def accumulate_dtype(self) -> DTypeLike:
@@ -120,12 +125,20 @@ class StepSpec:
         return jnp.promote_types(self.compute_dtype, jnp.float32)
 
     @cached_property
+    def model_rows(self) -> dict[str, np.ndarray]:
+        """Position in the model of each row of each stage, int64[P, rows] by group; negative: padding."""
+        kinds = {"attention": None, "mlp": False, "router": True, "expert": True}
+        return {
+            name: np.zeros((self.num_stages, 1), int)
+            if name in EMBEDDING_AND_HEAD
+            else self.cut.model_rows(kinds[name])
+            for name in self.gpt.groups
+        }
+
+    @cached_property
     def num_layers(self) -> dict[str, int]:
         """Rows of a stage, by group."""
-        return {
-            name: g.num_layers // (1 if name in EMBEDDING_AND_HEAD else self.num_stages)
-            for name, g in self.gpt.groups.items()
-        }
+        return {name: rows.shape[1] for name, rows in self.model_rows.items()}
 
     @cached_property
     def peer_sum(self) -> PeerSum:
@@ -197,7 +210,11 @@ class StepSpec:
 
         def classes(name: str, of: Sequence[int]) -> jax.Array:
             layout = self.layouts[name]
-            return jnp.concatenate([layout.classes(master[name][row], placements[row][name]) for row in of])
+            stages = [layout.classes(master[name][row], placements[row][name]) for row in of]
+            if name in EMBEDDING_AND_HEAD:
+                return stages[0]
+            is_block = self.model_rows[name] >= 0
+            return jnp.concatenate([stage[: mine.sum()] for stage, mine in zip(stages, is_block, strict=True)])
 
         ends = {"embedding": rows[:1], "head": rows[-1:]}
         return {name: classes(name, ends.get(name, rows)) for name in self.gpt.groups}
@@ -219,9 +236,9 @@ class StepSpec:
 
     def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
         def by_stage(name: str, classes: jax.Array) -> jax.Array:
-            if name in EMBEDDING_AND_HEAD:
-                return jnp.broadcast_to(classes[None], (self.num_stages, *classes.shape))
-            return classes.reshape(self.num_stages, self.num_layers[name], *classes.shape[1:])
+            rows = self.model_rows[name]
+            is_block = jnp.asarray(rows >= 0)[(..., *[None] * (classes.ndim - 1))]
+            return jnp.where(is_block, classes[rows], jnp.zeros((), classes.dtype))
 
         stages = jax.vmap(self._lay_out_stage, axis_size=self.num_stages)(
             {name: by_stage(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}

@@ -18,16 +18,15 @@ from jax import lax
 from jax.stages import Wrapped
 
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
-from swift.models import Weights
 from swift.pipeline import scopes
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
-from swift.pipeline.runtime.metrics import UpdateRecord, metrics_of, over_stages
-from swift.pipeline.runtime.stage import DeviceBatch, Extras, Sums, layers_of, stage_function
+from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
+from swift.pipeline.runtime.stage import Extras, Stage
 from swift.pipeline.runtime.stage_ops import StageOps
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import DeviceBatch, StepSpec, TrainState
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
-from swift.pipeline.split_backward import SplitStage, split
+from swift.pipeline.stage_weights import StageWeights
 from swift.schedules import TickTable
 
 _IN = (REPLICATED, SHARED, RANKED)
@@ -55,7 +54,7 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
             (state, carry, outcome), ((first, end), iteration) = loop, now
             carry = rank.interpreter.run(rank.ops(state), first, end, carry)
 
-            def update(state: TrainState, totals: Weights, outcome: Any) -> Any:
+            def update(state: TrainState, totals: StageWeights, outcome: Any) -> Any:
                 gradients, record = rank.reduce(state, totals, carry.sums, iteration)
                 # The stage's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
                 # would fuse and round the update differently from ``barrier_step``, and results would differ.
@@ -135,7 +134,7 @@ class _Rank(NamedTuple):
     """A rank's context before the first tick of a step function; lives as long as its trace."""
 
     spec: StepSpec
-    split: SplitStage
+    stage: Stage
     interpreter: Interpreter
     start: Carry
     batch: DeviceBatch
@@ -154,20 +153,19 @@ class _Rank(NamedTuple):
         batch: DeviceBatch,
     ) -> "_Rank":
         """Splits the stage, counts the tokens and empties the buffers."""
-        weights = spec.gpt.unpack(state.slots)
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
-        extras = Extras(state.placement, batch.valid[0])
-        parts = split(stage_function(spec), layers_of(weights), extras, message)
+        index = jnp.asarray(spec.live.stage_R)[spec.live.row_index()]
+        weights = StageWeights.of(spec.gpt, spec.cut, state.slots, index)
+        stage = Stage.of(spec, weights.layers, Extras(state.placement, batch.valid[0]), message, index)
         permutations = table.activations.permutations, table.gradients.permutations
-        stage = jnp.asarray(spec.live.stage_R)[spec.live.row_index()]
-        ends = EmbeddingAndHead(stage == 0, stage == spec.num_stages - 1)
+        ends = EmbeddingAndHead(index == 0, index == spec.num_stages - 1)
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32) * ends.is_first
         is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.data_iteration_n[None]
         return cls(
             spec,
-            parts,
+            stage,
             Interpreter(permutations, common, columns, message),
-            empty_carry(spec, table, parts, weights, message, num_iterations),
+            empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
             ends,
             _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
@@ -180,15 +178,22 @@ class _Rank(NamedTuple):
 
     def ops(self, state: TrainState) -> StageOps:
         """The stage's ops with the weights of a state, which hold until the next update."""
-        spec, weights = self.spec, self.spec.gpt.unpack(state.slots)
+        spec = self.spec
+        weights = StageWeights.of(spec.gpt, spec.cut, state.slots, self.stage.index)
         aux_weight_K = spec.experts.aux_loss_coefficient * self.divisor_K / spec.num_microbatches
-        return StageOps(spec, self.split, weights, state.placement, self.ends, self.batch, aux_weight_K)
+        return StageOps(spec, self.stage, weights, state.placement, self.ends, self.batch, aux_weight_K)
 
     def reduce(
-        self, state: TrainState, totals: Weights, sums_K: Sums, iteration: Any
+        self, state: TrainState, totals: StageWeights, sums_K: Sums, iteration: Any
     ) -> tuple[dict[str, jax.Array], UpdateRecord]:
         """The first half of U: gradients of the master weights, and the record of the iteration."""
-        gradients = reduce_gradients(self.spec, state, totals, self.divisor_K[iteration], self.ends)
+        gradients = reduce_gradients(
+            self.spec,
+            state,
+            totals.packed(self.spec.gpt, self.spec.cut, self.stage.index),
+            self.divisor_K[iteration],
+            self.ends,
+        )
         load = jax.tree.map(lambda load_K: load_K[iteration], sums_K.load)
         with jax.named_scope(scopes.UPDATE):
             load = self.spec.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))

@@ -17,7 +17,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from swift.mesh import EXPERT_AXIS
-from swift.models import Weights
 from swift.pipeline import scopes
 from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, TrainState
 
@@ -29,18 +28,29 @@ class EmbeddingAndHead(NamedTuple):
     is_last: jax.Array | bool
 
 
+def where(is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+    """Calls one of two functions; a branch only where the condition is data."""
+    if isinstance(is_so, bool):
+        return (compute if is_so else otherwise)(*operands)
+    return lax.cond(is_so, compute, otherwise, *operands)
+
+
 def used(
     spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
     """Calls ``compute``, or ``otherwise`` for embedding and head in a row that does not use them."""
     if name not in EMBEDDING_AND_HEAD or spec.num_stages == 1:
         return compute()
-    return lax.cond(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
+    return where(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
 
 @jax.named_scope(scopes.UPDATE)
 def reduce_gradients(
-    spec: StepSpec, state: TrainState, gradients: Weights, divisor: Float[Array, ""], ends: EmbeddingAndHead
+    spec: StepSpec,
+    state: TrainState,
+    gradients: dict[str, jax.Array],
+    divisor: Float[Array, ""],
+    ends: EmbeddingAndHead,
 ) -> dict[str, jax.Array]:
     """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
 
@@ -49,7 +59,8 @@ def reduce_gradients(
     Args:
         spec: step spec.
         state: this rank's state, with the placement that the gradients were computed with.
-        gradients: gradients of the stage's weights, summed over the micro-batches that this worker ran.
+        gradients: gradients of the stage's weights, ``[row, slot, size]`` by group, summed over the micro-batches that
+            this worker ran.
         divisor: tokens of the global batch.
         ends: whether this row serves the first and the last stage.
 
@@ -69,7 +80,7 @@ def reduce_gradients(
                 return peer_sum(mine) / divisor
             return used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
 
-    return {name: reduce(name, packed) for name, packed in spec.gpt.pack(gradients).items()}
+    return {name: reduce(name, packed) for name, packed in gradients.items()}
 
 
 @jax.named_scope(scopes.UPDATE)

@@ -96,5 +96,5 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     local_tokens = num_sequences * spec.gpt.config.sequence_length
     width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
     size = spec.experts.rows_sent(local_tokens, ranks) * width
-    num_layers = spec.num_moe_layers * spec.num_stages
+    num_layers = sum(spec.cut.counts(is_moe=True))
     return total | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS, Chip
 from swift.models import Weights
-from swift.pipeline import StepSpec, scopes, split_stage, stash_bytes
-from swift.pipeline.runtime import forward
+from swift.pipeline import StepSpec, block_shapes, scopes, split_stage, stash_bytes
 from swift.pipeline.split_backward import dot_bytes, dot_flops
 
 HEAD, EMBEDDING = "head", "embedding"
@@ -30,6 +29,12 @@ class Work:
 
     num_flops: int
     num_bytes: int
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.num_flops + other.num_flops, self.num_bytes + other.num_bytes)
+
+    def __mul__(self, times: int) -> "Work":
+        return Work(self.num_flops * times, self.num_bytes * times)
 
     def seconds(self, chip: Chip, dtype: str) -> float:
         """Time by the roofline: the longer of compute time and memory time."""
@@ -47,55 +52,56 @@ class Work:
 def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
     """Work of each part of a step per run, by the names of ``swift.pipeline.scopes``.
 
+    Ops of stages with unequal layers are there by stage, such as ``F/0``.
+
     Args:
         spec: specification of the step, on any mesh.
         num_sequences: sequences of a micro-batch on one rank.
     """
-    ops = _single_worker(spec, num_sequences) if spec.is_single_worker else _ops(spec, num_sequences)
+    ops = _ops(spec, num_sequences)
+    if spec.is_single_worker:
+        ops = {scopes.MICROBATCH: sum(ops.values(), Work(0, 0))}
     return {**ops, scopes.UPDATE: _update(spec)}
 
 
 def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
-    parts, (weights, extras, x) = split_stage(spec, num_sequences)
+    stage, (layers, extras, x) = split_stage(spec, num_sequences)
     ranks, d_out = spec.live.num_ranks, (x, jax.ShapeDtypeStruct((), spec.accumulate_dtype))
-    b, h, w = map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes))
-    rank_weights, data = _rank_weights(spec), _microbatch(spec, num_sequences)
-    head, embedding = rank_weights["head"], rank_weights["embedding"]
+    names = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
+    of_stages = [names] if spec.cut.is_uniform else [[f"{name}/{p}" for name in names] for p in range(spec.num_stages)]
+    total = {name: Work(0, 0) for of_stage in of_stages for name in of_stage}
+    for is_moe, one in stage.kinds.items():
+        given = block_shapes(layers, extras, is_moe)
+        b, h, w = map(stash_bytes, (one.b_shapes, one.h_shapes, one.w_shapes))
+        of_block = (
+            Work.of(one.forward, (*given, x), ranks, b + h),
+            Work.of(one.backward_input, (*given, one.b_shapes, one.h_shapes, d_out), ranks, w),
+            Work.of(one.backward_weight, (*given, one.h_shapes, one.w_shapes), ranks, _added(spec, given[0])),
+        )
+        for of_stage, count in zip(of_stages, spec.cut.counts(is_moe), strict=False):
+            for name, work in zip(of_stage, of_block, strict=True):
+                total[name] += work * count
+    return total | _embedding_and_head(spec, num_sequences, x)
+
+
+def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStruct) -> dict[str, Work]:
+    rank_weights, data, ranks = _rank_weights(spec), _microbatch(spec, num_sequences), spec.live.num_ranks
+    head, embedding = rank_weights["head"][0], rank_weights["embedding"][0]
 
     def loss(head: Any, y: jax.Array) -> jax.Array:
-        return spec.gpt.head_loss({"head": head}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
+        return spec.gpt.head_loss({"head": [head]}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
 
     def end(head: Any, y: jax.Array) -> Any:
         return jax.value_and_grad(loss, argnums=(0, 1))(head, y)
 
     def embed(embedding: Any, dx: jax.Array) -> Any:
-        look_up = lambda weights: spec.gpt.embed({"embedding": weights}, jnp.asarray(data.inputs))  # noqa: E731
+        look_up = lambda state: spec.gpt.embed({"embedding": [state]}, jnp.asarray(data.inputs))  # noqa: E731
         return jax.vjp(look_up, embedding)[1](dx)
 
-    f, b_, w_ = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
-    stashed = (weights, extras, parts.b_shapes, parts.h_shapes, d_out)
     return {
-        f: Work.of(parts.forward, (weights, extras, x), ranks, b + h),
-        b_: Work.of(parts.backward_input, stashed, ranks, w),
-        w_: Work.of(
-            parts.backward_weight, (weights, extras, parts.h_shapes, parts.w_shapes), ranks, _added(spec, weights)
-        ),
         HEAD: Work.of(end, (head, x), ranks, _added(spec, head)),
         EMBEDDING: Work.of(embed, (embedding, x), ranks, _added(spec, embedding)),
     }
-
-
-def _single_worker(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
-    weights = _rank_weights(spec)
-    placement = jax.ShapeDtypeStruct(spec.row_shapes.placement.shape, jnp.int32)
-
-    def objective(weights: Weights, placement_LNS: jax.Array, batch: Any) -> jax.Array:
-        sums = forward(spec, weights, placement_LNS, batch)
-        return sums.loss + sums.aux
-
-    arguments = (weights, placement, _microbatch(spec, num_sequences))
-    added = _added(spec, weights)
-    return {scopes.MICROBATCH: Work.of(jax.grad(objective), arguments, spec.live.num_ranks, added)}
 
 
 def _update(spec: StepSpec) -> Work:

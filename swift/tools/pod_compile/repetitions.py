@@ -49,13 +49,20 @@ class Runs:
     def of(self, one: Collective) -> np.ndarray:
         """Runs of a collective in a call, int64 ``[R]``."""
         name = self._name(one)
-        return self.trips(one) * self._runs(name, one.path)
+        return self._trips_R(one) * self._runs(name, one.path)
 
     def trips(self, one: Collective) -> int:
-        """Runs of a collective per run of its part."""
+        """Runs of a collective per run of its part, in the row that has most."""
+        return int(self._trips_R(one).max())
+
+    def _trips_R(self, one: Collective) -> np.ndarray:
         name = self._name(one)
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
-        return math.prod(self._trips(loop.num_trips) for loop in inner)
+        over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
+        trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
+        # Only blocks with experts have collectives; in a stage of both kinds they are in a branch.
+        blocks_R = np.array(self.spec.cut.counts(is_moe=True))[self.spec.live.stage_R]
+        return trips * (blocks_R if over_blocks else np.ones_like(blocks_R))
 
     def ops(self, name: str) -> np.ndarray:
         """Runs of F, B or W in a call, int64 ``[R]``."""

@@ -7,6 +7,7 @@ T: ticks, R: rows of the axis ``worker``.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work
 from swift.tools.pod_compile.repetitions import OTHER, Runs
 
+_Value = TypeVar("_Value")
 _OPS = {Kind.F: scopes.FORWARD, Kind.B: scopes.BACKWARD_INPUT, Kind.W: scopes.BACKWARD_WEIGHT}
 _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
@@ -28,7 +30,10 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
     if runs.table is None:
         total += runs.spec.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
-        total += sum(int(runs.ops(name).sum()) * work[name].num_flops for name in _OPS.values())
+        for name in _OPS.values():
+            total += sum(
+                int(ops) * one.num_flops for ops, one in zip(runs.ops(name), _by_row(runs, work, name), strict=True)
+            )
         is_first_R, is_last_R = runs.end_rows
         total += int(runs.ops(scopes.BACKWARD_INPUT)[is_first_R].sum()) * work[EMBEDDING].num_flops
         total += int(runs.ops(scopes.FORWARD)[is_last_R].sum()) * work[HEAD].num_flops
@@ -78,6 +83,11 @@ def predict(
     return {"step_ms": sum(parts_ms.values()), **parts_ms}
 
 
+def _by_row(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
+    """What an op has in every row, where stages may be unlike."""
+    return [by_name[name] if name in by_name else by_name[f"{name}/{stage}"] for stage in runs.spec.live.stage_R]
+
+
 def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -> float:
     """Seconds of all ops of a call, where all workers wait for the longest op of every tick."""
     if runs.table is None:
@@ -86,7 +96,7 @@ def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -
     opcode_TR = runs.table.opcode_TR[: runs.table.phase_bounds[-1]]
     took_TR = np.zeros(opcode_TR.shape)
     for kind, name in _OPS.items():
-        took_TR += (opcode_TR == kind + 1) * (busy[name] + inside[name])
+        took_TR += (opcode_TR == kind + 1) * (np.array(_by_row(runs, busy, name)) + inside[name])
     took_TR += (opcode_TR == Kind.F + 1) * is_last_R * busy[HEAD]
     took_TR += (opcode_TR == Kind.B + 1) * is_first_R * busy[EMBEDDING]
     return float(took_TR.max(axis=1).sum())

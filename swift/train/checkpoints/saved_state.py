@@ -23,7 +23,7 @@ def split_of(spec: StepSpec) -> StateSplit:
     """Divides a run's state into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
     abstract = spec.at(spec.stages_mesh()).abstract()
     has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
-    return StateSplit(abstract, replace(spec.specs, slots={}), has_classes)
+    return StateSplit(abstract, replace(spec.specs, slots={}), has_classes, spec.cut.counts(is_moe=True))
 
 
 def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,12 @@ from swift.experts import (
 )
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
-from swift.models import GPT, Group, ModelConfig, model_size
+from swift.models import GPT, Cut, Group, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs, stage_sizes
 from swift.schedules import FAULT_FREE, PLANNERS, Costs, OwnPlanner, Problem
 from swift.topology import Topology, Worker
 from swift.train.settings.compatibility import check_coupled, check_snapshots
+from swift.train.settings.cutting import cut_model
 from swift.train.settings.failure_list import FailureList, parse_failures
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
@@ -55,7 +56,9 @@ class Experiment:
             which a gradient would have been clipped is run again, one iteration after the other.
         memory_limit: memory of a worker by the plan, as a multiple of what F keeps of one micro-batch; None: no limit.
             Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the events.
-        remat: keep only a stage's input for the backward pass, and compute the rest again: a third more FLOPs.
+        remat: keep only a layer's input for the backward pass, and compute the rest again: a third more FLOPs.
+        cut: layers of each stage, such as ``(5, 4, 4, 3)``; None: equally many where that makes all stages alike, else
+            so that the longest stage is as short as it can be.
         failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
             iteration, or rejoin; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. A failure in a
             window lasts for the whole of it.
@@ -84,6 +87,7 @@ class Experiment:
     window: int = 1
     memory_limit: float | None = None
     remat: bool = False
+    cut: tuple[int, ...] | None = None
     failures: tuple[str, ...] = ()
     move_roles: bool = False
     sequences_per_microbatch: int = 16
@@ -106,7 +110,7 @@ class Experiment:
             raise SettingError("Experiment.sequences_per_microbatch", self.sequences_per_microbatch, allowed)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
-        self.model.stage_pattern(self.topology.num_stages)
+        assert self.blocks.num_stages == self.topology.num_stages
         # Refused here, before anything is written or JAX has started.
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
@@ -221,6 +225,7 @@ class Experiment:
             compute_dtype=jnp.dtype(self.compute_dtype),
             num_microbatches=self.topology.num_pipelines * self.num_microbatches,
             remat=self.remat,
+            cut=self.blocks,
         )
 
     def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
@@ -268,6 +273,11 @@ class Experiment:
             "Experiment.placement": repr(self.placement),
             "Experiment.compute_dtype": self.compute_dtype,
         }
+
+    @property
+    def blocks(self) -> Cut:
+        """Layers of each stage."""
+        return cut_model(self.model, self.experts, self.data.vocab_size, self.topology.num_stages, self.cut)
 
     def _layout(self, group: Group) -> Layout:
         classes, size, ranks = group.num_classes, group.size, self.topology.num_expert_ranks

@@ -1,0 +1,64 @@
+"""Weights of a stage as its loops over blocks read them: stacked, and divided by kind of block.
+
+Attention is in blocks of both kinds, so its rows are divided among them; otherwise both would update one array of
+gradients, which XLA would copy (docs/blocks.md).
+
+B: blocks of the longest stage.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from swift.models import BLOCK_GROUPS, GPT, Cut
+from swift.pipeline.rows import Index
+
+Layers: TypeAlias = dict[bool, dict[str, Any]]
+"""Weights of a stage's blocks, or their gradients: leaves ``[rows, ...]`` by group and, before that, by whether a block
+is a mixture of experts."""
+
+
+class StageWeights(NamedTuple):
+    """Weights of a stage, or their gradients summed over micro-batches."""
+
+    layers: Layers
+    embedding: Any  # leaves [1, ...]; used in the first stage
+    head: Any  # leaves [1, ...]; used in the last stage
+
+    @classmethod
+    def of(cls, gpt: GPT, cut: Cut, slots: Mapping[str, jax.Array], stage: Index) -> "StageWeights":
+        """Unpacks the slots of a rank that serves a stage, ``[row, slot, size]`` by group."""
+        rows = gpt.unpack_rows(slots)
+        return cls(_by_kind(cut, rows, stage), rows["embedding"], rows["head"])
+
+    def packed(self, gpt: GPT, cut: Cut, stage: Index) -> dict[str, jax.Array]:
+        """Packs them into an array ``[row, slot, size]`` for each group: the inverse of ``of``."""
+        return gpt.pack_rows({**_by_group(cut, self.layers, stage), "embedding": self.embedding, "head": self.head})
+
+
+def _by_kind(cut: Cut, rows: Mapping[str, Any], stage: Index) -> Layers:
+    """Divides stacked layers by kind."""
+
+    def of_kind(name: str, is_moe: bool) -> Any:
+        if name != "attention" or len(cut.kinds) == 1:
+            return rows[name]
+        blocks = jnp.asarray(cut.block_rows(is_moe))[stage]
+        return jax.tree.map(lambda leaf: jnp.take(leaf, blocks, axis=0, mode="clip"), rows[name])
+
+    return {is_moe: {name: of_kind(name, is_moe) for name in BLOCK_GROUPS[is_moe]} for is_moe in cut.kinds}
+
+
+def _by_group(cut: Cut, layers: Layers, stage: Index) -> dict[str, Any]:
+    """Joins layers divided by kind, with zeros in the rows of attention that are padding."""
+    rows = {name: rows for of_kind in layers.values() for name, rows in of_kind.items()}
+    if len(cut.kinds) == 1:
+        return rows
+    place_B, is_block_B = (jnp.asarray(table)[stage] for table in (cut.joined_rows_PB, cut.is_block_PB))
+
+    def joined(dense: jax.Array, moe: jax.Array) -> jax.Array:
+        both = jnp.take(jnp.concatenate([dense, moe]), place_B, axis=0, mode="clip")
+        return jnp.where(is_block_B[(..., *[None] * (both.ndim - 1))], both, jnp.zeros((), both.dtype))
+
+    return rows | {"attention": jax.tree.map(joined, layers[False]["attention"], layers[True]["attention"])}

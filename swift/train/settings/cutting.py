@@ -1,0 +1,50 @@
+"""The cut of a model into stages where the user gives none: by what its layers cost."""
+
+from collections.abc import Sequence
+
+from swift.experts import ExpertConfig
+from swift.models import Cut, ModelConfig, cut_by_costs, make_cut
+
+
+def cut_model(
+    model: ModelConfig, experts: ExpertConfig, vocab_size: int, num_stages: int, sizes: Sequence[int] | None
+) -> Cut:
+    """Cuts a model into stages.
+
+    Args:
+        model: shape of the model.
+        experts: settings of its expert layers.
+        vocab_size: size of the vocabulary.
+        num_stages: number of stages.
+        sizes: layers of each stage; None: equally many where that makes all stages alike, else so that the longest
+            stage is as short as it can be.
+
+    Raises:
+        SettingError: there are more stages than layers, a stage without a layer, or the sizes do not add up.
+    """
+    if sizes is None and num_stages < model.num_layers and not _are_alike(model, num_stages):
+        costs, first, last = layer_costs(model, experts, vocab_size)
+        sizes = cut_by_costs(costs, num_stages, first, last)
+    return make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut")
+
+
+def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> tuple[list[float], float, float]:
+    """Estimates what the parts of a model cost, in FLOPs of matmuls per token, forward and backward.
+
+    Returns:
+        (each layer, the embedding, the head).
+    """
+    dim = model.model_dim
+    attention = 8 * dim**2 + 4 * model.sequence_length * dim
+    dense = 4 * dim * model.ffn_dim
+    mixture = dense * experts.top_k * (experts.capacity_factor or 1.0) + 2 * dim * experts.num_classes
+    # The gradient of the embedding is one matmul; the head has one for its output and two for its gradients.
+    vocabulary = 2.0 * dim * vocab_size
+    costs = [3.0 * (attention + (mixture if is_moe else dense)) for is_moe in model.moe_layers]
+    return costs, vocabulary, 3 * vocabulary
+
+
+def _are_alike(model: ModelConfig, num_stages: int) -> bool:
+    if model.num_layers % num_stages:
+        return False
+    return make_cut(model.moe_layers, num_stages, None, "Experiment.cut").is_uniform

@@ -1,0 +1,95 @@
+"""Stages of unequal layers: a run that another cut of the same layers continues."""
+
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.checkpoint import CheckpointConfig, plan_restore
+from swift.data import DataConfig, TextFiles
+from swift.experts import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
+from swift.mesh import storage_mesh
+from swift.models import ModelConfig
+from swift.runlog import read_run
+from swift.topology import Topology
+from swift.train import Experiment, TrainOptions, train
+from swift.train.checkpoints.saved_state import load_state
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+SAVED, LAST = 4, 6
+PATTERN = (False, True, True, True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def double_precision():
+    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """A dense layer and three with experts, which a stage with one and a stage with three hold on two ranks each."""
+    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
+    for index in range(20):
+        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+    return Experiment(
+        model=ModelConfig(num_layers=4, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=PATTERN),
+        experts=ExpertConfig(num_classes=3, slots_per_rank=2, capacity_factor=None, aux_loss_coefficient=1e-2),
+        topology=Topology(1, 2, 2),
+        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
+        compute_dtype="float64",
+        num_steps=LAST,
+        num_microbatches=2,
+        sequences_per_microbatch=2,
+        cut=(3, 1),
+        eval_every=0,
+        checkpoint=CheckpointConfig(every=2, num_kept=5, snapshot_every=1),
+    )
+
+
+def layers(experiment, directory, step):
+    """(master weights, moments, experts in the slots) of every layer in the model's order, by group."""
+    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)), directory / "checkpoints"
+    state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)
+    moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
+
+    def in_order(name, slices):
+        rows = spec.model_rows[name]
+        if name in ("embedding", "head"):
+            return slices[0 if name == "embedding" else -1]
+        assert not slices[rows < 0].any()
+        return slices[rows >= 0]
+
+    trees = [tree for tree in (state.master, *moments) if isinstance(tree, dict)]
+    placement = state.placement[spec.model_rows["router"] >= 0]
+    return [{name: in_order(name, slices) for name, slices in tree.items()} for tree in trees], placement
+
+
+def test_a_run_goes_on_with_another_cut(experiment, tmp_path):
+    train(experiment, TrainOptions(tmp_path / "whole", "the same", prepare="none"))
+    half = shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    shutil.rmtree(half / f"checkpoints/step-{LAST:08d}")
+    (half / "summary.json").unlink()
+
+    anew = replace(experiment, cut=(1, 3))
+    (before, placed), (after, placed_anew) = (layers(setup, half, SAVED) for setup in (experiment, anew))
+    assert len(before) == 3
+    for mine, theirs in zip(before, after, strict=True):
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+            assert name == "router" or np.abs(mine[name]).max() > 0
+    for mine, theirs in zip(placed, placed_anew, strict=True):
+        assert sorted(mine.ravel()) == sorted(theirs.ravel())
+
+    train(anew, TrainOptions(half, "the same", prepare="none", resume=True))
+    whole, record = (read_run(tmp_path / name) for name in ("whole", "half"))
+    distance = np.abs([m["loss"] / w["loss"] - 1 for m, w in zip(record.metrics, whole.metrics, strict=True)])
+    assert distance.max() < 1e-8
+    assert [step["popularity"] for step in record.metrics] == [step["popularity"] for step in whole.metrics]
