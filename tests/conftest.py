@@ -154,13 +154,13 @@ class Walk:
         return [together] * len(equation.outvars)
 
     def cond(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """What a branch puts out differs also where the branches that are taken do."""
+        """Outputs of a branch differ also where the branches that are taken do."""
         self.branch(equation, inputs[0])
         branches = [self.jaxpr(branch, inputs[1:], inside | inputs[0]) for branch in equation.params["branches"]]
         return [inputs[0].union(*outputs) for outputs in zip(*branches, strict=True)]
 
     def loop(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """What is carried, until nothing changes any more; the number of rounds is what the condition says."""
+        """Follows what is carried until nothing changes any more; the condition determines the number of rounds."""
         params = equation.params
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         for_cond, for_body, carry = inputs[:first], inputs[first:second], inputs[second:]
@@ -175,7 +175,7 @@ class Walk:
         return carry
 
     def scan(self, equation: JaxprEqn, inputs: list[Axes], inside: Axes) -> list[Axes]:
-        """What is carried, until nothing changes any more, and what every round puts out then."""
+        """Follows what is carried until nothing changes any more; then takes the outputs of a round."""
         num_consts, num_carry = scan_counts(equation.params)
         consts, carry, xs = inputs[:num_consts], inputs[num_consts : num_consts + num_carry], inputs[num_consts:]
         xs, before, outputs = xs[num_carry:], None, list[Axes]()
@@ -208,7 +208,7 @@ def has_control_flow(equation: JaxprEqn) -> bool:
 
 
 def ppermutes_in_varying_branches(jaxpr: Jaxpr, axis: str = "worker") -> list[str]:
-    """Where a program has a ppermute along ``axis`` that not all devices come to, or another collective over it.
+    """Finds ppermutes of a program along ``axis`` that not all devices reach, and other collectives over it.
 
     Args:
         jaxpr: of the whole program, as ``jax.make_jaxpr`` gives it, with one shard_map or more.
@@ -221,7 +221,7 @@ def ppermutes_in_varying_branches(jaxpr: Jaxpr, axis: str = "worker") -> list[st
 
 
 def varying_branches(jaxpr: Jaxpr, axis: str) -> list[str]:
-    """Where a program branches, or counts the rounds of a loop, by what differs along ``axis``; as above."""
+    """Finds branches of a program, and numbers of rounds of loops, that differ along ``axis``; as above."""
     return list(walked(jaxpr, axis).branches.values())
 
 

@@ -1,4 +1,4 @@
-"""What the quick tests find: one line of the package is made wrong at a time, and the tests named have to fail.
+"""Mistakes that the quick tests find: one line of the package is made wrong, and the tests named have to fail.
 
     python tests/mutations.py                 # all of them, one after the other
     python tests/mutations.py routing split   # those of files with such names

@@ -88,7 +88,7 @@ def head_loss(x_BTD, scale, bias, out_DV, labels_BT, valid_BT):
 
 
 def learning_rate(step, peak, final, warmup_steps, num_steps):
-    """Of the iteration ``step``, from 1: a line up to the peak, then half a cosine (SGDR, eq. 5) down to the end."""
+    """The rate of the iteration ``step``, from 1: a line to the peak, then half a cosine (SGDR, eq. 5) to the end."""
     if step < warmup_steps:
         return peak * step / warmup_steps
     share = (step - warmup_steps) / (num_steps - warmup_steps)

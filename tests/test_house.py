@@ -1,6 +1,7 @@
 """The layout of the package: small folders, imports one way and through packages, one class for a name."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -76,6 +77,15 @@ def test_imports_go_from_higher_packages_to_lower_ones():
         if here and there and here != there and level[there] >= level[here]:
             upward.add(f"{module} -> {source}")
     assert upward == set()
+
+
+def test_the_reference_lists_packages_from_the_highest_to_the_lowest():
+    level = {name: number for number, names in enumerate(ORDER) for name in names}
+    index = (ROOT / "docs" / "reference" / "index.md").read_text()
+    rows = re.findall(r"^\| \[\w+\]\(\w+\.md\) \| (.*) \|$", index, re.MULTILINE)
+    levels = [level[package] for row in rows for package in re.findall(r"`swift\.(\w+)", row)]
+    assert len(levels) > 10
+    assert levels == sorted(levels, reverse=True)
 
 
 def test_packages_import_each_other_one_way():

@@ -117,7 +117,7 @@ def test_the_seven_files_to_read_are_there():
 
 def test_the_drawings_name_files_that_are_there():
     drawings = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "code.md").read_text(), re.DOTALL)
-    assert len(drawings) == 3
+    assert len(drawings) == 4
     for path in re.findall(r"[a-z_]+(?:/[a-z_]+)+(?:\.py|/)|[a-z_]+\.py", "\n".join(drawings)):
         assert list((ROOT / "swift").rglob(path.rsplit("/", 1)[-1])) if "/" not in path else find(path), path
 

@@ -1,4 +1,7 @@
-"""The processes that ``swift launch`` starts: workers, the writer of checkpoints, and the compiler ahead."""
+"""The processes that ``swift launch`` starts: members, the checkpoint service and the compile service.
+
+Each function has the name of its command, by which logs and events name the process.
+"""
 
 import argparse
 import os
@@ -16,7 +19,7 @@ from swift.train import Experiment
 
 
 def member(options: argparse.Namespace) -> None:
-    """Runs a worker process."""
+    """Runs a member: a worker process."""
     experiment, scratch = _given(options)
     settle_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
@@ -38,14 +41,14 @@ def member(options: argparse.Namespace) -> None:
 
 
 def keeper(options: argparse.Namespace) -> None:
-    """Runs the process that writes and reads checkpoints."""
+    """Runs the checkpoint service."""
     experiment, scratch = _given(options)
     origin = weights_of(options.init_from, scratch.config)
     run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
 
 
 def preparer(options: argparse.Namespace) -> None:
-    """Runs the process that compiles ahead."""
+    """Runs the compile service."""
     experiment, scratch = _given(options)
     num_devices, trims = _num_devices(experiment, options.by_rank), options.trim_executables
     run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices, trims=trims)

@@ -13,7 +13,7 @@ from swift.errors import RunError, renamed_settings
 from swift.mesh import keep_programs
 from swift.pipeline import TrainState
 from swift.runlog import Lease
-from swift.train.checkpoints import Checkpointer, ledger_after
+from swift.train.checkpoints import Checkpointer, WeightSource, ledger_after
 from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
@@ -109,11 +109,7 @@ def _train(
                 )
                 _announce(experiment, cluster, record, done, start, changes)
                 if options.init_from is not None and weights is not None:
-                    facts = options.init_from.facts(weights)
-                    directory.log_event("init_from", 0, **facts)
-                    progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
-                    for why in weights.passed_over:
-                        progress.note(f"passed over: {why}")
+                    _announce_weights(options.init_from, weights, record)
                 if experiment.checkpoint.every:
                     progress.saved(checkpointer.newest)
                 progress.stage("compiling the first step")
@@ -150,6 +146,15 @@ def _run(
         checkpoints.record.directory.log_event(event, last_step)
     except (OSError, RunError) as error:
         raise checkpoints.failed(error) from None
+
+
+def _announce_weights(source: WeightSource, weights: RestorePlan, record: RunRecord) -> None:
+    """Records and shows the run whose weights this one begins with."""
+    facts = source.facts(weights)
+    record.directory.log_event("init_from", 0, **facts)
+    record.progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
+    for why in weights.passed_over:
+        record.progress.note(f"passed over: {why}")
 
 
 def _announce(

@@ -23,7 +23,7 @@ IDENTITY = {"ModelConfig": "small"}
 
 
 def first_state(size=SIZE):
-    """Before the first iteration: master weights and a moment of another type."""
+    """Makes a state before the first iteration: master weights, and a moment of another type."""
     shapes = {"head": (STAGES, 1, RANKS, 1, 3), "expert": (STAGES, LAYERS, RANKS, CLASSES, size)}
     groups = [{name: np.zeros(shape, dtype) for name, shape in shapes.items()} for dtype in ("float32", "float64")]
     return {"step": np.zeros(STAGES, np.int32), "master": groups[0], "moments": groups[1]}

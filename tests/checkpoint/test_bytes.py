@@ -52,7 +52,7 @@ GPT_350M_16E = Experiment(
 
 
 def test_gpt_350m_with_16_experts_by_the_papers_shares():
-    """Of the paper's shares K = 1 of 16 is 19.4 %, where the paper reports 42.3 % measured."""
+    """K = 1 of 16 is 19.4 % by the paper's shares, where the paper reports 42.3 % measured."""
     assert partial_bytes(0.12 + 0.02, 0.74 + 0.12, 1, 16) == pytest.approx(0.194, abs=5e-4)
 
 

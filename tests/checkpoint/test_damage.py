@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint or in the midst of one, no restore gives a state that was not saved."""
+"""Damage to checkpoints, and crashes during a save: no restore gives a state that was not saved."""
 
 import errno
 import os
@@ -194,7 +194,7 @@ def test_an_expert_with_wrong_numbers_comes_from_the_copy_before_and_is_found(sm
 
 
 def test_numbers_that_are_not_finite_are_found(small_run):
-    """They were so in memory: all digests are right."""
+    """Numbers that were not finite in memory already: all digests are right."""
     run = small_run(every=2)
     run.state["master"]["head"][0, 0, 1, 0, 2] = np.nan
     run.run(2)
@@ -229,7 +229,7 @@ def aside(run):
 
 
 def test_a_manifest_that_lags_is_not_taken_for_the_newest(small_run):
-    """That of an older iteration in the place of a newer one, or a newest one that did not reach the disk."""
+    """A manifest of an older iteration in the place of a newer one, or a newest one that did not reach the disk."""
     run = small_run(experts_per_layer=1, every=2).run(6)
     old, new = (run.directory / f"step-0000000{step}/manifest.json" for step in (4, 6))
     content = new.read_bytes()

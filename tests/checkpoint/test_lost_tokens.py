@@ -45,7 +45,7 @@ class Lists:
 @pytest.mark.parametrize("selection", ["sequential", "load_aware"])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_lost_tokens_are_those_of_an_independent_count(small_run, selection, k):
-    """After faults in a row, right after a save, and with none between two saves."""
+    """Faults in a row, right after a save, and none between two saves."""
     run, count = small_run(experts_per_layer=k, selection=selection, every=2), Lists()
     for last in (3, 7, 7, 9, 12, 13):
         seen = run.step
@@ -107,7 +107,7 @@ def test_sequential_saves_every_expert_once_in_a_round(k, num_classes, num_layer
 
 
 def faults_every_50(budget):
-    """After each of six faults: (PLT, K before, K after) of a run that is saved every other iteration."""
+    """Lists (PLT, K before, K after) for six faults of a run that is saved every other iteration."""
     random, ledger, history = np.random.default_rng(0), Ledger.first(LAYERS, CLASSES, 1), []
     for step in range(1, 302):
         popularity = random.integers(20, 30, (LAYERS, CLASSES))

@@ -1,4 +1,4 @@
-"""After the loss of everything, the dense part is the newest save's and every expert its newest saved copy's."""
+"""Losses of all memory: the dense part is that of the newest save, and every expert that of its newest copy."""
 
 import math
 
@@ -14,7 +14,7 @@ UNITS = [(layer, class_) for layer in range(LAYERS) for class_ in range(CLASSES)
 
 
 def newest_saves(k, num_saves):
-    """By expert, the number of its newest save, from 0: the first is full, then every layer goes round by itself."""
+    """Computes each expert's newest save, from 0: the first is full, then every layer takes turns by itself."""
     newest = dict.fromkeys(UNITS, 0)
     for save in range(1, num_saves):
         for layer in range(LAYERS):

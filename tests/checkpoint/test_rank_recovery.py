@@ -53,7 +53,7 @@ def slots_of(state):
 
 
 def copy_of(state, split, rank, holder, step, contained_LE, chosen_LK, with_dense=True):
-    """What a rank's buddy keeps of it."""
+    """Makes the copy of a rank that its neighbour keeps."""
     whole = split.host_snapshot(state, chosen_LK)
     dense = {name: whole.dense[name][:, :, rank : rank + 1] for name in whole.dense if name in split.ranked_names}
     blocks = {dtype: block[:, :, :, rank : rank + 1] for dtype, block in whole.blocks.items()}
@@ -61,12 +61,12 @@ def copy_of(state, split, rank, holder, step, contained_LE, chosen_LK, with_dens
 
 
 def contained(step):
-    """Of every expert, so many updates a step that no two slices are lost alike."""
+    """Counts updates of every expert, so many a step that no two slices lose the same number."""
     return step * (7 + np.arange(2 * LAYERS * CLASSES).reshape(-1, CLASSES))
 
 
 def ledger_of(split, saved=None):
-    """After all iterations; ``saved``: the step of every expert's newest copy in storage."""
+    """Makes the ledger after all iterations; ``saved``: step of every expert's newest copy in storage."""
     first = Ledger.first(split.num_layers, split.num_classes, CLASSES)
     updates, saved = contained(NOW)[: split.num_layers], saved or {}
     copies = {unit: (SimpleNamespace(step=step),) for unit, step in saved.items()}
@@ -85,7 +85,7 @@ def never():
 
 @st.composite
 def losses(draw):
-    """Any placement, any lost ranks but all of a stage, any snapshots by any buddies, a checkpoint or none."""
+    """Any placement, any lost ranks but all of a stage, any snapshots at any neighbours, a checkpoint or none."""
     stages, ranks = draw(st.integers(1, 2)), draw(st.integers(2, 4))
     state = cut(stages, ranks, NOW)
     shape = (stages, LAYERS, ranks, draw(st.integers(1, 2)))

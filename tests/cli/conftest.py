@@ -37,7 +37,7 @@ CheckpointConfig.every = 2
 
 @dataclass(frozen=True)
 class Told:
-    """What a command did: its exit code, what it printed, and the paths that were not there before."""
+    """Outcome of a command: its exit code, its output, and the paths that were not there before."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""How many nodes there are and which this is, from the command line or from who started it."""
+"""The number of nodes, and that of this one, from the command line or from Slurm and Kubernetes."""
 
 import argparse
 import socket

@@ -40,7 +40,7 @@ def test_readers_do_not_ask(tell, half):
 
 
 def test_a_run_whose_directory_was_taken_stops_and_writes_no_more(tell, half, monkeypatch):
-    """As one does that was suspended for long, on a file system that others see."""
+    """A run that was suspended for long, on a file system that others see."""
     check, left = Lease.check, []
 
     def look(lease, **how):

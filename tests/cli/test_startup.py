@@ -30,7 +30,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def visible(text: str) -> str:
-    """What is left on a terminal of one line, of which some were erased."""
+    """Returns what is left on a terminal of one line, of which some were erased."""
     return text.rpartition("\r\x1b[2K")[2]
 
 

@@ -1,4 +1,4 @@
-"""What lies beside a run or a model is data: whatever is written there, nothing of it is run."""
+"""Files beside a run or a model are data: whatever is written there, nothing of it is run."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What is no file is refused by name, and 32-bit tokens are not taken for 16-bit ones."""
+"""Paths that are no regular files are refused by name, and 32-bit tokens are not taken for 16-bit ones."""
 
 import os
 import re
@@ -20,7 +20,7 @@ NO_FILES = {"pipe": "a named pipe", "socket": "a socket", "device": "a device"}
 
 
 def make(kind, path):
-    """Something at a path that is there and no file."""
+    """Makes something at a path that is no regular file."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
@@ -92,7 +92,7 @@ def test_all_32_bit_tokens_are_found(vocab_size, seed, count):
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.5, 0.8]), st.integers(2, 1000), st.floats(0.0, 0.99))
 def test_16_bit_tokens_with_padding_are_not_taken_for_32_bit_ones(seed, zeros, length, padding):
-    """Of the tokens of a document up to 8 in 10 are 0, and up to 99 % of its length is padding with zeros."""
+    """Documents of which up to 8 in 10 tokens are 0, and up to 99 % of the length is padding with zeros."""
     random = np.random.default_rng(seed)
     tokens = random.integers(1, 60_000, (-(-8000 // length), length)).astype("<u2")
     tokens[random.random(tokens.shape) < zeros] = 0

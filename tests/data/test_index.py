@@ -168,7 +168,7 @@ def test_a_corpus_that_was_just_written_is_read_again(texts, tmp_path, cache):
 
 @contextmanager
 def being_made(path, *, beats):
-    """As if another process were making an index."""
+    """Pretends that another process is making an index."""
     path.parent.mkdir(exist_ok=True)
     lock = path.with_suffix(".lock")
     with cache_module._alone(lock) as is_alone:

@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to type is understood, and what it points at is there."""
+"""Commands in the documents are understood, and what they point at is there."""
 
 import re
 import shlex

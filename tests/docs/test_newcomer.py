@@ -1,4 +1,4 @@
-"""What README, tutorial and guide have a newcomer type works, one command after the other, in one directory."""
+"""Commands of README, tutorial and guide work for a newcomer, one after the other, in one directory."""
 
 import os
 import re
@@ -34,7 +34,7 @@ ModelConfig.moe_pattern = (True,)
 
 
 class Typed(NamedTuple):
-    """What a reader does: types a command, or writes a file that is shown."""
+    """Action of a reader: types a command, or writes a file that is shown."""
 
     command: str = ""
     name: str = ""
@@ -42,7 +42,7 @@ class Typed(NamedTuple):
 
 
 def typed(document: str) -> Iterator[Typed]:
-    """What a reader of a document does, in order."""
+    """Lists the actions of a reader of a document, in order."""
     text = (ROOT / document).read_text().replace("\\\n", " ")
     block: list[str] | None = None
     for line in text.splitlines():

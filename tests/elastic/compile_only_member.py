@@ -48,7 +48,7 @@ def join(programs, address, index, count):
 
 
 def program(programs, grid, compiled):
-    """From the store: a worker's sum over its ranks, and 1000 times that of the worker before it."""
+    """Loads from the store: a worker's sum over its ranks, and 1000 times that of the worker before it."""
     count, num_ranks = grid.shape
     mesh = Mesh(grid, AXES)
 

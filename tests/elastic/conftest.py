@@ -57,7 +57,7 @@ def ranks():
 
 @pytest.fixture
 def checkpoint_service(two_ranks, trained, tmp_path):
-    """Of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
+    """The service of the run as it was after four iterations; the parts of the state are kept under (3, 4)."""
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step-00000006", "summary.json"))
     (tmp_path / "keeps").mkdir()
     checkpoint_service = CheckpointService(
@@ -82,7 +82,7 @@ def elsewhere(checkpoint_service, tmp_path):
 
 @pytest.fixture(scope="session")
 def kept():
-    """What a process has kept."""
+    """States that a process has kept."""
 
     def load(checkpoint_service, process, stamp):
         num_devices = 1 if checkpoint_service.by_rank else checkpoint_service.experiment.topology.num_expert_ranks

@@ -70,7 +70,7 @@ def write_config(directory, topology, steps, **settings):
 
 
 def environment(config):
-    """What all processes of a test's runs are known by; and that they compile quickly rather than well."""
+    """Environment that marks all processes of a test's runs, and has them compile quickly rather than well."""
     return os.environ | {"SWIFT_TEST": str(config.parent), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
@@ -100,7 +100,7 @@ def left_behind(config):
 
 
 def scratch(pid):
-    """What a run has in temporary directories."""
+    """Paths of a run in temporary directories."""
     return [path for top in ("/dev/shm", tempfile.gettempdir()) for path in Path(top).glob(f"swift-{pid}-*")]
 
 
@@ -152,7 +152,7 @@ def checkpoint_service(config):
 
 
 def wait_for_steps(process, config, number):
-    """Until so many iterations are recorded."""
+    """Waits until so many iterations are recorded."""
     path = config.parent / "run" / "metrics.jsonl"
     while not path.exists() or path.read_bytes().count(b"\n") < number:
         assert process.poll() is None
@@ -160,14 +160,14 @@ def wait_for_steps(process, config, number):
 
 
 def wait_for_checkpoint(process, config):
-    """Until there is one of an iteration; by then all that it takes is compiled."""
+    """Waits for one of an iteration; by then all that it takes is compiled."""
     while not newest_checkpoint(config):
         assert process.poll() is None
         time.sleep(0.1)
 
 
 def wait_for(process, words):
-    """Until it has said the words; returns the line."""
+    """Waits until it has printed the words; returns the line."""
     while words not in (line := process.stderr.readline()):
         assert line, f"it ended before it said {words}"
     return line

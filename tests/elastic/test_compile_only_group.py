@@ -1,4 +1,4 @@
-"""What one process compiles for a group that is not there, a real group runs."""
+"""Programs that one process compiles for a group that is not there: a real group runs them."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ def said(process):
 
 
 def run_group(sockets, programs, count, num_local):
-    """What every device of a real group has after the program."""
+    """Values on every device of a real group after the program."""
     service = CoordinationService(count, sockets)
     try:
         members = [start("join", num_local, programs, service.address, index, count) for index in range(count)]

@@ -157,7 +157,7 @@ def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
 
 @pytest.fixture
 def another_name(tmp_path):
-    """What begins a command that is to run where the machine's name stands for no address that it should listen at."""
+    """Prefix of a command that is to run where the machine's name stands for no address to listen at."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("only root can give itself another name, with unshare")
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.9 elsewhere\n")

@@ -14,7 +14,7 @@ def experiments() -> list[str]:
 
 
 def expanded_path(name: str) -> Path:
-    """Where the expanded form of an experiment is kept."""
+    """Path of the expanded form of an experiment."""
     return EXPANDED / Path(name).with_suffix(".txt")
 
 

@@ -1,4 +1,4 @@
-"""Which optimizers are valid on slices, and their schedule."""
+"""Optimizers that are valid on slices, and their schedule."""
 
 import jax
 import numpy as np

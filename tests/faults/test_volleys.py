@@ -1,4 +1,4 @@
-"""What a campaign does is chosen by its seed alone; its record goes on where it ended."""
+"""The faults of a campaign are determined by its seed alone; its record continues where it ended."""
 
 import json
 from random import Random

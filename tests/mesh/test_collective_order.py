@@ -115,7 +115,7 @@ def scan_without_carry(x_4, which, rounds):
 
 
 def nested(x_4, which, rounds):
-    """In a scan a loop, in the loop a branch, in the branch another scan; and collectives between all of them."""
+    """A scan around a loop around a branch around another scan, and collectives between all of them."""
 
     def busy(y):
         _, sums = lax.scan(lambda none, value: (none, lax.psum(value, "expert")), None, y)
@@ -262,7 +262,7 @@ class Path:
         self.choose, self.num_collectives, self.early = choose, 0, list[str]()
 
     def jaxpr(self, jaxpr: Jaxpr, inputs: Sequence[After]) -> list[After]:
-        """What the outputs depend on, given what the inputs do."""
+        """Computes what the outputs depend on, given what the inputs do."""
         open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         env = dict(zip(open_jaxpr.invars, inputs, strict=True)) | dict.fromkeys(open_jaxpr.constvars, After())
         of = lambda atom: After() if isinstance(atom, Literal) else env[atom]  # noqa: E731
@@ -290,7 +290,7 @@ class Path:
         return self.jaxpr(inner[0], inputs) if inner else [together] * len(equation.outvars)
 
     def collective(self, equation: JaxprEqn, inputs: list[After]) -> After:
-        """What comes out depends on the collective itself, too."""
+        """Outputs depend on the collective itself, too."""
         before, self.num_collectives = self.num_collectives, self.num_collectives + 1
         if before and not all(before - 1 in after for after in inputs):
             self.early.append(f"{equation} waits for {[sorted(after) for after in inputs]}, not for {before - 1}")

@@ -43,7 +43,7 @@ def numbers(groups, num_ranks):
 
 
 def expected(tree, groups):
-    """What numpy, in float64 where it is not in integers, says: every row has the sum of its group."""
+    """Computes by numpy, in float64 where it is not in integers, the sum of every row's group."""
 
     def sums(leaf):
         out = leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf.copy()

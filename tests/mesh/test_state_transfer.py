@@ -39,7 +39,7 @@ def move(tree, old, new, source_R):
 
 
 def buffers(tree):
-    """Where every part of every array lies, by device."""
+    """Addresses of every part of every array, by device."""
     return [{shard.device: shard.data.unsafe_buffer_pointer() for shard in a.addressable_shards} for a in leaves(tree)]
 
 

@@ -11,7 +11,7 @@ CONFIG = ModelConfig(num_layers=2, model_dim=32, num_heads=2, ffn_dim=40, sequen
 
 
 def drawn_by_modules(gpt: GPT, key: jax.Array) -> dict[str, jax.Array]:
-    """What the modules draw when they are made with keys, each group as one program."""
+    """Values that the modules draw when they are made with keys, each group as one program."""
     drawn = {}
     for (name, group), own in zip(gpt.groups.items(), jax.random.split(key, len(gpt.groups)), strict=True):
 

@@ -24,7 +24,7 @@ def tiny():
 
 @pytest.mark.parametrize(("name", "millions"), [("gpt-small", 125), ("gpt-medium", 350), ("gpt-large", 760)])
 def test_sizes_are_those_of_the_paper(name, millions):
-    """With one class in every mixture and GPT-2's vocabulary they are the dense models that the paper names."""
+    """One class in every mixture and GPT-2's vocabulary: the dense models that the paper names."""
     dense = GPT(model_size(name), vocab_size=50257, num_classes=1)
     tied = dense.num_parameters - dense.groups["head"].size
     assert tied == pytest.approx(millions * 1e6, rel=0.07)

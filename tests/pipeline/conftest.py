@@ -58,7 +58,7 @@ class Scattered:
 
 
 class Case(NamedTuple):
-    """What is planned and compiled once, and run on many inputs."""
+    """A plan and its programs, compiled once and run on many inputs."""
 
     topology: tuple[int, int, int] = (2, 2, 1)
     failed: frozenset = frozenset()
@@ -129,7 +129,7 @@ class Rig:
 
     @property
     def table(self):
-        """Of a window."""
+        """The tick table of a window."""
         return self.configuration.plans[self.case.window].table
 
     @cached_property
@@ -232,7 +232,7 @@ class Rig:
 
 
 def assert_metrics(found: dict[str, np.ndarray], expected: Plain) -> None:
-    """What the metrics of an iteration say of the batch is what the plain model says."""
+    """Checks the metrics of an iteration against the plain model."""
     np.testing.assert_allclose(found["loss"], expected.loss, rtol=1e-10)
     np.testing.assert_allclose(found["aux_loss"], expected.aux, rtol=1e-10)
     np.testing.assert_allclose(found["grad_norm"], expected.norm, rtol=1e-10)

@@ -1,4 +1,4 @@
-"""Where peers of unequal number can only be summed with everybody's help (TPU), updates wait for a barrier."""
+"""Barriers before updates, where peers of unequal number can only be summed with all devices (TPU)."""
 
 from dataclasses import replace
 

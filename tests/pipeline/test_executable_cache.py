@@ -30,7 +30,7 @@ SUM = PartitionSpec("worker")
 
 @pytest.fixture(scope="module", autouse=True)
 def no_cache():
-    """Without JAX's own cache, as the processes of a run are."""
+    """Turns JAX's own cache off, as in the processes of a run."""
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     yield

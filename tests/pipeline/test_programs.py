@@ -1,4 +1,4 @@
-"""What the compiled programs are: free of deadlocks, compiled once, as large as planned; and evaluation."""
+"""Compiled programs: free of deadlocks, compiled once, as large as planned; and evaluation."""
 
 from dataclasses import replace
 

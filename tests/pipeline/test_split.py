@@ -303,7 +303,7 @@ def test_the_cut_is_the_lightest_and_nearest_to_the_sinks(data):
     sources, sinks = (data.draw(st.lists(st.sampled_from(nodes), unique=True)) for _ in range(2))
 
     def behind(cut):
-        """What the sources reach in front of a cut, or None if that is a sink."""
+        """Finds what the sources reach in front of a cut; None if that is a sink."""
         reached = {node for node in sources if node not in cut}
         for a, b in sorted(edges):
             reached |= {b} if a in reached and b not in cut else set()

@@ -15,7 +15,7 @@ ARGUMENTS = {OWN: jnp.ones((2, 2)), OF_RANK: jnp.ones((1, 2)), TABLE: jnp.arange
 
 @pytest.fixture
 def find(ppermutes_in_varying_branches):
-    """What is found in a function of x, which every device has its own part of, and of arguments of other specs."""
+    """Findings in a function of x, which every device has its own part of, and of arguments of other specs."""
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("worker", "expert"))
 
     def find_in(function, *more_specs, axis="worker"):
@@ -86,7 +86,7 @@ def test_a_sum_within_groups_differs(find):
 
 
 def test_what_came_by_a_ppermute_differs(find):
-    """Who receives nothing has zeros."""
+    """Devices that receive nothing have zeros."""
     assert len(find(lambda x, table: branch(permute(table)[0] > 0, x), TABLE)) == 1
 
 
@@ -128,7 +128,7 @@ def test_a_while_whose_rounds_differ(find, where):
 
 
 def test_a_count_of_rounds_that_differ(find):
-    """What the rounds do is the same for all, but not how many there are."""
+    """The rounds do the same for all, but there are not equally many."""
 
     def function(x):
         rounds, _ = lax.while_loop(lambda carry: carry[1][0, 0] < 3, lambda carry: (carry[0] + 1, carry[1]), (0, x))

@@ -61,7 +61,7 @@ def whole_lines(path, name, size):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_nothing_sound_is_lost_wherever_the_files_end(run_dir, tmp_path_factory, data):
-    """As a power failure or a full disk may leave them, each by itself."""
+    """Ends as a power failure or a full disk may leave them, each file by itself."""
     path = shutil.copytree(run_dir, tmp_path_factory.mktemp("torn") / "run")
     sizes = {name: data.draw(st.integers(0, (path / name).stat().st_size)) for name in (METRICS, CLASS_COUNTS, EVENTS)}
     for name, size in sizes.items():

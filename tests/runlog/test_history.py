@@ -1,4 +1,4 @@
-"""What happened when, and where the time went, of records that were written by hand."""
+"""History and time breakdown of records that were written by hand."""
 
 from pathlib import Path
 

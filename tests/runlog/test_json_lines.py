@@ -21,7 +21,7 @@ def test_lines_from_the_end_are_the_whole_lines_whatever_is_read_at_once(tmp_pat
 
 
 def test_only_what_is_cut_is_read(tmp_path):
-    """Of a file with more than any memory holds, most of which is a hole."""
+    """A file with more than any memory holds, most of which is a hole."""
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(2**40)

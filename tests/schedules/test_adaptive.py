@@ -61,7 +61,7 @@ def test_gaps(limit, factor, mean, worst):
 @pytest.mark.parametrize("D", [2, 3])
 @pytest.mark.parametrize("factor", [1, 2])
 def test_near_the_proven_optimum(D, factor):
-    """With a limit of P, where tight_bound and the planner part: 20 where it says 19, and 38 where it says 37."""
+    """A limit of P, where tight_bound and the planner differ: 20 where it says 19, and 38 where it says 37."""
     for problem in one_failure_or_none((D,), (2, 4), factor, 1.0):
         proof = milp_proof(problem)
         assert proof.proven

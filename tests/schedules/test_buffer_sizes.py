@@ -23,7 +23,7 @@ def planned_bytes(schedule):
 
 
 def slow_held(table, sizes):
-    """What is alive in every slot at every moment, slot by slot, from the words of the table."""
+    """Computes what is alive in every slot at every moment, slot by slot, from the words of the table."""
     T, R = table.opcode_TR.shape
     between, within = np.zeros((2, T, R), np.int64)
     first_read = {

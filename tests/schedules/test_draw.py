@@ -177,7 +177,7 @@ def test_without_colours_no_codes_are_printed():
 
 
 def read_picture(schedule):
-    """How many shapes every named part of the SVG has, and its text."""
+    """Counts the shapes of every named part of the SVG, and reads its text."""
     svg = picture_file(schedule).decode()
     parts = {}
     for group in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}g"):

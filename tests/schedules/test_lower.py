@@ -267,7 +267,7 @@ def test_interval_slots():
 
 
 def test_lockstep_period_by_hand():
-    """One worker waits for nobody; of two, the last one puts its W off until the other has one."""
+    """A single worker waits for none; of two, the last one puts its W off until the other has one."""
     costs = Costs(t_f=1, t_b=2, t_w=4, t_u=8)
     one = adaptive(Problem(Topology(1, 1), 3, costs=costs))
     assert lockstep_period(one) == pytest.approx(3 * 7 + 8)

@@ -17,7 +17,7 @@ BreadthFirst = runpy.run_path(Path(__file__).parents[2] / "examples" / "own_plan
 
 @dataclass(frozen=True)
 class Shifted(BreadthFirst):
-    """Everything of one worker begins too early."""
+    """Schedules in which one worker begins everything too early."""
 
     name = "shifted"
 

@@ -25,7 +25,7 @@ def slow_times(problem, executor_DMP, sequences):
     back = Kind.B if problem.decoupled else Kind.W
 
     def longest_from(begin):
-        """From the beginning of a stage to the end of every stage's U."""
+        """Computes the longest path from the beginning of a stage to the end of every stage's U."""
 
         @cache
         def end(kind, d, m, p):

@@ -37,7 +37,7 @@ def no_planner(problem):
 
 @pytest.fixture
 def warned():
-    """What the store has warned of."""
+    """Warnings of the store."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Who saves checkpoints, without a model or devices."""
+"""The checkpointer, without a model or devices."""
 
 from queue import SimpleQueue
 from threading import Event

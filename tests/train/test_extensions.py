@@ -1,4 +1,4 @@
-"""What a user brings: an optimizer, a schedule, an observer, data in memory; and a run from Python alone."""
+"""Extensions of a user: an optimizer, a schedule, an observer, data in memory; and a run from Python alone."""
 
 from dataclasses import dataclass, replace
 

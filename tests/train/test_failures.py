@@ -79,7 +79,7 @@ def test_programs_are_prepared_where_somebody_is_yet_to_fail_and_only_there(monk
 
 @st.composite
 def lists_of_failures(draw):
-    """Texts of a list without mistakes, in any order that keeps that of each step, and who is down after each step."""
+    """Texts of a list without mistakes, in any order that keeps that of each step, and the workers down after each."""
     down, texts, after = set(), [], {}
     for step in range(1, 13):
         for worker in draw(st.lists(st.sampled_from(TOPOLOGY.workers), max_size=2, unique=True)):
@@ -142,7 +142,7 @@ RANKS = Topology(1, 2, 3)
 
 @st.composite
 def lists_of_ranks(draw):
-    """As above, of the ranks of the only pipeline, some rank of all stages left at any time."""
+    """Lists as above, of the ranks of the only pipeline, some rank of all stages left at any time."""
     down, texts, after = set(), [], {}
     for step in range(1, 13):
         for stage, rank in draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), max_size=2, unique=True)):

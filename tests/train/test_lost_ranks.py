@@ -1,4 +1,4 @@
-"""A run of one pipeline that loses expert ranks and goes on with the others, in the same process.
+"""A run of one pipeline that loses expert ranks and continues with the others, in the same process.
 
 What it then has is held against the states of a run that loses none.
 """
@@ -36,7 +36,7 @@ ONE = ("step 6: fail 0:0 rank 3",)
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
@@ -91,7 +91,7 @@ def run_and_keep_states(experiment, run_dir):
 
 @pytest.fixture(scope="module")
 def whole(experiment, tmp_path_factory, few_optimizations):
-    """The run that loses nobody, with a checkpoint of its middle; and its states."""
+    """The run without failures, with a checkpoint of its middle; and its states."""
     setup = replace(experiment, checkpoint=CheckpointConfig(every=5))
     with few_optimizations():
         return run_and_keep_states(setup, tmp_path_factory.mktemp("whole") / "run")
@@ -99,7 +99,7 @@ def whole(experiment, tmp_path_factory, few_optimizations):
 
 @pytest.fixture
 def recovered(monkeypatch):
-    """What every loss came to, before it was cut for the ranks that are left."""
+    """The recovered state of every loss, before it was resharded for the ranks that are left."""
     found, recover = [], emulated_cluster.recover_ranks
 
     def spy(state, slots, split, lost, **others):
@@ -147,7 +147,7 @@ def replicas_left(states, lost):
 
 
 def test_with_a_snapshot_of_every_iteration_nothing_is_lost(experiment, whole, recovered, tmp_path):
-    """Against a run that goes on with seven ranks from a checkpoint of the same iteration."""
+    """Against a run that continues with seven ranks from a checkpoint of the same iteration."""
     unharmed, states = whole
     record = run(losing(experiment, ONE, 1), tmp_path / "lost")
     assert recovered[0].lines == ["rank 3 is lost: dense and experts 0-5: snapshot of rank 4, 0 steps old"]
@@ -336,7 +336,7 @@ def test_a_rank_of_one_stage_leaves_all_stages_and_its_slices_of_the_others_are_
 
 @pytest.mark.slow
 def test_weights_from_slots_are_as_exact_as_slots_are(experiment, recovered, tmp_path):
-    """Where they are bfloat16, and master weights float32."""
+    """Slots in bfloat16, and master weights in float32."""
     setup = replace(experiment, compute_dtype="bfloat16")
     record, states = run_and_keep_states(losing(setup, ONE, 3), tmp_path / "run")
     in_slots = replicas_left(states, {3})

@@ -53,7 +53,7 @@ class Shuffled:
 
 
 class Case(NamedTuple):
-    """What is compiled once and run on many inputs."""
+    """Programs that are compiled once and run on many inputs."""
 
     ranks: int = 2
     top_k: int = 1

@@ -1,4 +1,4 @@
-"""A run that goes on with other ranks, slots, stages or pipelines than those that it was saved with."""
+"""A run that continues with other ranks, slots, stages or pipelines than those that it was saved with."""
 
 import shutil
 from dataclasses import replace
@@ -27,7 +27,7 @@ CLASSES = 6
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
@@ -146,7 +146,7 @@ def test_the_first_partial_checkpoint_elsewhere_is_full(experiment, half):
 
 
 def test_every_class_keeps_its_share_of_the_slots(experiment, half):
-    """As near as fewer slots allow: the class that had most has most, and more than an even share."""
+    """Shares as near as fewer slots allow: the class that had most has most, and more than an even share."""
     setup = on(experiment, 1, 1, 4)
     checkpoints = half / "checkpoints"
     plan = plan_restore(checkpoints, step=SAVED)

@@ -81,7 +81,7 @@ def events(run_dir, name):
 
 
 def lost_updates(metrics, sources, step):
-    """By layer: what the metrics say was routed to experts, and not dropped, after the copy that they came from."""
+    """Counts by layer what the metrics say was routed to experts, and not dropped, after the copies they came from."""
     lost = [0] * 2
     for record in metrics[:step]:
         for layer in range(2):
@@ -107,7 +107,7 @@ def test_a_lost_run_goes_on_and_counts_what_it_has_lost(experiment, again):
     assert restore["plt"] > 0.01
     assert restore["passed_over"] == []
     tally = read_manifest(again / "checkpoints/step-00000008", "").ledger.tally
-    assert (tally.num_faults, tally.lost_L.tolist()) == (1, lost)  # lest the next fault counts them again
+    assert (tally.num_faults, tally.lost_L.tolist()) == (1, lost)  # so that the next fault does not count them again
     assert [record["step"] for record in read_run(again).metrics] == list(range(1, 12))
     # Now the same tokens are out of more.
     *_, last = events(again, "checkpoint")
@@ -198,7 +198,7 @@ class Lost(Exception):
 
 
 class Losses:
-    """Of everything, once before each of some iterations; a ``FailureSource``."""
+    """Losses of everything, once before each of some iterations; a ``FailureSource``."""
 
     def __init__(self, steps):
         self.left = list(steps)
@@ -214,7 +214,7 @@ class Losses:
 
 @pytest.mark.slow
 def test_with_a_loss_every_50_iterations_dynamic_k_keeps_lost_tokens_under_their_budget(experiment, tmp_path):
-    """Of 50 iterations K = 1 loses 3 on average, which is above the budget, and K = 2 loses 1; dropped tokens apart."""
+    """K = 1 loses 3 of 50 iterations on average, which is above the budget, and K = 2 loses 1; dropped tokens apart."""
     config, run_dir = replace(experiment.checkpoint, plt_budget=0.045), tmp_path / "run"
     setup, losses = replace(experiment, num_steps=204, checkpoint=config), Losses([52, 102, 152, 202])
     options = TrainOptions(run_dir, "", prepare="none")
@@ -289,7 +289,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_kept_elsewhere_and_ends_the
 
 
 def test_a_record_that_cannot_be_written_either_ends_the_run_in_one_line(experiment, again, full_disk, monkeypatch):
-    """From iteration 11 on the disk takes nothing at all, not even a line on that."""
+    """A disk that takes nothing at all from iteration 11 on, not even a line on that."""
     full_disk.append(lambda _: True)
     log_step, log_event = RunDirectory.log_step, RunDirectory.log_event
 

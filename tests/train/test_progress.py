@@ -14,7 +14,7 @@ def record(step, **more):
 
 
 def run(num_steps, first_step=1, stride=1, **console):
-    """What a run writes that updates at every ``stride``-th step."""
+    """Output of a run that updates at every ``stride``-th step."""
     file = io.StringIO()
     with ProgressDisplay("symi [x]", num_steps, first_step, Console(file=file, width=80, **console)) as shown:
         for step in range(first_step + stride - 1, num_steps + 1, stride):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
@@ -146,7 +146,7 @@ def test_other_failures_lose_nothing(experiment, fault_free, tmp_path, failures,
 
 @pytest.mark.slow
 def test_windows_with_failures_lose_nothing(experiment, tmp_path):
-    """Who fails in a window is down from its start, and who is back comes at the start of the next."""
+    """Workers that fail in a window are down from its start, and return at the start of the next."""
     setup = replace(experiment, window=3, optimizer=replace(experiment.optimizer, clip_norm=None))
     expected = run(setup, tmp_path / "fault_free")
     record = run(replace(setup, failures=TWO_IN_A_STAGE), tmp_path / "run")
@@ -305,7 +305,7 @@ def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small,
 
 @pytest.mark.slow
 def test_a_stage_whose_state_is_lost_with_those_who_had_moved_there_ends_the_run(experiment, tmp_path):
-    """After two failures in stage 0 worker 0:1 serves it; it cannot go back to stage 1 when nobody is left there."""
+    """Worker 0:1 serves stage 0 after two failures there, and cannot go back to stage 1 when none is left there."""
     gone = [(0, 0), (1, 0)]
     source = Told({2: gone[:1], 3: gone, 4: [*gone, (1, 1), (2, 1)]})
     with pytest.raises(

@@ -131,7 +131,7 @@ def test_bfloat16_learns_too(experiment, tmp_path):
 
 
 class Signalled:
-    """Nobody fails; a signal comes while an iteration is run."""
+    """No failure; a signal comes while an iteration is run."""
 
     def __init__(self, step, number):
         self._step, self._number = step, number

@@ -47,7 +47,7 @@ def traced(policy, experts, layout):
 
 
 def test_with_capacity_by_rank_only_the_grouped_matmul_counts_its_own_rows(varying_branches):
-    """Its loops hold no collective, so nobody waits; under vmap they run as long as the longest."""
+    """Its loops hold no collective, so no device waits; under vmap they run as long as the longest."""
     found = varying_branches(traced(Packed(), ExpertConfig(4, 2, capacity="rank"), "decoupled")[0], "expert")
     assert found
     for sentence in found:

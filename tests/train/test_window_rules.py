@@ -1,4 +1,4 @@
-"""What a window may span, whose state is lost, and lists of failures that are refused before anything has run."""
+"""Spans of windows, stages whose state is lost, and lists of failures that are refused before anything has run."""
 
 from types import SimpleNamespace
 
@@ -69,7 +69,7 @@ def test_who_comes_back_has_copied_the_state_before_the_others_fail():
 
 @st.composite
 def failure_sets(draw):
-    """A topology, who was down while every stage was served, and who is down next."""
+    """A topology, the workers down while every stage was served, and those down next."""
     topology = Topology(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     before, failed = (frozenset(draw(st.sets(st.sampled_from(topology.workers)))) for _ in range(2))
     return topology, before if survives(topology, before) else frozenset(), failed

@@ -70,7 +70,17 @@ def recover_ranks(
     newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
     names = range(split.num_ranks) if names is None else names
     gone, stored = frozenset(lost), cache(stored)
-    search = SliceSearch(split, arrays["placement"], slots or {}, gone, newest_first, step, stored, names, ledger)
+    search = SliceSearch(
+        split=split,
+        placement_PLNS=arrays["placement"],
+        slots=slots or {},
+        lost=gone,
+        copies=newest_first,
+        step=step,
+        stored=stored,
+        names=names,
+        ledger=ledger,
+    )
     sources, lost_LE = list[RankSource](), np.zeros_like(ledger.tally.contained_LE)
     for part in lost_parts(split, lost):
         weights, moments = search.find(part)

@@ -55,7 +55,7 @@ class FoundCopy:
     contained: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SliceSearch:
     """The places to search for lost parts; see ``recover_ranks``."""
 

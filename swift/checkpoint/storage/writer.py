@@ -63,14 +63,14 @@ def save_checkpoint(
         check_written(temporary, arrays, contents, of_array)
         copies = _copies(step, snapshot, ledger, unit_contents, of_array)
         manifest = Manifest(
-            step,
-            identity,
-            extra,
-            _dense(snapshot, contents, of_array),
-            {dtype: shape_text(shape) for dtype, shape in split.unit_shapes.items()},
-            snapshot.chosen_LK.tolist(),
-            split.bytes_per_rank(snapshot),
-            ledger.saved(step, snapshot.chosen_LK, copies, common),
+            step=step,
+            identity=identity,
+            extra=extra,
+            dense=_dense(snapshot, contents, of_array),
+            unit_shapes={dtype: shape_text(shape) for dtype, shape in split.unit_shapes.items()},
+            chosen=snapshot.chosen_LK.tolist(),
+            bytes_per_rank=split.bytes_per_rank(snapshot),
+            ledger=ledger.saved(step, snapshot.chosen_LK, copies, common),
         )
         write_manifest(temporary, manifest)
         _settle_directories(temporary)

@@ -16,7 +16,7 @@ from swift.deadlines import Deadlines
 from swift.elastic import LOOPBACK
 from swift.elastic.membership import Member, Process
 from swift.elastic.state import RunFiles
-from swift.elastic.transport import MEMORY, Children, Fleet, LocalChildren, Rendezvous, check_network
+from swift.elastic.transport import MEMORY, Children, LocalChildren, MultiNodeChildren, Rendezvous, check_network
 from swift.errors import SettingError, check_count
 
 _BACKLOG = 1024
@@ -121,12 +121,12 @@ class ProcessCommands:
         return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
-        """Returns the command that starts the process that writes and reads checkpoints."""
+        """Returns the command that starts the checkpoint service."""
         origin = [] if self.init_from is None else [f"--init-from={self.init_from}"]
         return self._command("keeper", *origin, str(run_dir))
 
     def compile_service(self) -> list[str]:
-        """Returns the command that starts the process that compiles ahead."""
+        """Returns the command that starts the compile service."""
         return self._command("preparer", *["--trim-executables"] * self.trims)
 
     def _command(self, name: str, *more: str) -> list[str]:
@@ -183,7 +183,7 @@ class Entrance:
 
         with (
             rendezvous.announced(run_dir),
-            Fleet(
+            MultiNodeChildren(
                 LocalChildren(os.environ, scratch.memory),
                 node_of=node_of,
                 num_nodes=self._nodes.count,
@@ -191,9 +191,9 @@ class Entrance:
                 key=rendezvous.key,
                 is_first=is_first,
                 silence_s=deadlines.heartbeat,
-            ) as fleet,
+            ) as on_all_nodes,
         ):
-            yield fleet
+            yield on_all_nodes
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -42,7 +42,6 @@ from swift.elastic.membership.events import (
     Tick,
     Woke,
 )
-from swift.elastic.membership.known_state import RecoveryPolicy
 from swift.elastic.membership.members import (
     Member,
     Process,
@@ -52,9 +51,10 @@ from swift.elastic.membership.members import (
     processes_of,
     whole_workers,
 )
+from swift.elastic.membership.process_status import ProcessState, ProcessStatus
+from swift.elastic.membership.run_status import RecoveryPolicy
 from swift.elastic.membership.shard_ownership import FoundSlices
 from swift.elastic.membership.state_machine import Membership
-from swift.elastic.membership.status import ProcessState, ProcessStatus
 
 __all__ = [
     "PARTS",

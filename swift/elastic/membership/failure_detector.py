@@ -6,47 +6,48 @@ The exit of a process is detected where its parent collects it, see ``swift.elas
 from collections.abc import Iterator
 
 from swift.elastic.membership.commands import Kill
-from swift.elastic.membership.known_state import KnownState
-from swift.elastic.membership.status import Generation, ProcessState, ProcessStatus
+from swift.elastic.membership.generation import Generation
+from swift.elastic.membership.process_status import ProcessState, ProcessStatus
+from swift.elastic.membership.run_status import RunStatus
 
 
-def unkillable(known: KnownState, time: float) -> list[ProcessStatus]:
+def unkillable(run: RunStatus, time: float) -> list[ProcessStatus]:
     """Returns the processes that were killed and have not died in time."""
-    limit_s = known.deadlines.dying
-    return [status for status in known.statuses.values() if status.is_dying and time - status.killed > limit_s]
+    limit_s = run.deadlines.dying
+    return [status for status in run.statuses.values() if status.is_dying and time - status.killed > limit_s]
 
 
-def overdue(known: KnownState, time: float) -> Iterator[Kill]:
+def overdue(run: RunStatus, time: float) -> Iterator[Kill]:
     """Yields the processes to kill; members of a generation that is about to end have no deadline in it."""
-    limits, generation = known.deadlines, known.generation
-    for status in known.statuses.values():
+    limits, generation = run.deadlines, run.generation
+    for status in run.statuses.values():
         if status.state is ProcessState.STARTING and not status.is_dying and time - status.seen > limits.start:
             yield Kill(status.member, f"was not ready {limits.start:g} s after its start")
         if status.is_present and time - status.seen > limits.heartbeat:
             yield Kill(status.member, f"sent no heartbeat for {limits.heartbeat:g} s")
-    if generation is None or known.is_broken(generation):
+    if generation is None or run.is_broken(generation):
         return
-    if any(status.is_dying for status in known.members_of(generation)):
+    if any(status.is_dying for status in run.members_of(generation)):
         return
     if generation.is_live:
-        yield from _behind(known, generation, time - generation.since)
-    elif not known.is_finishing_previous(generation):
-        yield from _late(known, generation, time - generation.since)
+        yield from _behind(run, generation, time - generation.since)
+    elif not run.is_finishing_previous(generation):
+        yield from _late(run, generation, time - generation.since)
 
 
-def _behind(known: KnownState, generation: Generation, waited_s: float) -> Iterator[Kill]:
+def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
     """Yields the members that are behind the others, in a live generation without progress."""
-    if waited_s <= known.deadlines.progress:
+    if waited_s <= run.deadlines.progress:
         return
-    newest = max(status.entered for status in known.members_of(generation))
-    for status in known.members_of(generation):
+    newest = max(status.entered for status in run.members_of(generation))
+    for status in run.members_of(generation):
         if status.entered < newest:
             yield Kill(status.member, f"is still in iteration {status.entered}, others are in {newest}")
 
 
-def _late(known: KnownState, generation: Generation, waited_s: float) -> Iterator[Kill]:
+def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
     """Yields the members that the others wait for to form a generation."""
-    limits = known.deadlines
+    limits = run.deadlines
     for member in generation.not_departed or generation.not_formed:
         limit_s = limits.progress if member in generation.linked else limits.forming
         if waited_s > limit_s:

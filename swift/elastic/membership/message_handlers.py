@@ -5,83 +5,83 @@ from typing import TypeVar
 
 from swift.elastic.membership.commands import Commands, Enter, Kill
 from swift.elastic.membership.events import Departed, Done, Formed, Heartbeat, Message, PartTimed, Ready
-from swift.elastic.membership.known_state import KnownState
-from swift.elastic.membership.status import ProcessState, ProcessStatus
+from swift.elastic.membership.process_status import ProcessState, ProcessStatus
+from swift.elastic.membership.run_status import RunStatus
 
-Known = TypeVar("Known", bound=KnownState)
+RunT = TypeVar("RunT", bound=RunStatus)
 
 
-def after_message(known: Known, message: Message) -> tuple[Known, Commands]:
+def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
     """Returns the membership after a message, and the commands that follow at once.
 
     A process counted as dead that sends a message was frozen, cut off or retired: it is killed before it does harm.
     """
     member = message.member
-    status = known.statuses[member.process]
+    status = run.statuses[member.process]
     if member != status.member or not status.is_there:
-        return known, (Kill(member, f"incarnation {member.incarnation} is counted as dead and still sends messages"),)
+        return run, (Kill(member, f"incarnation {member.incarnation} is counted as dead and still sends messages"),)
     status = replace(status, seen=message.time)
     match message:
         case Ready(number=number):
-            is_news = status.state is ProcessState.STARTING or _is_current(known, number)
-            return known.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
+            is_news = status.state is ProcessState.STARTING or _is_current(run, number)
+            return run.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
         case Departed():
-            return _after_departed(known.with_statuses(status), message)
+            return _after_departed(run.with_statuses(status), message)
         case Formed():
-            return _after_formed(known.with_statuses(status), message), ()
+            return _after_formed(run.with_statuses(status), message), ()
         case Heartbeat():
-            return _after_heartbeat(known, status, message), ()
+            return _after_heartbeat(run, status, message), ()
         case PartTimed():
-            return _after_part(known.with_statuses(status), message), ()
+            return _after_part(run.with_statuses(status), message), ()
         case Done():
-            return _after_done(known.with_statuses(status), message), ()
+            return _after_done(run.with_statuses(status), message), ()
 
 
-def _is_current(known: KnownState, number: int) -> bool:
+def _is_current(run: RunStatus, number: int) -> bool:
     """Returns whether a generation is the newest, or the one before in which members still finish an iteration."""
-    generation = known.generation
+    generation = run.generation
     if generation is None:
         return False
-    return number == generation.form.number or (generation.form.after is not None and number == known.last_live)
+    return number == generation.form.number or (generation.form.after is not None and number == run.last_live)
 
 
-def _after_departed(known: Known, message: Departed) -> tuple[Known, Commands]:
-    generation = known.generation
+def _after_departed(run: RunT, message: Departed) -> tuple[RunT, Commands]:
+    generation = run.generation
     if generation is None or message.number != generation.form.number or message.member not in generation.not_departed:
-        return known, ()
+        return run, ()
     generation = replace(generation, since=message.time, departed=generation.departed | {message.member})
     enter = () if generation.not_departed else (Enter(generation.form.number, generation.form.members),)
-    return replace(known, generation=generation), enter
+    return replace(run, generation=generation), enter
 
 
-def _after_formed(known: Known, message: Formed) -> Known:
-    generation, (member, number, held, time, found) = known.generation, message
+def _after_formed(run: RunT, message: Formed) -> RunT:
+    generation, (member, number, held, time, found) = run.generation, message
     if generation is None or number != generation.form.number or member not in generation.not_formed:
-        return known
+        return run
     all_held = {**generation.held, member: held}
-    return replace(known, generation=replace(generation, since=time, held=all_held, found=generation.found | found))
+    return replace(run, generation=replace(generation, since=time, held=all_held, found=generation.found | found))
 
 
-def _after_heartbeat(known: Known, status: ProcessStatus, beat: Heartbeat) -> Known:
+def _after_heartbeat(run: RunT, status: ProcessStatus, beat: Heartbeat) -> RunT:
     """Members of the generation before count as making progress only where the newest waits for their iteration."""
-    generation = known.generation
-    if generation is None or beat.number != known.last_live or status.last_live != known.last_live:
-        return known.with_statuses(status)
+    generation = run.generation
+    if generation is None or beat.number != run.last_live or status.last_live != run.last_live:
+        return run.with_statuses(status)
     if beat.finished > status.finished and (generation.is_live or generation.form.after is not None):
         generation = replace(generation, since=beat.time)
-    updated = known.with_statuses(replace(status, entered=beat.entered, finished=beat.finished))
+    updated = run.with_statuses(replace(status, entered=beat.entered, finished=beat.finished))
     return replace(updated, generation=generation)
 
 
-def _after_part(known: Known, timed: PartTimed) -> Known:
-    generation = known.generation
+def _after_part(run: RunT, timed: PartTimed) -> RunT:
+    generation = run.generation
     if timed.part != "link" or generation is None or timed.number != generation.form.number or generation.is_live:
-        return known
-    return replace(known, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member}))
+        return run
+    return replace(run, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member}))
 
 
-def _after_done(known: Known, done: Done) -> Known:
-    generation = known.generation
+def _after_done(run: RunT, done: Done) -> RunT:
+    generation = run.generation
     if generation is None or not generation.is_live or done.number != generation.form.number:
-        return known
-    return replace(known, generation=replace(generation, done=generation.done | {done.member}))
+        return run
+    return replace(run, generation=replace(generation, done=generation.done | {done.member}))

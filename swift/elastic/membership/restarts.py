@@ -2,33 +2,33 @@
 
 from swift.elastic.membership.commands import Commands, StartProcess, StopRun
 from swift.elastic.membership.events import MayRestart
-from swift.elastic.membership.known_state import KnownState
 from swift.elastic.membership.members import Process
-from swift.elastic.membership.status import ProcessState
+from swift.elastic.membership.process_status import ProcessState
+from swift.elastic.membership.run_status import RunStatus
 
 
-def restarts(known: KnownState, chance: MayRestart) -> Commands:
+def restarts(run: RunStatus, chance: MayRestart) -> Commands:
     """Returns the processes to start now, or the end of a run in which a stage can never be served again.
 
     Nothing is started during a recovery: starting a process takes seconds of CPU time that the members need.
     """
-    dead = known.dead
-    if not dead or known.is_recovering:
+    dead = run.dead
+    if not dead or run.is_recovering:
         return ()
-    gone = [one for one in dead if is_spent(known, one) or chance.away.get(one, 0.0) > known.deadlines.start]
-    lost = known.lost_without(gone)
+    gone = [one for one in dead if is_spent(run, one) or chance.away.get(one, 0.0) > run.deadlines.start]
+    lost = run.lost_without(gone)
     if lost:
         stages = ", ".join(map(str, lost))
         away = " (or whose node has returned)" if any(chance.away.values()) else ""
         return (StopRun(f"stage {stages} has no process left that may be restarted{away}"),)
-    startable = [one for one in dead if not is_spent(known, one) and not chance.away.get(one)]
+    startable = [one for one in dead if not is_spent(run, one) and not chance.away.get(one)]
     # Without a stage no iteration is ever finished, so a process held down until a later iteration would never return.
     down = chance.held_down
-    needed = known.lost_without([process for process in dead if process in down or process not in startable])
+    needed = run.lost_without([process for process in dead if process in down or process not in startable])
     return tuple(StartProcess(one) for one in startable if one not in down or one.worker[1] in needed)
 
 
-def is_spent(known: KnownState, process: Process) -> bool:
+def is_spent(run: RunStatus, process: Process) -> bool:
     """Returns whether a process must not be restarted."""
-    status = known.statuses[process]
-    return status.state is ProcessState.RETIRED or status.deaths > known.policy.max_restarts
+    status = run.statuses[process]
+    return status.state is ProcessState.RETIRED or status.deaths > run.policy.max_restarts

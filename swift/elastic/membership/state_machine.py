@@ -52,16 +52,17 @@ from swift.elastic.membership.events import (
     Woke,
 )
 from swift.elastic.membership.failure_detector import overdue, unkillable
-from swift.elastic.membership.known_state import KnownState, RecoveryPolicy
+from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
+from swift.elastic.membership.process_status import ProcessState, ProcessStatus
 from swift.elastic.membership.restarts import restarts
+from swift.elastic.membership.run_status import RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
-from swift.elastic.membership.status import Generation, ProcessState, ProcessStatus
 
 
 @dataclass(frozen=True)
-class Membership(KnownState):
+class Membership(RunStatus):
     """The membership of a run. It is immutable: ``on`` returns the next one."""
 
     @classmethod

@@ -26,7 +26,7 @@ from swift.elastic.transport.compile_messages import (
     CompileRequest,
     Prepared,
 )
-from swift.elastic.transport.fleet import NODES, Fleet
+from swift.elastic.transport.multi_node_children import NODES, MultiNodeChildren
 from swift.elastic.transport.node_messages import NODE_UPDATES, NodeUpdate
 from swift.elastic.transport.remote_node import announcing_arrival, serve_node
 from swift.elastic.transport.rendezvous import Rendezvous, check_network
@@ -64,13 +64,13 @@ __all__ = [
     "CompileFailed",
     "CompileRequest",
     "DataUnreadable",
-    "Fleet",
     "FormGroup",
     "Halt",
     "Hang",
     "KeptElsewhere",
     "LoadCheckpoint",
     "LocalChildren",
+    "MultiNodeChildren",
     "NodeUpdate",
     "Planned",
     "Prepared",

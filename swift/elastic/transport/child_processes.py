@@ -1,7 +1,7 @@
 """Child processes of the supervisor: the interface to them, and those on its own node.
 
 The exit of a child is detected here, the first stop on the way of a failure. Children on other nodes are handled by
-``swift.elastic.transport.fleet``.
+``swift.elastic.transport.multi_node_children``.
 """
 
 import signal

@@ -36,7 +36,7 @@ from swift.elastic.membership import (
 from swift.elastic.state import Handover, NeighbourCopies
 from swift.elastic.transport import DataUnreadable, FormGroup
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
-from swift.elastic.worker.loop import GenerationRun, GenerationStates, run_generation
+from swift.elastic.worker.generation_run import GenerationRun, GenerationStates, run_generation
 from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, fetch_parts, own_row, part_shapes, place_parts

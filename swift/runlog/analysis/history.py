@@ -64,7 +64,7 @@ class History:
         return max(0, bisect_right([span.start_s for span in self.spans], seconds) - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stretch:
     """Consecutive iterations of the same workers and ranks.
 

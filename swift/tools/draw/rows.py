@@ -22,7 +22,7 @@ KIND_NAMES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Row:
     """A worker and its ops, in order.
 
@@ -107,12 +107,12 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
     index = d * schedule.problem.num_stages + p
     ops = slice(int(schedule.bounds[index]), int(schedule.bounds[index + 1]))
     return Row(
-        worker,
-        worker not in schedule.problem.failed,
-        schedule.kind[ops],
-        schedule.iteration[ops],
-        schedule.microbatch[ops],
-        schedule.pipeline[ops] != d,
-        schedule.start[ops],
-        schedule.end[ops],
+        worker=worker,
+        is_live=worker not in schedule.problem.failed,
+        kind_n=schedule.kind[ops],
+        iteration_n=schedule.iteration[ops],
+        microbatch_n=schedule.microbatch[ops],
+        rerouted_n=schedule.pipeline[ops] != d,
+        start_n=schedule.start[ops],
+        end_n=schedule.end[ops],
     )

@@ -70,7 +70,7 @@ class Checkpointer:
         self._is_hurried = Event()
         self._failures: SimpleQueue[str] = SimpleQueue()
         self.newest = None if start is None else start.step
-        self._buddies = PeerSnapshots(self._split, experiment.checkpoint)
+        self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
             self._continue_from(start, after)
@@ -85,7 +85,7 @@ class Checkpointer:
         with nullcontext() if error is None else suppress(OSError, RunError):
             self.follow(wait=True)
         self._thread.shutdown()
-        self._buddies.close()
+        self._peer_snapshots.close()
 
     @property
     def is_busy(self) -> bool:
@@ -232,15 +232,15 @@ class Checkpointer:
     def snapshot(self, spec: StepSpec, state: TrainState, done: int) -> None:
         """Begins a snapshot if one is due, or if there is none; see ``save``."""
         every = self._experiment.checkpoint.snapshot_every
-        if every and spec.live.num_ranks > 1 and (self._buddies.is_empty or done % every == 0):
+        if every and spec.live.num_ranks > 1 and (self._peer_snapshots.is_empty or done % every == 0):
             updates_LE = self._ledger.tally.contained_LE
-            trouble = self._buddies.begin(replace(state, slots={}), spec.live, done, updates_LE)
+            trouble = self._peer_snapshots.begin(replace(state, slots={}), spec.live, done, updates_LE)
             if trouble is not None:
                 self._directory.log_event("snapshot_failed", done, error=trouble)
 
     def copies(self, ranks: Collection[int]) -> list[RankCopy]:
         """Returns the snapshots of some ranks."""
-        return self._buddies.copies(ranks)
+        return self._peer_snapshots.copies(ranks)
 
     def load(self, spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
         """Loads the newest intact checkpoint, see ``load_state``; None if nothing was saved.
@@ -268,8 +268,8 @@ class Checkpointer:
         config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
         k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
         self._split, self._room, self._ledger = split_of(spec), None, ledger.emptied(k)
-        self._buddies.close()
-        self._buddies = PeerSnapshots(self._split, config)
+        self._peer_snapshots.close()
+        self._peer_snapshots = PeerSnapshots(self._split, config)
 
     def _continue_from(self, start: RestorePlan, after: Ledger) -> None:
         """Makes the checkpoint from which the run continues its newest one, and records the loss."""

@@ -143,7 +143,7 @@ def test_the_next_life_is_asked_for_the_newest_save_only(keeping):
 
 
 def test_a_save_before_a_load_is_asked_for_again(keeping):
-    """What is loaded is the newest checkpoint: that one, if it can be had."""
+    """The newest checkpoint is to be loaded: that one, if it can be had."""
     keeping.add(5)
     keeping.saving.load(2, [ONLY])
     keeping.dies()

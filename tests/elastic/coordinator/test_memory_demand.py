@@ -20,7 +20,7 @@ NEED = MemoryDemand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
 
 
 def test_a_demand_is_that_of_the_files(checkpoint_service, ranks, tmp_path):
-    """Of each rank three states, four without slots, and copies; a file is little more than its arrays."""
+    """Three states of each rank, four without slots, and copies; a file is little more than its arrays."""
     experiment = replace(
         checkpoint_service.experiment, checkpoint=CheckpointConfig(snapshot_every=1, snapshot_experts_per_layer=1)
     )

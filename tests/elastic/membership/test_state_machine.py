@@ -76,7 +76,7 @@ class Script:
         return [command for process in processes for command in self.tell(Died, process, 0, "killed")]
 
     def formed(self, held_by, of=None):
-        """They hold states after these iterations, of the generation that ran last unless told."""
+        """Reports members that hold states after these iterations, of the generation that ran last unless given."""
         generation = self.membership.last_live if of is None else of
         self.left(*held_by)
         for process, held in held_by.items():
@@ -87,7 +87,7 @@ class Script:
         return [command for process in processes for command in self.tell(Departed, process, self.membership.number, 0)]
 
     def beat(self, entered_by):
-        """Everybody has ended the iteration before that which it is in."""
+        """Every member has ended the iteration before the one that it is in."""
         for process, entered in entered_by.items():
             self.tell(Heartbeat, process, self.membership.last_live, entered, entered - 1, 0)
 
@@ -100,7 +100,7 @@ class Script:
         return tuple(self.membership.statuses[process].member for process in processes)
 
     def alive(self):
-        """Everybody who has not died beats, without being in an iteration of this generation."""
+        """All that have not died send heartbeats, without being in an iteration of this generation."""
         for process, status in self.membership.statuses.items():
             if status.state is not ProcessState.DEAD:
                 self.tell(Heartbeat, process, 0, 0, 0, 0)
@@ -307,7 +307,7 @@ def test_the_others_go_on_without_a_process_that_cannot_be_killed(live):
 
 
 def wait_until_silent(script, process):
-    """What is done when all but one are heard."""
+    """Commands when all but one are heard."""
     script.time += LIMITS.heartbeat + 0.1
     for other in {A, B, C, D} - {process}:
         script.beat({other: 5})
@@ -626,7 +626,7 @@ def test_where_only_some_have_taken_up_a_state_that_was_cut_anew_that_before_is_
 
 
 def after_go(script, **stored):
-    """What follows where these checkpoints exist as the newest generation goes live."""
+    """Commands that follow where these checkpoints exist as the newest generation goes live."""
     script.membership, commands = script.membership.on(CheckpointsListed(script.time, **stored))
     return list(commands)
 

@@ -90,7 +90,7 @@ class Simulated:
 
     @property
     def is_running(self):
-        """Whether it still runs as one whom the supervisor counts on."""
+        """Whether it still runs, and the supervisor counts on it."""
         return self.is_up and self.runs and not self.is_dead
 
     @property
@@ -399,7 +399,7 @@ class World:
         assert self.membership.lost_without(hopeless), "a run ends that could continue"
 
     def check_deadlines(self):
-        """After a decision nobody is waited for any longer than was said, unless it is being killed."""
+        """No process is waited for beyond its deadline after a decision, unless it is being killed."""
         membership, generation = self.membership, self.membership.generation
         for status in membership.statuses.values():
             silent_s = self.time - status.seen
@@ -428,7 +428,7 @@ class World:
         assert go.is_whole == (set(cut) <= there), "slices are lost and nobody says so, or the other way round"
 
     def check_no_loss(self, go, members, answers):
-        """Where those who ran last are enough, no more than the newest iteration is run again."""
+        """No more than the newest iteration is run again where those that ran last are enough."""
         ran = max((number for number in self.goes if number < go.number), default=None)
         survivors = [member for member in members if ran in (stamp.generation for stamp in answers[member])]
         newest = max((stamp.step for member in survivors for stamp in answers[member]), default=0)
@@ -437,7 +437,7 @@ class World:
             assert go.stamp.step >= newest - worth, "more than one iteration is lost"
 
     def are_enough(self, processes):
-        """Whether they are all processes of some worker of every stage; of an elastic run, anybody."""
+        """Whether they are all processes of some worker of every stage; in an elastic run, any process."""
         if self.is_elastic:
             return bool(processes)
         workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
@@ -480,7 +480,7 @@ class World:
             self.advance(0.5)
 
     def able(self):
-        """Who can be a member; nobody, where a stage has only retired processes."""
+        """Processes that can be members; none, where a stage has only retired ones."""
         gone = self.retired | {process for process in self.spent() if self.newest[process].is_dead}
         there = set(self.newest) - gone
         maimed = set() if self.is_elastic else {process.worker for process in gone}
@@ -490,7 +490,7 @@ class World:
         )
 
     def is_well(self):
-        """Everybody who can be is a member of a live generation and runs it, and nobody else is left."""
+        """Whether all that can be are members of a live generation and run it, and no other is left."""
         able, generation = self.able(), self.membership.generation
         if not able:
             return generation is None
@@ -584,7 +584,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(who=WHO, how_many=st.sampled_from([1, 1, 1, 2]), keeps=st.booleans())
     def kill(self, who, how_many, keeps):
-        """What a process has sent may still come, or be lost with it."""
+        """Kills a process; what it has sent may still arrive, or be lost with it."""
         for nth in range(how_many):
             one = self.one(who + nth)
             if not one.is_cut_off and not one.is_undead:
@@ -623,7 +623,7 @@ class Chaos(RuleBasedStateMachine):
         return self.world.is_stopped or self.world.is_well()
 
     def teardown(self):
-        """When faults stop, everybody is a member again in a bounded time."""
+        """All processes are members again in a bounded time once faults stop."""
         if not hasattr(self, "world"):
             return
         for one in self.world.everybody:

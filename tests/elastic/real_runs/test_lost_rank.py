@@ -93,7 +93,7 @@ def test_what_a_rank_and_its_neighbour_had_comes_from_replicas_and_storage(tmp_p
 
 
 def test_the_copy_is_all_it_takes_where_the_memory_of_the_dead_is_gone(tmp_path):
-    """As with its node."""
+    """A loss as with its node."""
     config = config_for(tmp_path, 10**6, CheckpointConfig__snapshot_every=1)
     with launched(config, "--prepare", "none", "--restarts", "0", processes=4) as process:
         wait_for(process, "running with 4 processes")
@@ -135,7 +135,7 @@ def test_without_copies_and_checkpoints_the_run_stops_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_snapshots_that_nobody_would_go_on_from_are_refused(tmp_path, processes):
-    """With one process for all ranks, and where the pipeline has two stages."""
+    """One process for all ranks, and a pipeline of two stages."""
     ranks = {1: (1, 1, 4), 4: (1, 2, 2)}[processes]
     config = write_config(tmp_path, ranks, 5, **DROPLESS, CheckpointConfig__snapshot_every=1)
     code, said = tell(config, "--processes", processes, "--run-dir", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A run on two nodes goes on without one of them, and takes it back: two processes, or two machines and a network."""
+"""A run on two nodes continues without one of them, and readmits it: two processes, or two machines and a network."""
 
 import contextlib
 import os

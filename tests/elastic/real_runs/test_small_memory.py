@@ -1,4 +1,4 @@
-"""With little shared memory, as in a container, a run loses nothing: it keeps its states on a disk."""
+"""Little shared memory, as in a container: a run loses nothing, and keeps its states on a disk."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def memory_of(size):
-    """What begins a command that is to have so much shared memory."""
+    """Prefix of a command that is to have so much shared memory."""
     script = 'mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"'
     return "unshare", "--mount", "sh", "-c", script, size
 

@@ -1,4 +1,4 @@
-"""What others than the user who started a run can reach of it."""
+"""Access to a run by others than the user who started it."""
 
 import fcntl
 import os

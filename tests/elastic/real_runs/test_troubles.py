@@ -1,4 +1,4 @@
-"""Everything else that may happen to real processes, each of which ends in the right state and within its deadline."""
+"""Other troubles of real processes, each of which ends in the right state and within its deadline."""
 
 import os
 import signal

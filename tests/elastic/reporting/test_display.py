@@ -1,4 +1,4 @@
-"""What a person sees of a run of processes, on a terminal and in a log."""
+"""The display of a run of processes, on a terminal and in a log."""
 
 import io
 import re
@@ -40,7 +40,7 @@ def metrics(step):
 
 
 def shown(show, **console):
-    """What is written by a display that begins at second 1,000."""
+    """Output of a display that begins at second 1,000."""
     file = io.StringIO()
     with Display("kill [x]", 200, 1000.0, Console(file=file, width=80, **console)) as display:
         show(display)

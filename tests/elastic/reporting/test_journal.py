@@ -1,4 +1,4 @@
-"""What is told of a run of processes, and where its time went: histories, told to the membership that decides."""
+"""The journal of a run of processes, and its goodput: histories, reported to the membership that decides."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ class History:
         self.notes, self.commands = [], []
 
     def at(self, second):
-        """Nothing happens until this second of the run."""
+        """Advances to this second of the run; nothing happens before."""
         assert second >= self.time - 100
         self.time = 100 + second
         return self
@@ -110,7 +110,7 @@ class History:
         return told
 
     def spent(self):
-        """What has been spent on each cause, without those that have cost nothing."""
+        """Seconds spent on each cause, without those that have cost nothing."""
         goodput = self.journal.goodput(self.time)
         assert goodput["total_s"] == sum(goodput[f"{cause}_s"] for cause in CAUSES) == self.time - 100
         return {cause: goodput[f"{cause}_s"] for cause in CAUSES if goodput[f"{cause}_s"]}
@@ -563,7 +563,7 @@ class Drill(History):
         self.kept[process] = frozenset(kept | {Stamp(self.membership.last_live, step)})
 
     def reap(self):
-        """Who is to be killed dies, and whoever lives is heard."""
+        """Processes that are to be killed die, and those that live are heard."""
         for process in ALL:
             if self.membership.statuses[process].is_dying:
                 self.die(process)

@@ -70,7 +70,7 @@ def test_parts_are_what_a_member_has_on_its_devices(checkpoint_service, trained,
 
 
 def test_as_many_processes_as_there_are_now_get_their_slices(checkpoint_service, ranks, kept):
-    """Of a checkpoint of two ranks; the next one is full, though K is 1: the copies are of another shape."""
+    """A checkpoint of two ranks; the next one is full, though K is 1: the copies are of another shape."""
     partial = replace(checkpoint_service.experiment.checkpoint, experts_per_layer=1)
     setup = replace(checkpoint_service.experiment, topology=Topology(1, 1, 3), checkpoint=partial)
     three, processes = replace(checkpoint_service, experiment=setup), processes_of(setup.topology, by_rank=True)
@@ -108,7 +108,7 @@ def test_train_goes_on_from_it_as_if_nothing_had_been(elsewhere, trained, tmp_pa
 
 @pytest.fixture
 def x64():
-    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
@@ -128,7 +128,7 @@ def drawn(checkpoint_service, step):
 
 
 def write_metrics(checkpoint_service, steps):
-    """Of a run in which no token was routed."""
+    """Writes the metrics of a run in which no token was routed."""
     nothing = np.zeros((checkpoint_service.split.num_layers, checkpoint_service.split.num_classes), int)
     checkpoint_service.checkpoints.parent.mkdir(exist_ok=True)
     for name in (METRICS, CLASS_COUNTS):

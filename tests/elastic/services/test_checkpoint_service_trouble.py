@@ -282,7 +282,7 @@ def test_a_save_again_takes_the_place_of_the_first(checkpoint_service):
 
 
 def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(checkpoint_service, tmp_path):
-    """As the process leaves it that is killed while it saves an iteration for the second time."""
+    """Files as a process leaves them that is killed while it saves an iteration for the second time."""
     path, before = checkpoint_path(checkpoint_service.checkpoints, 4), files(checkpoint_service)
     path.rename(path.with_suffix(".earlier"))
     (path.parent / ".step-00000004.tmp").mkdir()
@@ -297,7 +297,7 @@ def files(checkpoint_service):
 
 
 def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
-    """It is counted so that what is lost is never told less."""
+    """The iteration is counted such that losses are never understated."""
     whole = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))[0]
     metrics = elsewhere.checkpoints.parent / METRICS
     lines = metrics.read_text().splitlines(keepends=True)

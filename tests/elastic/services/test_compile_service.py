@@ -191,7 +191,7 @@ def key_of(configuration, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_local", [2, 1])
 def test_a_return_finds_all_programs_ready(config, tmp_path, sockets, num_local):
-    """With a process for each worker of two ranks, and with one for each rank."""
+    """A process for each worker of two ranks, and one for each rank."""
     programs, kinds = tmp_path / "programs", ("single", "evaluate")
     with compile_service(config, programs, num_local) as (process, heard):
         wish(process, NONE, FIRST)  # the second replaces the first, of which nothing was begun

@@ -32,7 +32,7 @@ def is_parts(tree):
 
 @pytest.fixture
 def whole(checkpoint_service, trained):
-    """What each rank has on its device after four iterations."""
+    """The state on the device of each rank after four iterations."""
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
     state = begin(checkpoint_service.experiment, checkpoint_service.experiment.step_spec(), options, start)
@@ -115,7 +115,7 @@ def test_what_a_lost_rank_had_is_its_neighbours_copy(elastic, handover, ranks, w
 
 
 def test_ranks_are_called_by_their_processes(elastic, handover, whole):
-    """Of three processes the second was lost before."""
+    """Three processes, of which the second was lost before."""
     first, third = Process((0, 0), 0), Process((0, 0), 2)
     handover.states(first).save(NOW, whole[0])
     handover.copies.store(4, first, third).save(NOW, copy_of(elastic, whole[1], 1))

@@ -110,7 +110,7 @@ class Full:
     ("room", "kept"), [((), {OLD}), ((NEW,), {OLD, NEW}), ((NEWEST,), {OLD, NEWEST}), ((NEW, NEWEST), {NEW, NEWEST})]
 )
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
-    """What it has kept before stays: the others may have nothing newer."""
+    """States that it has kept before stay: the others may have nothing newer."""
     worker_process = WorkerProcess.__new__(WorkerProcess)
     worker_process._keeping, worker_process._own_stamps, worker_process._records, worker_process._state_store = (
         threading.Lock(),

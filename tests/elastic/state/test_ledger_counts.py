@@ -108,7 +108,7 @@ def test_where_nothing_is_counted_only_the_record_is_waited_for(run_dir):
 @settings(deadline=None)
 @given(data=st.data())
 def test_lost_tokens_are_never_told_fewer_than_they_are(data):
-    """Of any iterations that are counted or not, experts that are saved or not, and a fault at any time."""
+    """Any iterations are counted or not, any experts are saved or not, and a fault comes at any time."""
     num_steps = data.draw(st.integers(1, 8))
     numbers = st.lists(st.integers(0, 5), min_size=3, max_size=3)
     routed = [np.array([data.draw(numbers)]) for _ in range(num_steps)]

@@ -83,7 +83,7 @@ def test_of_every_expert_the_newest_copy_is_kept_and_of_all_the_newest_two(num_c
 
 @pytest.fixture
 def spec(two_ranks):
-    """Of three ranks, with a state in which no two numbers are alike."""
+    """A step spec of three ranks, with a state in which no two numbers are equal."""
     return replace(two_ranks, topology=Topology(1, 1, 3), sequences_per_microbatch=3).step_spec()
 
 

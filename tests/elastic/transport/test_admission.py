@@ -1,4 +1,4 @@
-"""Who has the key is let in at once, however many call who have not; they take up little, and not for long."""
+"""Callers with the key are admitted at once, however many have none; those take up little, and not for long."""
 
 import resource
 import socket
@@ -59,7 +59,7 @@ def is_ended(connection):
 
 
 def come(inside, number=1):
-    """Who is in, once so many are: a node hears it a little sooner than it is so."""
+    """Waits until so many are admitted, and returns them: a node hears it a little sooner than it is so."""
     deadline = time.monotonic() + 10
     while len(inside) < number and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What the supervisor and a process say to each other comes through as it was meant, and chaos is what was written."""
+"""Messages between the supervisor and a process arrive as they were sent, and faults are read as they were written."""
 
 import pytest
 

@@ -21,7 +21,7 @@ from swift.elastic.state.run_files import node_memory
 from swift.elastic.transport import remote_node as node_module
 from swift.elastic.transport.admission import Admission
 from swift.elastic.transport.child_processes import LocalChildren
-from swift.elastic.transport.fleet import NODES, Fleet
+from swift.elastic.transport.multi_node_children import NODES, MultiNodeChildren
 from swift.elastic.transport.node_messages import (
     NODE_MESSAGES,
     NODE_UPDATES,
@@ -88,7 +88,7 @@ def listener():
 
 @pytest.fixture
 def fleet(listener, tmp_path):
-    """Of this node and another, on which children have names that begin with 'far'."""
+    """Children of this node and of another, whose names begin with 'far'."""
     meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
 
     def is_first():
@@ -99,7 +99,7 @@ def fleet(listener, tmp_path):
 
     with (
         meeting.announced(tmp_path),
-        Fleet(
+        MultiNodeChildren(
             LocalChildren(os.environ, tmp_path),
             node_of=place,
             num_nodes=2,
@@ -195,7 +195,7 @@ def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tm
 
     with (
         meeting.announced(tmp_path),
-        Fleet(
+        MultiNodeChildren(
             LocalChildren(os.environ, tmp_path),
             node_of=lambda _: 1,
             num_nodes=2,

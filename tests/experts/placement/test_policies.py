@@ -1,4 +1,4 @@
-"""What holds for every placement policy; add a new policy to POLICIES and it is held to the same."""
+"""Properties of every placement policy; add a new policy to POLICIES and it is held to the same."""
 
 import functools
 from dataclasses import replace

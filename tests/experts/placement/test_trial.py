@@ -50,7 +50,7 @@ def test_sound_policies_pass(policy):
 
 
 def refusal(call=None, init=None):
-    """What is said of a policy with another method or two."""
+    """The error of a policy with another method or two."""
     methods = {"__call__": call, "init": init, "__repr__": lambda _: "Own()"}
     own = type("Own", (Own,), {name: method for name, method in methods.items() if method is not None})
     with pytest.raises(SettingError) as caught:

@@ -1,4 +1,4 @@
-"""Who is served where the slots of a rank share its rows: nobody twice, nobody dropped beside free rows."""
+"""Tokens served where the slots of a rank share its rows: none twice, none dropped beside free rows."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Reports of programs that were really compiled, for CPU: bytes beside the closed forms, written out anew here."""
+"""Reports of programs that were really compiled, for CPU: bytes beside the closed forms, written out again here."""
 
 import json
 import math
@@ -85,7 +85,7 @@ def test_a_document_is_json_and_reads_as_text(lone, pipelines):
 
 
 class Failing:
-    """What cannot be compiled."""
+    """A program that cannot be compiled."""
 
     def __init__(self, message: str):
         self.message = message

@@ -41,7 +41,7 @@ document.body.innerHTML = "<pre>" + JSON.stringify(found).replaceAll("&", "&amp;
 
 
 def browse(tmp_path_factory, *options):
-    """What chromium says, in a profile of its own."""
+    """Runs chromium in a profile of its own, and returns its output."""
     profile = tmp_path_factory.mktemp("profile")
     command = [CHROMIUM, *(f"--{flag}" for flag in QUIET.split()), f"--user-data-dir={profile}", *options]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -66,7 +66,7 @@ def page(checkpointed, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def layout(page, tmp_path_factory):
-    """What a browser has measured, in pixels."""
+    """Measurements by a browser, in pixels."""
     path = tmp_path_factory.mktemp("layout") / "page.html"
     path.write_text(on_a_phone(page, 800, MEASURE))
     dom = browse(tmp_path_factory, "--dump-dom", "--window-size=800,900", path.as_uri())
@@ -175,7 +175,7 @@ document.body.innerHTML = "<pre>" + JSON.stringify(told).replaceAll("&", "&amp;"
 
 @pytest.fixture(scope="module")
 def acted(failing_runs, tmp_path_factory):
-    """What the page shows of two runs after each of a reader's actions; into it, a script has got from a run."""
+    """The page of two runs after each of a reader's actions; into it, a script has got from a run."""
     directory = tmp_path_factory.mktemp("acted")
     write_report(failing_runs, directory / "report.html")
     page = (directory / "report.html").read_text()

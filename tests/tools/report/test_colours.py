@@ -12,7 +12,7 @@ from swift.tools.simulate import STRATEGIES
 
 
 def luminance(color):
-    """As the web's guidelines on accessible content define it."""
+    """Luminance as the web's guidelines on accessible content define it."""
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -24,7 +24,7 @@ def contrast(one, other):
 
 
 def text_colors():
-    """Of the page, in light and in dark: by name, colours of text and of what it stands on."""
+    """Colours of text and of what it stands on, by name, on the page in light and in dark."""
     style = (files("swift.tools.report") / "assets" / "page.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in re.findall(r":root \{([^}]*)\}", style))
     own = {"ink": palette.INK, "card": palette.GROUND}

@@ -56,7 +56,7 @@ def written(runs, tmp_path):
 
 
 def captions(page, start=""):
-    """Of the page's pictures, those that begin so."""
+    """Captions of the page's pictures that begin so."""
     return [picture["aria-label"] for picture in page.pictures if picture["aria-label"].startswith(start)]
 
 

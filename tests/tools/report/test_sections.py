@@ -1,4 +1,4 @@
-"""What the sections of a report show of one run: failures, configurations, coverage."""
+"""Sections of a report on one run: failures, configurations, coverage."""
 
 import dataclasses
 import re

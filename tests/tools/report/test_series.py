@@ -21,7 +21,7 @@ def test_null_and_missing_values_are_nan(make_run, changed):
 
 
 def plain_series(run):
-    """From all counts in memory at once: what is drawn, and what tables say."""
+    """Computes from all counts in memory at once what is drawn, and what tables say."""
     counts = [np.array([record[kind] for record in run.metrics], float) for kind in KINDS]
     popularity_TLE, replicas_TLE, dropped_TLE = counts
     misplaced_TL = np.abs(shares(popularity_TLE) - shares(replicas_TLE)).sum(-1) / 2

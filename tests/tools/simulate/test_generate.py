@@ -19,7 +19,7 @@ def test_the_mean_time_between_failures_is_what_was_asked_for(shape):
 
 
 def test_who_is_down_does_not_fail():
-    """With a repair of one mean time of 4 nodes' failures, 1 in 5 of them is down: so many failures are missing."""
+    """A repair takes one mean time of 4 nodes' failures, and 1 in 5 is down: so many failures are missing."""
     trace = poisson(4, 600, 600, HORIZON_S)
     assert trace.num_failures == pytest.approx(HORIZON_S / 600 * 4 / 5, rel=0.07)
 

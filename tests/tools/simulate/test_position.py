@@ -1,4 +1,4 @@
-"""Where training is after some time is what going through its iterations one by one gives."""
+"""The position of training after some time is what going through its iterations one by one gives."""
 
 import pytest
 from hypothesis import given, settings

@@ -66,7 +66,7 @@ def test_bamboo_absorbs_a_loss_and_takes_a_double_one_for_fatal():
 
 
 def test_bamboo_slows_down_for_a_spare_node_that_goes():
-    """As in the artifact: 30 nodes are 2 pipelines of 12, and 6 spare nodes."""
+    """The artifact's 30 nodes are 2 pipelines of 12, and 6 spare nodes."""
     bamboo = Bamboo(published("bert-large"))
     outcome = simulate(bamboo, thirty(5000.0, (30, 1)))
     assert outcome.stretches[-1].iteration_s == pytest.approx(SLOWDOWN * bamboo.iteration_s)
@@ -86,6 +86,6 @@ def test_varuna_saves_every_tenth_iteration_and_the_first_after_a_restart():
 
 
 def test_varuna_falls_short_of_the_published_figure_where_restarts_take_a_third_of_the_time():
-    """There iterations go on while a restart is under way, and count; see docs/simulate.md."""
+    """The published iterations continue while a restart is under way, and count; see docs/simulate.md."""
     outcome = simulate(Varuna(published("gpt3-6.7b")), thirty(*REMOVALS["30m"]))
     assert outcome.samples_per_s == pytest.approx(0.71, abs=0.01)

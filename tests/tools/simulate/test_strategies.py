@@ -1,4 +1,4 @@
-"""What holds for every strategy and trace, and what each does about a failure."""
+"""Properties of every strategy and trace, and the answer of each strategy to a failure."""
 
 import math
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_the_time_of_every_strategy_adds_up_and_its_goodput_has_a_ceiling(trace,
 @given(draw_traces(), st.data())
 @settings(max_examples=60, deadline=None)
 def test_more_failures_never_help_the_ideal(trace, data):
-    """Of a node that goes once more, and does not come back."""
+    """One more failure of a node, which does not return."""
     live = set(trace.initial)
     moments = [change.time_s for change in trace.changes]
     for change in trace.changes:

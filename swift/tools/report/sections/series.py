@@ -11,7 +11,7 @@ import numpy as np
 from swift.runlog import Run, ranges_of, ratio
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassSeries:
     """Summaries of a run's counts by expert, in arrays that grow with its steps or with its experts.
 
@@ -59,7 +59,14 @@ def class_series(run: Run) -> ClassSeries | None:
     (popularity_BLE, replicas_BLE), (popularity_LE, replicas_LE) = sums_KBLE, sums_KBLE.sum(1)
     unknown = ranges_of(steps_T[~is_known_T].tolist())
     return ClassSeries(
-        routed_TL, dropped_TL, misplaced_TL, popularity_BLE, replicas_BLE, popularity_LE, replicas_LE, unknown
+        routed_TL=routed_TL,
+        dropped_TL=dropped_TL,
+        misplaced_TL=misplaced_TL,
+        popularity_BLE=popularity_BLE,
+        replicas_BLE=replicas_BLE,
+        popularity_LE=popularity_LE,
+        replicas_LE=replicas_LE,
+        unknown=unknown,
     )
 
 

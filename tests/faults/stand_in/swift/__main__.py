@@ -18,7 +18,7 @@ EVERY, NUM_STEPS = 20, 1600
 
 
 class Run:
-    """What `swift launch` or `swift train` does."""
+    """Stand-in for `swift launch` or `swift train`."""
 
     def __init__(self, kind, config, run_dir, *, resume):
         self.run_dir, self.told, self.children = run_dir, [], {}

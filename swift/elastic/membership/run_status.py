@@ -1,4 +1,4 @@
-"""Everything known of a run's processes and generations at one moment: the data that the state machine decides on."""
+"""Status of a run: its processes and newest generation at one moment, on which the state machine decides."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,8 +6,9 @@ from typing import Literal, Self
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership.commands import RestoreState
+from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Member, Process, ShardLayout, lost_stages, whole_workers
-from swift.elastic.membership.status import Generation, ProcessState, ProcessStatus
+from swift.elastic.membership.process_status import ProcessState, ProcessStatus
 
 Recovery = Literal["live", "restart"]
 
@@ -31,8 +32,8 @@ class RecoveryPolicy:
 
 
 @dataclass(frozen=True)
-class KnownState:
-    """Known state of a run's processes and generations.
+class RunStatus:
+    """Status of a run, from which ``Membership`` decides.
 
     Attributes:
         processes: all processes of the run.

@@ -1,4 +1,7 @@
-"""The iterations of one generation, as one of its processes runs them through ``TrainLoop``."""
+"""The run of one generation by one of its processes: its parts of ``swift.train.TrainLoop``, which has the iterations.
+
+``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateKeeper``.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

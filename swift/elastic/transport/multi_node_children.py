@@ -60,7 +60,7 @@ class _Node:
     abandoned: set[Hashable] = field(default_factory=set)
 
 
-class Fleet:
+class MultiNodeChildren:
     """Children on the first node and on others; a context manager that ends them all.
 
     Args:
