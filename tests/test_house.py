@@ -24,7 +24,7 @@ ORDER = (
     ("cli",),
     ("__main__",),
 )
-"""From the lowest to the highest: a package imports from lower ones only."""
+"""Packages from the lowest to the highest: each imports from lower ones only."""
 BY_FILE = {
     "swift.tools.draw.picture",  # loads Matplotlib, which a plan in text does without
 }
@@ -86,6 +86,19 @@ def test_the_reference_lists_packages_from_the_highest_to_the_lowest():
     levels = [level[package] for row in rows for package in re.findall(r"`swift\.(\w+)", row)]
     assert len(levels) > 10
     assert levels == sorted(levels, reverse=True)
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun_phrase():
+    """It never begins with a question or a genitive, as in "What the run does" and "Of the run"."""
+    begins = re.compile(r"(What|How|Where|Who|Whom|Whose|Why|Which|Whoever|Whatever|Nobody|Everybody|Of|As|To|Is)\b")
+    found = []
+    for folder in ("swift", "benchmarks", "examples", "experiments"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    text = str(node.value.value).strip()
+                    found += [f"{path.relative_to(ROOT)}:{node.lineno}: {text[:40]}"] * bool(begins.match(text))
+    assert found == []
 
 
 def test_packages_import_each_other_one_way():

@@ -27,7 +27,7 @@ KINDS = {kind.name: kind for kind in (*blows.KINDS, *blows_files.KINDS, *blows_d
 _VOLLEYS = 16
 """Limit of an episode."""
 STORAGES = ("plain", "disk", "shim")
-"""Of a run: no fault of it, a file system of its own, or file functions (and a clock) that can be made to fail."""
+"""Resources of a run: none, a file system of its own, or file functions (and a clock) that can be made to fail."""
 _TOUR = (
     ("square", "disk"),
     ("row", "shim"),

@@ -222,19 +222,19 @@ def command_line() -> argparse.ArgumentParser:
     checkpoint = commands.add_parser("checkpoint", help="list, inspect or verify the checkpoints of a run")
     actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, what in (
-        ("list", "the iterations that can be restored"),
-        ("inspect", "where the newest copy of every expert lies, and what a restore would do"),
+        ("list", "list the iterations that can be restored"),
+        ("inspect", "show where the newest copy of every expert lies, and what a restore would do"),
         ("verify", "read all files and their numbers; exit code 3 where one is damaged"),
     ):
         action = actions.add_parser(name, help=what)
         action.add_argument("dir", type=path_of, metavar="DIR", help="a run, all its checkpoints, or one of them")
-        action.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+        action.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
         if name == "inspect":
-            action.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+            action.add_argument("--step", type=int, help="iteration of the checkpoint (default: the newest)")
 
     settings = commands.add_parser("settings", help="list every setting, with its type, default and meaning")
     settings.add_argument("name", nargs="?", metavar="NAME", help="such as OptimizerConfig, or Experiment.num_steps")
-    settings.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+    settings.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
 
     config = commands.add_parser("config", help="print all settings of an experiment, defaults included")
     config.add_argument("config", type=path_of, metavar="CONFIG.gin")

@@ -16,22 +16,24 @@ def add_compile(commands: Any) -> None:
     compile_for.add_argument("config", type=path_of, metavar="CONFIG.gin")
     compile_for.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
     compile_for.add_argument(
-        "--topology", required=True, metavar="NAME", help="such as v5e:4x4, v5p:4x4x4, v6e:4x4, h100:1x8, cpu:8"
+        "--topology", required=True, metavar="NAME", help="pod, such as v5e:4x4, v5p:4x4x4, v6e:4x4, h100:1x8, cpu:8"
     )
     compile_for.add_argument(
         "--fail",
         nargs="+",
         action="extend",
         metavar="d:p",
-        help="workers that are down: pipeline:stage (default: none, and what Experiment.failures lead to)",
+        help="workers that are down, as pipeline:stage (default: none, and each failure set of Experiment.failures)",
     )
     compile_for.add_argument(
-        "--neighbours", action="store_true", help="also every configuration that is one failure or return away"
+        "--neighbours", action="store_true", help="compile also every configuration that is one failure or return away"
     )
     compile_for.add_argument(
         "--jobs", type=int, default=1, help="configurations to compile at a time (default: %(default)s)"
     )
-    compile_for.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
+    compile_for.add_argument(
+        "--format", choices=["text", "json"], default="text", help="format of the result on stdout"
+    )
     commands.add_parser("compiler")
 
 
@@ -45,12 +47,12 @@ def add_plan(commands: Any) -> None:
     )
     plan.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
     plan.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
-    plan.add_argument("--microbatches", type=int, required=True, metavar="M", help="per pipeline and iteration")
+    plan.add_argument("--microbatches", type=int, required=True, metavar="M", help="micro-batches of a pipeline")
     plan.add_argument(
-        "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down: pipeline:stage"
+        "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down, as pipeline:stage"
     )
     plan.add_argument(
-        "--memory-limit", type=float, metavar="UNITS", help="per worker, in F-stashes (default: no limit)"
+        "--memory-limit", type=float, metavar="UNITS", help="memory of a worker, in F-stashes (default: no limit)"
     )
     plan.add_argument(
         "--costs",
@@ -61,25 +63,29 @@ def add_plan(commands: Any) -> None:
         help="times tF tB tW (1) and tU tComm (0); bytes of F-stash (1), W-stash (as F-stash) and inbox (0), which is "
         "a message",
     )
-    plan.add_argument("--iterations", type=int, default=3, metavar="K", help="of the window (default: %(default)s)")
+    plan.add_argument(
+        "--iterations", type=int, default=3, metavar="K", help="iterations of the window (default: %(default)s)"
+    )
     plan.add_argument(
         "--solver",
         default="adaptive",
         metavar="NAME",
-        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases), or for no failure gpipe, "
-        "one_f_one_b, zero_bubble "
-        "(default: %(default)s)",
+        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases); without failures also "
+        "gpipe, one_f_one_b, zero_bubble (default: %(default)s)",
     )
-    plan.add_argument("--no-decouple", action="store_true", help="hold W to its B, as a plain backward does")
-    plan.add_argument("--no-stagger", action="store_true", help="hold all updates until all stages are through")
+    plan.add_argument("--no-decouple", action="store_true", help="tie every W to its B, as a plain backward pass does")
+    plan.add_argument("--no-stagger", action="store_true", help="delay all updates until all stages have finished")
     plan.add_argument(
         "--format",
         choices=["text", "json", "svg", "trace"],
-        help="of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or what --out ends in)",
+        help="format of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or by the "
+        "ending of --out)",
     )
     plan.add_argument("--ops", action="store_true", help="list all ops in --format json")
-    plan.add_argument("--out", type=path_of, metavar="FILE", help="instead of stdout; a picture may be .svg or .png")
-    plan.add_argument("--store", type=path_of, metavar="DIR", help="keep plans there, and take them from there")
+    plan.add_argument(
+        "--out", type=path_of, metavar="FILE", help="write to this file, not to stdout; a picture may be .svg or .png"
+    )
+    plan.add_argument("--store", type=path_of, metavar="DIR", help="directory in which plans are kept and looked up")
     plan.add_argument(
         "--prepare",
         type=int,
@@ -92,13 +98,13 @@ def add_simulate(commands: Any) -> None:
     """Adds ``swift simulate``."""
     simulate = commands.add_parser(
         "simulate",
-        help="let strategies run through a failure trace",
-        description="Simulates what becomes of a training job while its workers fail and come back. A worker is a node "
-        "of the trace. Durations are such as 90s, 10m, 6h, 2d.",
+        help="simulate strategies on a failure trace",
+        description="Simulates a training job whose workers fail and return. A worker is a node of the trace. "
+        "Durations are such as 90s, 10m, 6h, 2d.",
     )
     simulate.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
     simulate.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
-    simulate.add_argument("--microbatches", type=int, required=True, metavar="M", help="per pipeline and iteration")
+    simulate.add_argument("--microbatches", type=int, required=True, metavar="M", help="micro-batches of a pipeline")
     simulate.add_argument(
         "--expert-ranks", type=int, default=1, metavar="R", help="devices of a worker (default: %(default)s)"
     )
@@ -109,14 +115,21 @@ def add_simulate(commands: Any) -> None:
         help="rows of milliseconds,add|remove,node, or of YYYY-MM-DD, HH:MM:SS, live nodes",
     )
     simulate.add_argument("--mtbf", metavar="DURATION", help="random failures: mean time between two, of any worker")
-    simulate.add_argument("--weibull", type=float, metavar="SHAPE", help="of the times between (default: Poisson)")
     simulate.add_argument(
-        "--repair", default="60s", metavar="DURATION", help="until a failed worker, or a spare, is ready (default: 60s)"
+        "--weibull", type=float, metavar="SHAPE", help="shape of the times between failures (default: Poisson)"
     )
-    simulate.add_argument("--duration", default="24h", help="of random failures (default: %(default)s)")
+    simulate.add_argument(
+        "--repair",
+        default="60s",
+        metavar="DURATION",
+        help="time until a failed worker, or a spare, is ready (default: 60s)",
+    )
+    simulate.add_argument("--duration", default="24h", help="length of the random trace (default: %(default)s)")
     simulate.add_argument("--remove-every", metavar="DURATION", help="one worker fails each time, and none returns")
-    simulate.add_argument("--removals", type=int, metavar="N", help="how many of them (default: half of the workers)")
-    simulate.add_argument("--seed", type=int, default=0, help="of all that is random (default: %(default)s)")
+    simulate.add_argument(
+        "--removals", type=int, metavar="N", help="number of these failures (default: half of the workers)"
+    )
+    simulate.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     simulate.add_argument(
         "--costs", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="as for plan, in any unit of time"
     )
@@ -134,8 +147,8 @@ def add_simulate(commands: Any) -> None:
     simulate.add_argument(
         "--model",
         metavar="NAME",
-        help="whose published figures oobleck, varuna and bamboo follow: bert-large, gpt-2, gpt3-medium, gpt3-2.7b, "
-        "gpt3-6.7b",
+        help="model whose published figures oobleck, varuna and bamboo follow: bert-large, gpt-2, gpt3-medium, "
+        "gpt3-2.7b, gpt3-6.7b",
     )
     simulate.add_argument(
         "--strategy",
@@ -145,5 +158,5 @@ def add_simulate(commands: Any) -> None:
         help="ideal, swift, recycle, memory, moc, full, oobleck, varuna or bamboo; may be given several times "
         "(default: all that can run)",
     )
-    simulate.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
-    simulate.add_argument("--plot", type=path_of, metavar="FILE", help="draw goodput over time there, as .svg or .png")
+    simulate.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
+    simulate.add_argument("--plot", type=path_of, metavar="FILE", help="draw goodput over time into this .svg or .png")

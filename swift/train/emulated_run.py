@@ -275,7 +275,7 @@ class EmulatedWorkers(LiveWorkers):
             self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
 
     def computing(self) -> AbstractContextManager[None]:
-        """Nothing: no peer is waited for."""
+        """Empty context: no peer is waited for."""
         return nullcontext()
 
     def leave(self, state: TrainState, done: int) -> None:

@@ -20,7 +20,7 @@ from swift.mesh import RANKED, SHARED
 LAYERS, CLASSES, WIDTH, NOW = 2, 3, 2, 20
 SPECS = {"step": SHARED, "master": RANKED, "moments": RANKED, "placement": SHARED}
 IN_SLOTS = 0.5
-"""What a replica's numbers are more than the master's."""
+"""Difference of a replica's numbers from the master's."""
 
 
 def cut(stages, ranks, step, has_moments=True):

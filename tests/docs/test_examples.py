@@ -18,7 +18,7 @@ SAYS = {
     "compare_runs.py": r"symi, means of .* loss [\d.]+.*\n  expert \d of layer \d: .*\nsquare-root, .*\.html\n",
     "kill_a_process.py": r"failure of 1:0.*return of 1:0.*seconds: .*useful.*\n800 iterations are recorded, each once",
 }
-"""What each program prints, in the order in which they run: later ones read what earlier ones leave."""
+"""Output of each program, in the order in which they run: later ones read what earlier ones leave."""
 NOTEBOOK = "look_at_a_run.ipynb"
 
 

@@ -30,7 +30,7 @@ ModelConfig.ffn_dim = 32
 ModelConfig.sequence_length = 32
 ModelConfig.moe_pattern = (True,)
 """
-"""What makes the demo's model so small that thirty commands take minutes; all that is typed stays as it is."""
+"""Settings that make the demo's model so small that thirty commands take minutes; all that is typed stays as it is."""
 
 
 class Typed(NamedTuple):

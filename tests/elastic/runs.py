@@ -18,7 +18,7 @@ from swift.runlog import read_run
 PATIENCE_S = 240
 EVERY = {"CheckpointConfig__every": 20}
 NO_CHECKPOINTS = "--set", "CheckpointConfig.every=0"
-"""Of the run without failures, which is the sooner done."""
+"""Options of the run without failures, which ends sooner with them."""
 SWIFT = [sys.executable, "-m", "swift"]
 KILLED = """
 Experiment.model = @ModelConfig()

@@ -154,7 +154,7 @@ CASES = {
     scan_without_carry: (1, 4),
     nested: (169, 18),
 }
-"""How many paths a case has, and how many collectives come on the longest, as ``Path`` walks them."""
+"""Number of paths of a case, and of collectives on the longest, as ``Path`` walks them."""
 
 
 def on_devices(function: Callable, num_split: int) -> Callable:

@@ -17,7 +17,7 @@ from swift.train.window_rules import check_failures, lost_stages, window_length
 THREE_BY_TWO = Topology(3, 2)
 GONE = frozenset({(0, 0), (1, 0)})
 MOVED = (MeshRow((0, 1), 0), MeshRow((1, 1), 1), MeshRow((2, 0), 0), MeshRow((2, 1), 1))
-"""Who serves what while ``GONE`` are down: worker 0:1 has left stage 1 for stage 0."""
+"""Roles while ``GONE`` are down: worker 0:1 has left stage 1 for stage 0."""
 
 
 @given(

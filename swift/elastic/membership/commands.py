@@ -6,7 +6,7 @@ from swift.elastic.membership.members import Member, Process, ShardLayout, Stamp
 
 
 class Form(NamedTuple):
-    """To all members: leave the current generation and join this one; each answers ``Departed``.
+    """Command to all members: leave the current generation and join this one; each answers ``Departed``.
 
     Attributes:
         number: number of the generation, larger than any before.
@@ -20,7 +20,7 @@ class Form(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """To all members, once every one has left: connect to each other; each answers ``Formed``."""
+    """Command to all members, once every one has left: connect to each other; each answers ``Formed``."""
 
     number: int
     members: tuple[Member, ...]
@@ -63,7 +63,7 @@ class ReshardState(NamedTuple):
 
 
 class StartGeneration(NamedTuple):
-    """To all members: run.
+    """Command to all members: run.
 
     Attributes:
         go: command that made the generation live: its state, and which members have it.

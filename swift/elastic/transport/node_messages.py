@@ -9,7 +9,7 @@ from swift.elastic.transport.codec import Codec
 
 
 class StartChild(NamedTuple):
-    """To a node: start a child."""
+    """Command to a node: start a child."""
 
     child: str
     command: list[str]
@@ -17,21 +17,21 @@ class StartChild(NamedTuple):
 
 
 class SendToChild(NamedTuple):
-    """To a node: send a line to a child."""
+    """Command to a node: send a line to a child."""
 
     child: str
     line: str
 
 
 class SignalChild(NamedTuple):
-    """To a node: send a signal to a child."""
+    """Command to a node: send a signal to a child."""
 
     child: str
     number: int
 
 
 class EndNode(NamedTuple):
-    """To a node: the run no longer needs it.
+    """Command to a node: the run no longer needs it.
 
     Attributes:
         is_finished: whether the run has finished; otherwise it was stopped, and may be resumed.
@@ -41,25 +41,25 @@ class EndNode(NamedTuple):
 
 
 class ChildSent(NamedTuple):
-    """To the first node: a child has sent a line."""
+    """Report to the first node: a child has sent a line."""
 
     child: str
     line: str
 
 
 class ChildDied(NamedTuple):
-    """To the first node: a child has died; sent after all its lines."""
+    """Report to the first node: a child has died; sent after all its lines."""
 
     child: str
     why: str
 
 
 class NodeHeartbeat(NamedTuple):
-    """To either: a sign of life."""
+    """Sign of life, to either side."""
 
 
 class NodeUpdate(NamedTuple):
-    """On the first node: a node has connected, or is lost."""
+    """Notice on the first node: a node has connected, or is lost."""
 
     node: int
     is_there: bool

@@ -35,18 +35,18 @@ class FormGroup(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """To all members of a generation: keep a snapshot after iteration ``after``, and run no further."""
+    """Command to all members of a generation: keep a snapshot after iteration ``after``, and run no further."""
 
     number: int
     after: int
 
 
 class Hang(NamedTuple):
-    """To a member: never end the next iteration."""
+    """Command to a member: never end the next iteration."""
 
 
 class Stop(NamedTuple):
-    """To a member: end the process."""
+    """Command to a member: end the process."""
 
 
 class Record(NamedTuple):

@@ -444,7 +444,7 @@ class World:
         return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
 
     def check_patience(self):
-        """Whoever was to be killed has died since, or is retired, or has not had its time yet."""
+        """A process that was to be killed has died since, or is retired, or has not had its time yet."""
         for status in self.membership.statuses.values():
             if status.is_there and (killed_at := self.by_member(status.member).killed_at) is not None:
                 assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"

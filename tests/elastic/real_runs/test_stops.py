@@ -31,7 +31,7 @@ from tests.elastic.runs import (
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 20
-"""It stops in 10 s, and has more of them here: the machine may have other things to do."""
+"""A run stops in 10 s, and has more of them here: the machine may have other things to do."""
 
 
 def resume(config, processes=2):

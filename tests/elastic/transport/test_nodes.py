@@ -399,7 +399,7 @@ def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
 
 
 def test_a_node_that_is_on_its_way_is_not_away(fleet, tmp_path, monkeypatch):
-    """It may have to read the corpus first."""
+    """A node may have to read the corpus first."""
     monkeypatch.setattr(node_module, "_ANNOUNCE_S", 0.1)
     with announcing_arrival(tmp_path, 1):
         deadline = time.monotonic() + 1.5

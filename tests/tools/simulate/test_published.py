@@ -10,7 +10,7 @@ REMOVALS = {
     "6h": (21600.0, (10, 14, 4, 16, 7, 28, 22, 17, 21, 26, 6, 24, 29, 25, 19)),
     "30m": (1800.0, (1, 13, 5, 23, 16, 21, 14, 20, 7, 4, 12, 3, 17, 25, 2)),
 }
-"""Who goes in each period, of 30 nodes."""
+"""Nodes that go in each period, of 30."""
 AVERAGES = {  # samples/s of Bamboo, Varuna, Oobleck
     ("bert-large", "6h"): (77.0, 260.1, 287.1),
     ("bert-large", "30m"): (75.5, 232.8, 285.2),
