@@ -38,7 +38,7 @@ RING = tuple((row, (row + 1) % WORKERS) for row in range(WORKERS))
 
 
 class Table(NamedTuple):
-    """What every worker runs: int32[R, T] each, and the kinds of its blocks, bool[R, L]."""
+    """Ops of every worker, int32[R, T] each, and the kinds of its blocks, bool[R, L]."""
 
     op: Any
     first: Any

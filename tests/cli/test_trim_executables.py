@@ -1,4 +1,4 @@
-"""What processes are told on their command lines: executables are edited only where ``launch`` is asked to."""
+"""Command lines of processes: executables are edited only where ``launch`` is asked to."""
 
 from pathlib import Path
 

@@ -98,7 +98,7 @@ class Begun:
 
 
 def test_batches_that_may_be_asked_for_again_are_kept(make_loader):
-    """As after a failure: from a few batches before the newest one on, and a restart of the process skips the rest."""
+    """Reads as after a failure: from a few batches before the newest one; a restart of the process skips the rest."""
     source, whole = Begun(), make_loader(DataConfig(Begun()), num_kept=1000)
     loader = make_loader(DataConfig(source), num_kept=20)
     for step in (*range(60), 40, *range(41, 60), 600, 581, 600):

@@ -8,7 +8,7 @@ TEXT = (ROOT / "README.md").read_text()
 
 
 def section(title: str) -> str:
-    """What stands below a heading."""
+    """Text below a heading."""
     return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -57,13 +57,13 @@ def test_no_collective_is_in_a_branch_that_not_all_of_its_devices_take(rig, pper
 
 
 def num_equations(jaxpr):
-    """Of a program, those of loops and branches included."""
+    """Equations of a program, those of loops and branches included."""
     return sum(1 + sum(map(num_equations, jaxprs_in_params(equation.params))) for equation in jaxpr.eqns)
 
 
 @pytest.mark.parametrize("cut", [None, (1, 2)], ids=str)
 def test_a_program_does_not_grow_with_the_number_of_blocks(rig, cut):
-    """Of both kinds; stages alike, or one of them longer."""
+    """Blocks of both kinds; stages alike, or one of them longer."""
     sizes = []
     for times in (2, 5):
         longer = cut and tuple(times * size for size in cut)

@@ -25,7 +25,7 @@ PATTERN = (False, True, True, True)
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    """As the command line sets it: in all threads, those that load a checkpoint included."""
+    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)

@@ -96,7 +96,7 @@ def test_a_process_that_does_not_stop_in_time_ends():
     [(1000, "swift: ended at once"), (0.5, "swift: has not stopped within 0.5 s: ended; continue with --resume")],
 )
 def test_a_display_that_catches_stderr_does_not_catch_the_last_line(limit_s, last):
-    """As that of ``launch`` does, on a terminal."""
+    """Acts as that of ``launch`` does, on a terminal."""
     reader, terminal = pty.openpty()
     command = [sys.executable, "-c", CAUGHT.format(limit_s=limit_s)]
     environment = os.environ | {"TERM": "xterm"}

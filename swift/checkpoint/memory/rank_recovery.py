@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint.memory.message_texts import RankSource, kept_lines, rank_facts, rank_lines
-from swift.checkpoint.memory.slice_search import RankCopy, SliceSearch, lost_parts, slice_names, slice_of
+from swift.checkpoint.memory.slice_search import RankCopy, SlicePart, SliceSearch, lost_parts, slice_names, slice_of
 from swift.checkpoint.partial import StateSplit, by_name
 from swift.checkpoint.storage import Ledger, RestorePlan
 
@@ -83,14 +83,10 @@ def recover_ranks(
     )
     sources, lost_LE = list[RankSource](), np.zeros_like(ledger.tally.contained_LE)
     for part in lost_parts(split, lost):
-        weights, moments = search.find(part)
-        masters, others = slice_names(split, part.unit)
-        for found, of_kind in ((weights, masters), (moments, others)):
-            for name in of_kind:
-                slice_of(split, arrays[name], part)[...] = found.read(name)
-        if part.unit is not None and weights.contained is not None:
-            lost_LE[part.unit] += max(0, int(ledger.tally.contained_LE[part.unit]) - weights.contained)
-        sources.append(RankSource(*part, weights.origin, moments.origin if others else None).named(names))
+        source, num_lost = _fill(search, arrays, part)
+        sources.append(source)
+        if part.unit is not None:
+            lost_LE[part.unit] += num_lost
     lost_LE = -(-lost_LE // split.num_ranks)  # only a slice of the expert, one Nth, has gone back
     tally = ledger.tally.fell_back(lost_LE)
     facts = {"sources": rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
@@ -104,6 +100,20 @@ def recover_ranks(
         ],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
+
+
+def _fill(search: SliceSearch, arrays: Mapping[str, np.ndarray], part: SlicePart) -> tuple[RankSource, int]:
+    """Fills in a part from its best copies; returns their origins, and the token updates that they lack."""
+    weights, moments = search.find(part)
+    masters, others = slice_names(search.split, part.unit)
+    for found, of_kind in ((weights, masters), (moments, others)):
+        for name in of_kind:
+            slice_of(search.split, arrays[name], part)[...] = found.read(name)
+    num_lost = 0
+    if part.unit is not None and weights.contained is not None:
+        num_lost = max(0, int(search.ledger.tally.contained_LE[part.unit]) - weights.contained)
+    source = RankSource(*part, weights.origin, moments.origin if others else None)
+    return source.named(search.names), num_lost
 
 
 def _passed_over(stored: Any) -> tuple[str, ...]:

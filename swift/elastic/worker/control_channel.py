@@ -4,10 +4,11 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from swift.elastic.membership import Enter, Heartbeat, StartGeneration
+from swift.elastic.membership import Enter, Heartbeat, PartTimed, StartGeneration
 from swift.elastic.transport import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
@@ -136,6 +137,13 @@ class ControlChannel:
     def send(self, kind: type[WorkerMessage], **fields: Any) -> None:
         """Sends a message of this kind, see ``swift.elastic.transport.worker_messages``."""
         self._output.write(WORKER_MESSAGES.line_of(kind, **fields))
+
+    @contextmanager
+    def timed(self, number: int, part: str) -> Iterator[None]:
+        """Reports the duration of the block as a part of the transition to a generation."""
+        begun = time.perf_counter()
+        yield
+        self.send(PartTimed, number=number, part=part, seconds=round(time.perf_counter() - begun, 4))
 
     def send_heartbeat(self) -> None:
         """Sends a heartbeat now."""

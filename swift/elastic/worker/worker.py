@@ -25,7 +25,6 @@ from swift.elastic.membership import (
     Departed,
     Formed,
     Member,
-    PartTimed,
     Process,
     Ready,
     Stamp,
@@ -119,7 +118,7 @@ class WorkerProcess:
         """Leaves the last generation, forms this one and runs it, unless it is aborted before."""
         number, members = command.form.number, command.form.members
         self._channel.generation = self._channel.entered = self._channel.finished = 0
-        with self._timed(number, "leave"):
+        with self._channel.timed(number, "leave"):
             self._leave()
             self._hand_over(members)
             present = {member.process.worker for member in members}
@@ -137,7 +136,7 @@ class WorkerProcess:
         self._channel.send(Formed, number=number, held=held, found=found)
         start = self._commands.wait_to_start(number)
         if start is not None:
-            with self._timed(number, "state"):
+            with self._channel.timed(number, "state"):
                 self._restore_state(steps, start)
             self._run_generation(command, steps, start)
 
@@ -211,7 +210,7 @@ class WorkerProcess:
         """Connects to the other members, and loads or compiles the program."""
         number, places, topology = command.form.number, configuration.places, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
-        with self._timed(number, "link"):
+        with self._channel.timed(number, "link"):
             row = [place.worker for place in places].index(process.worker)
             per_worker = topology.num_expert_ranks // self._num_devices
             rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
@@ -219,7 +218,7 @@ class WorkerProcess:
                 index, num_processes = row * per_worker + rank, len(places) * per_worker
                 self._group = JaxGroup(command.address, index, num_processes, _CONNECT_S)
                 self._group.join()
-        with self._timed(number, "program"):
+        with self._channel.timed(number, "program"):
             live = LiveMesh(topology, places, Mesh(self._group.grid(topology.num_expert_ranks), AXES))
             num_sequences = self._experiment.sequences_per_microbatch
             steps = Steps(spec.at(live), configuration, num_sequences, self._executables, keep_state=True)
@@ -292,11 +291,3 @@ class WorkerProcess:
                 os._exit(STUCK)
 
         return abort
-
-    @contextmanager
-    def _timed(self, number: int, part: str) -> Iterator[None]:
-        """Reports the duration of the block as a part of the transition to a generation."""
-        begun = time.perf_counter()
-        yield
-        seconds = round(time.perf_counter() - begun, 4)
-        self._channel.send(PartTimed, number=number, part=part, seconds=seconds)

@@ -84,7 +84,7 @@ def predict(
 
 
 def _by_row(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
-    """What an op has in every row, where stages may be unlike."""
+    """Value of an op in every row; stages may be unlike."""
     return [by_name[name] if name in by_name else by_name[f"{name}/{stage}"] for stage in runs.spec.live.stage_R]
 
 

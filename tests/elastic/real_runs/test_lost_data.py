@@ -84,7 +84,7 @@ class Logged:
 
 
 def test_a_stream_is_begun_once_by_every_process(tmp_path, monkeypatch):
-    """It is longer than the run, so that it does not begin anew by itself."""
+    """A stream longer than the run, so that it does not restart by itself."""
     begun = tmp_path / "begun"
     (tmp_path / "own_stream.py").write_text(STREAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
