@@ -89,15 +89,12 @@ def recover_ranks(
             lost_LE[part.unit] += num_lost
     lost_LE = -(-lost_LE // split.num_ranks)  # only a slice of the expert, one Nth, has gone back
     tally = ledger.tally.fell_back(lost_LE)
+    passed_over = [f"passed over: {why}" for why in _passed_over(stored)]
     facts = {"sources": rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
     return Recovered(
         jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
         replace(ledger, tally=tally),
-        [
-            *rank_lines(sources, split, step),
-            *kept_lines(gone, split.num_stages, names),
-            *(f"passed over: {why}" for why in _passed_over(stored)),
-        ],
+        [*rank_lines(sources, split, step), *kept_lines(gone, split.num_stages, names), *passed_over],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
 
