@@ -47,7 +47,7 @@ def device(monkeypatch):
 
 
 @pytest.fixture
-def made(device):  # noqa: ARG001 - which has to go on until they are closed
+def made(device):  # noqa: ARG001 - which has to continue until they are closed
     """Makes copies, which are closed in the end."""
     found = []
 

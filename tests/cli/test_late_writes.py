@@ -18,7 +18,7 @@ def save(options):
         write_arrays(Path(sys.argv[1]) / "arrays", {f"a{i}": np.zeros(100_000 if i % 2 else 9) for i in range(60)})
     except OSError as error:
         print(error, flush=True)
-    time.sleep(1)  # for the other 59, which go on
+    time.sleep(1)  # for the other 59, which continue
 
 if sys.argv[2] == "in a command":
     commands.generate = save

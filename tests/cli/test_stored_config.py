@@ -89,7 +89,7 @@ def test_a_hostile_model_or_run_is_refused_in_a_line_and_runs_nothing(tell, half
     # That import is left out; what is missing from the model is told instead, and the run can be exported.
     is_harmless = (kind, attack) == ("gin", "import")
     commands = ["generate model"] + ["export half --out exported"] * (not is_harmless)
-    # A run that goes on has its configuration from the command line, and is held against the text beside it.
+    # A run that continues has its configuration from the command line, and is held against the text beside it.
     commands += ["train tiny.gin --run-dir half --resume"] * (kind == "gin")
     for command in commands:
         told = tell(*command.split())

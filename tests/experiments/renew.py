@@ -1,4 +1,4 @@
-"""Writes the expanded form of every experiment anew: ``python tests/experiments/renew.py``, then read the diff."""
+"""Writes the expanded form of every experiment again: ``python tests/experiments/renew.py``, then read the diff."""
 
 from pathlib import Path
 

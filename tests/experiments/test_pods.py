@@ -1,7 +1,7 @@
 """Reports of real compilations that are kept: whole, equal to the closed form, and of these settings and sizes.
 
-The closed form is written out anew here. What it takes from the project is the experiment that a report names and the
-sizes of the model's parameters: where they change, the reports are out of date, and their commands make them anew.
+The closed form is written out again here. What it takes from the project is the experiment that a report names and the
+sizes of the model's parameters: where they change, the reports are out of date, and their commands make them again.
 """
 
 import json

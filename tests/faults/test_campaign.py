@@ -1,4 +1,4 @@
-"""A campaign against a stand-in: it goes on where promises are kept, and sees each that is broken."""
+"""A campaign against a stand-in: it continues where promises are kept, and sees each that is broken."""
 
 import shutil
 from pathlib import Path

@@ -158,7 +158,7 @@ CASES = {
 
 
 def on_devices(function: Callable, num_split: int) -> Callable:
-    """Three workers of two expert ranks; the first arguments are split over them, the others everybody has."""
+    """Three workers of two expert ranks; the first arguments are split over them, all devices have the others."""
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(3, 2), BOTH)
 
     def body(*args):

@@ -134,7 +134,7 @@ def test_the_iterations_of_a_window_share_its_time():
 
 
 def test_the_clock_stands_still_between_two_invocations():
-    """An hour after it was interrupted at iteration 3 the run goes on from 2: the lost iteration is nothing useful."""
+    """An hour after it was interrupted at iteration 3 the run continues from 2: the lost iteration is not useful."""
     metrics = steps(1, 2) + steps(3601, 3602, first=3)
     events = [
         event("start", 0, 0, failed=[], **TOPOLOGY),

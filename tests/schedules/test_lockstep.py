@@ -35,7 +35,7 @@ def check_costs(D, P, M, limit, failed):
     verify(plan)
     found = lockstep_period(plan)
     assert found <= 1.1 * period(plan)
-    # A stash is held for longer where its micro-batch waits for the ends of ticks: with little memory that is dear.
+    # A stash is held for longer where its micro-batch waits for the ends of ticks: with little memory that costs much.
     best = period(adaptive(problem))
     assert max(found, period(plan)) <= (1.1 if limit is None else 1.14) * best
 

@@ -59,7 +59,7 @@ class Simulated:
         is_cut_off: whether it can neither be heard nor killed.
         is_dead: whether the supervisor has been told that it died, or does not count on that any more.
         is_excused: whether its death is no fault of its own.
-        is_undead: whether it cannot be killed, nor dies by itself; it may go on as if nothing were.
+        is_undead: whether it cannot be killed, nor dies by itself; it may continue as if nothing had happened.
         killed_at: when it was to be killed first; None: never.
         number: of the generation that it formed last, and runs if it ``runs``.
         leaving: the generation that it is about to form.
@@ -230,7 +230,7 @@ class World:
         return {process for process, count in self.blamed.items() if count > limit}
 
     def reap(self, order=None):
-        """Carries out what is due, and tells deaths, sooner or later; who is cut off is declared dead, and goes on."""
+        """Carries out what is due, and reports deaths, sooner or later; a process that is cut off is declared dead."""
         for one in list(self.everybody):
             if one.is_undead or (order and order.random() < 0.5):
                 continue
@@ -285,7 +285,7 @@ class World:
                     self.cut_of[stamp] = self.processes_in(number)
                 else:
                     one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
-                    assert one.states[stamp] == self.state_of[number], "survivors go on from different states"
+                    assert one.states[stamp] == self.state_of[number], "survivors continue from different states"
                 one.runs, one.done, one.begun, one.ended = True, stamp.step, 0, 0
                 self.handed_over[one.member.process] = set(one.states)
 
@@ -336,7 +336,7 @@ class World:
     def check_go(self, go):
         members, answers = self.forms[go.number].members, self.answers[go.number]
         assert set(answers) == set(members), "a generation goes before all have formed it"
-        assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "a generation goes on from two states"
+        assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "a generation continues from two states"
         held_by = {member.process: held for member, held in answers.items()}
         holders = {member.process for member in go.holders}
         if go.stamp is not None:
@@ -346,7 +346,7 @@ class World:
             self.check_cut(go, holders)
         else:
             assert go.stamp == agreed_stamp(tuple(self.newest), held_by)
-            assert go.stamp is None or self.are_enough(holders), "a stage has no state to go on from"
+            assert go.stamp is None or self.are_enough(holders), "a stage has no state to continue from"
         states = {self.by_member(member).states[go.stamp] for member in go.holders}
         assert len(states) == (go.stamp is not None), "holders have different states with one stamp"
         self.state_of[go.number] = states.pop() if states else None
@@ -381,7 +381,7 @@ class World:
             assert stamp.generation == number
             return
         assert stamp == self.goes[number]
-        assert stamp is not None or self.written() == 0, "all begin anew though something was done"
+        assert stamp is not None or self.written() == 0, "all begin again though something was done"
         assert stamp is None or not (self.is_full and self.newest_saved > stamp.step), "a better checkpoint is ignored"
         assert start.go.layout is None, "members run with slices of other ranks"
 
@@ -415,13 +415,13 @@ class World:
             assert waited_s <= LIMITS.forming, "a member that does not form is not killed"
 
     def check_cut(self, go, holders):
-        """Members go on with slices that are all their own, or these are cut anew of what is said to be there."""
+        """Members continue with slices that are all their own, or these are resharded from what is said to be there."""
         if go.stamp is None:
             return
         processes, cut = self.processes_in(go.number), self.cut_of[go.stamp]
         if go.layout is None:
-            assert cut == processes, "members go on with slices of other ranks"
-            assert holders == set(processes), "a member has nothing to go on with"
+            assert cut == processes, "members continue with slices of other ranks"
+            assert holders == set(processes), "a member has nothing to continue with"
             return
         assert go.layout.processes == cut
         there = holders | {process for process, stamps in self.handed_over.items() if go.stamp in stamps}

@@ -1,4 +1,4 @@
-"""A disk that is full while a run goes on: a file system in memory that really has no room."""
+"""A disk that is full during a run: a file system in memory that really has no room."""
 
 import os
 import shutil

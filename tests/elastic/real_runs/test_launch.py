@@ -1,4 +1,4 @@
-"""Real processes that are really killed: the survivors go on, the dead come back, and nothing is lost."""
+"""Real processes that are really killed: the survivors continue, the dead come back, and nothing is lost."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""One pipeline with a process for each expert rank, some of which are killed: the others go on with fewer ranks.
+"""One pipeline with a process for each expert rank, some of which are killed: the others continue with fewer ranks.
 
 No token is ever dropped here, so the number of ranks changes nothing but the order of sums.
 """

@@ -60,7 +60,7 @@ def test_two_at_once_in_different_stages(tmp_path):
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.4, 0.8])
 def test_a_second_one_is_killed_while_the_others_recover(tmp_path, delay_s):
-    """The delays reach into all parts of a recovery: leaving, meeting, loading, going on."""
+    """The delays reach into all parts of a recovery: leaving, meeting, loading, continuing."""
     config = write_config(tmp_path, (3, 1, 1), 10**6)
     with launched(config, processes=3) as process:
         wait_for(process, "running with 3 processes")

@@ -1,4 +1,4 @@
-"""The checkpoint service cuts a state anew for other ranks, of what was handed over and the best of what is lost."""
+"""The checkpoint service reshards a state for other ranks, from states handed over and the best copies."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handove
     assert answer == StateRestored(Stamp(5, 4), [], answer.facts, is_resharded=True)
     assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
     assert is_as_it_was(elastic, ranks[1])
-    # Nobody has taken it up yet: what the process was to go on with is as good as what it has handed over.
+    # Nobody has taken it up yet: what the process was to continue with is as good as what it has handed over.
     elastic.carry_out(Reshard(Stamp(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
     for process, part in zip(ranks, whole, strict=True):
         again = found(elastic, process, elastic.spec, Stamp(6, 4))
