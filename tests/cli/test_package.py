@@ -67,6 +67,7 @@ def test_the_description_of_the_package_has_no_pictures_and_no_links_into_the_re
 
 @pytest.mark.slow
 def test_a_wheel_holds_experiments_license_and_types(tmp_path):
+    """The experiments are found from an empty directory."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", ".jax_cache", "runs", "tests", "build"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(tree)]
@@ -82,3 +83,12 @@ def test_a_wheel_holds_experiments_license_and_types(tmp_path):
     assert "Author: The Swift developers" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert "swift-moe = swift_moe:main" in points
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r}); import swift_moe; swift_moe.main()"
+    told = ended("-c", program, "config", "experiments/demo.gin", cwd=empty)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "Experiment.model = @ModelConfig()" in told.stdout

@@ -132,13 +132,16 @@ class Listening(Observer):
         self.events.append(event["event"])
 
 
-def test_a_run_needs_only_an_experiment_and_a_directory(experiment, tmp_path):
+def test_a_run_needs_only_an_experiment_and_a_directory(experiment, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("swift.train.trainer.keep_programs", lambda: kept.append("compiled programs"))
     optimizer = OptimizerConfig(transformation=Chain(), schedule=Halves(), warmup_steps=0)
     setup, listening = replace(experiment, optimizer=optimizer), Listening()
     summary = train(setup, TrainOptions(tmp_path / "mine", observers=(listening,)))
     assert listening.rates == [3, 1.5, 0.75]
     assert listening.events == ["start", "finish"]
     assert np.isfinite(summary["final_loss"])
+    assert kept == ["compiled programs"]  # as a command does
     assert (tmp_path / "mine" / "config.gin").read_text() == config_text(setup)
     assert "OptimizerConfig.transformation = @Chain()" in config_text(setup)
 

@@ -266,13 +266,9 @@ MISSED = "--chaos 'step 3: kill 0:0' waited until the run ended, and did not hap
 )
 def test_a_fault_that_waited_to_the_end_is_told_of(monkeypatch, chaos, why):
     run = Run(monkeypatch, chaos=["step 3: kill 0:0 once prepared", *chaos])
-    with run.supervisor:
-        for step in range(5):
-            while run.told.written < step:
-                run.supervisor._turn()
-        assert not any("--chaos" in text for text in run.told.texts)
-        run.supervisor._tell_of_missed_faults()
-    assert [text for text in run.told.texts if "--chaos" in text] == [why]
+    run.stops_after(5, meanwhile=lambda: run.told.texts.append("the end"))
+    texts = [text for text in run.told.texts if "--chaos" in text or text == "the end"]
+    assert texts == ["the end", why]
 
 
 def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):
