@@ -17,7 +17,6 @@ from rich.console import Console
 from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
-from swift.files import replace_file
 from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
@@ -25,10 +24,12 @@ from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, WeightSource, export_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
-from swift.train.settings import GIN_NAME, write_config
+from swift.train.settings import GIN_NAME, copy_config
 
-_OF_TRAINING = ("Experiment.placement", "Experiment.planner", "DataConfig.source")
-"""Settings that a trained model no longer needs: their classes may be gone."""
+_OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
+"""Settings of a user's own classes that a checkpoint is read without: these may be gone, or live in Python alone."""
+_OF_TRAINING = (*_OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
+"""The same for a trained model, which has no state of the policy and the optimizer."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
 DEVICES_PER_CORE = 12
@@ -39,7 +40,7 @@ def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
     run_dir = run_dir_of(options)
-    weights = weights_of(options.init_from, options.config)
+    weights = weights_of(options, experiment)
     prepare([experiment])
     summary = run_training(
         experiment,
@@ -59,16 +60,26 @@ def train(options: argparse.Namespace) -> None:
     show_run(read_run(run_dir), summary, options.format)
 
 
-def weights_of(run_dir: Path | None, config: Path) -> WeightSource | None:
+def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSource | None:
     """Finds the run whose weights a new one begins with, as ``--init-from`` names it; None: it names none.
 
     Args:
-        run_dir: directory of that run.
-        config: gin file of the new run, which may have classes of the user's own that the other has, too.
+        options: options of the command.
+        experiment: settings of the new run, which may have classes of the user's own that the other has, too.
     """
-    if run_dir is None:
+    if options.init_from is None:
+        if options.init_config is not None:
+            raise SettingError("--init-config", str(options.init_config), "goes with --init-from, which is not set")
         return None
-    return WeightSource(run_dir, load_stored(run_dir, "--init-from", config, spared=_OF_TRAINING[1:]))
+    theirs = load_stored(
+        options.init_from,
+        "--init-from",
+        options.init_config,
+        spared=_OF_RUN,
+        option="--init-config",
+        beside=experiment,
+    )
+    return WeightSource(options.init_from, theirs)
 
 
 def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:
@@ -122,11 +133,10 @@ def report(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --out MODEL``."""
     run = read_run(options.run_dir)
-    experiment = load_stored(run.path, "RUN_DIR", options.config)
+    experiment = load_stored(run.path, "RUN_DIR", options.config, spared=_OF_RUN)
     prepare([experiment], num_devices=1)
     plan = export_model(experiment, options.run_dir, options.out, options.step)
-    replace_file(options.out / GIN_NAME, run.config_text.encode())
-    write_config(options.out, experiment)
+    copy_config(run.path, options.out)
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
     for why in plan.passed_over:

@@ -79,7 +79,15 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     return experiment
 
 
-def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequence[str] = ()) -> Experiment:
+def load_stored(
+    directory: Path,
+    setting: str,
+    config: Path | None,
+    spared: Sequence[str] = (),
+    *,
+    option: str = "--config",
+    beside: Experiment | None = None,
+) -> Experiment:
     """Reads the experiment of a run or a model as data.
 
     Args:
@@ -87,18 +95,21 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
         setting: name of the argument that gave it, for errors.
         config: gin file whose experiment has the user's own classes that this one has; or None.
         spared: settings that may keep their defaults if they are of such a class.
+        option: name of the argument that gives ``config``, for errors.
+        beside: experiment that has such classes where no file is named.
 
     Raises:
         SettingError: the configuration is damaged, not plain data, or has an unknown class.
     """
-    own = {} if config is None else dict(own_kinds(load_experiment(config)))
+    named = beside if config is None else load_experiment(config)
+    own = {} if named is None else dict(own_kinds(named))
 
     def find(part: StoredObject) -> Callable[..., Any] | None:
         kind = None if part.module else CONFIGURABLES.get(part.kind)
         return checked(kind, CONFIGURABLES) if isinstance(kind, type) else own.get(part.kind)
 
     try:
-        part = read_config(directory)
+        part = read_config(directory, spared)
         missing = next((one for one in parts(part, spared) if find(one) is None), None)
         if missing is None:
             return made(part, find, spared)
@@ -107,9 +118,9 @@ def load_stored(directory: Path, setting: str, config: Path | None, spared: Sequ
     name = ".".join(filter(None, (missing.module, missing.kind)))
     if config is not None:
         raise SettingError(
-            "--config", str(config), f"its experiment has no @{missing.kind}(), and {directory} needs {name}"
+            option, str(config), f"its experiment has no @{missing.kind}(), and {directory} needs {name}"
         )
-    allowed = f"needs {name}, which is not Swift's own: name a gin file whose experiment has it with --config FILE"
+    allowed = f"needs {name}, which is not Swift's own: name a gin file whose experiment has it with {option} FILE"
     raise SettingError(setting, str(directory), allowed)
 
 

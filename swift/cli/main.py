@@ -195,7 +195,8 @@ def command_line() -> argparse.ArgumentParser:
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
         elif kind == "keeper":
-            hidden.add_argument("--init-from", type=path_of)
+            for name in ("--init-from", "--init-config"):
+                hidden.add_argument(name, type=path_of)
             hidden.add_argument("run_dir", type=path_of)
         elif kind == "preparer":
             hidden.add_argument("--trim-executables", action="store_true")

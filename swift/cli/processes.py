@@ -43,7 +43,7 @@ def member(options: argparse.Namespace) -> None:
 def keeper(options: argparse.Namespace) -> None:
     """Runs the checkpoint service."""
     experiment, scratch = _given(options)
-    origin = weights_of(options.init_from, scratch.config)
+    origin = weights_of(options, experiment)
     run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
 
 

@@ -1,15 +1,20 @@
 """Files beside a run or a model are data: whatever is written there, nothing of it is run."""
 
 import json
+import shutil
 import sys
+import typing
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift.checkpoint import checkpoint_path, read_manifest
+from swift.checkpoint.storage.manifest import write_manifest
+from swift.cli.commands import _OF_TRAINING
 from swift.cli.configuration import config_text, load_experiment, load_stored
 from swift.errors import SettingError
 from swift.train import Experiment
@@ -222,6 +227,72 @@ def test_a_class_of_the_users_own_is_found_in_the_configuration_that_they_name(o
 def test_text_is_written_by_a_model_whose_policy_nobody_has_any_more(own, here):
     spared = load_stored(here / "run", "MODEL", None, spared=["Experiment.placement"])
     assert spared == replace(own, placement=Experiment().placement)
+
+
+def test_a_run_begins_with_the_weights_of_one_with_a_policy_of_the_users_own(own, half, here, tell, refusal):
+    """The run's checkpoints are those of another, which says to have had that policy."""
+    shutil.copytree(half / "checkpoints", here / "run/checkpoints")
+    for step in (2, 4):
+        path = checkpoint_path(here / "run/checkpoints", step)
+        manifest = read_manifest(path, "checkpoint")
+        write_manifest(path, replace(manifest, identity={**manifest.identity, **own.identity()}))
+    fork = ("--init-from", "run", "--run-dir", "fork")
+    assert refusal("train", "tiny.gin", *fork).endswith("whose experiment has it with --init-config FILE")
+    line = refusal("train", "tiny.gin", *fork, "--init-config", "tiny.gin")
+    assert line.startswith("--init-config = 'tiny.gin': its experiment has no @")
+    line = refusal("train", "mine.gin", *fork, "--set", "ModelConfig.ffn_dim=16")  # which has the policy, too
+    assert line.startswith("--init-from = 'run': is of another model: its ModelConfig is ")
+    line = refusal("train", "tiny.gin", "--init-config", "mine.gin")
+    assert line == "--init-config = 'mine.gin': goes with --init-from, which is not set"
+
+    told = tell("train", "tiny.gin", *fork, "--init-config", "mine.gin", "--stop-at", "1")
+    assert told.code == 0, told.err
+    assert "begins with the weights of run, iteration 4" in told.err
+
+
+def rewrite(run, change):
+    """Changes the settings in ``config.json`` of a run or a model."""
+    said = json.loads((run / "config.json").read_text())
+    change(said["experiment"]["settings"])
+    (run / "config.json").write_text(json.dumps(said))
+
+
+GONE = {"class": "Gone", "module": "gone", "settings": {"years": 3}}
+IN_MEMORY = {"unreadable": "InMemory(40 documents, digest 0123456789abcdef)"}
+
+
+def test_a_model_is_made_and_used_without_the_classes_that_only_training_needs(tell, half):
+    """The run is made to have had data in memory, and a planner and a schedule of the user's own."""
+
+    def had(settings):
+        settings["planner"] = GONE
+        settings["data"]["settings"] |= {"source": IN_MEMORY, "validation_source": IN_MEMORY}
+        settings["optimizer"]["settings"] |= {"schedule": GONE, "warmup_steps": 1000}
+
+    def had_besides(settings):
+        settings["placement"] = GONE
+        settings["optimizer"]["settings"]["transformation"] = GONE
+
+    rewrite(half, had)
+    told = tell("export", "half", "--out", "model")
+    assert told.code == 0, told.err
+    model = half.parent / "model"
+    assert (model / "config.json").read_bytes() == (half / "config.json").read_bytes()
+    rewrite(model, had_besides)
+    told = tell("generate", "model", "--tokens", "2")
+    assert told.code == 0, told.err
+
+
+def test_no_setting_of_a_users_own_class_is_forgotten():
+    def own_settings(kind):
+        for name, hint in typing.get_type_hints(kind).items():
+            hints = {hint, *typing.get_args(hint)}
+            if any(getattr(one, "_is_protocol", False) for one in hints):
+                yield f"{kind.__name__}.{name}"
+            for one in filter(is_dataclass, hints):
+                yield from own_settings(one)
+
+    assert {*own_settings(Experiment)} == {*_OF_TRAINING, "DataConfig.tokenizer"}
 
 
 def test_what_cannot_be_written_is_told_where_it_is_read(tmp_path):

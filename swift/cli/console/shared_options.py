@@ -55,13 +55,13 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--config``, for a run's classes of the user's own."""
+def add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str = "the run") -> None:
+    """Adds ``--config``, for a run's classes of the user's own, or an option like it for another run."""
     parser.add_argument(
-        "--config",
+        name,
         type=path_of,
         metavar="CONFIG.gin",
-        help="a configuration that has the policy, planner, source or tokenizer of your own with which the run was "
+        help=f"a configuration that has the policy, optimizer or tokenizer of your own with which {run} was "
         "trained; it is a program of yours, and what lies beside the weights is not",
     )
 
@@ -74,10 +74,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def add_init_from(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--init-from``."""
+    """Adds ``--init-from`` and ``--init-config``."""
     parser.add_argument(
         "--init-from",
         type=path_of,
         metavar="RUN_DIR",
         help="begin a new run, at iteration 0, with the weights of the newest checkpoint of another run",
     )
+    add_config(parser, "--init-config", "that run")

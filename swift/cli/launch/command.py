@@ -58,7 +58,7 @@ def launch(options: argparse.Namespace) -> None:
         run_dir_of(options),
         config_text(experiment),
         resume=options.resume,
-        init_from=weights_of(options.init_from, options.config),
+        init_from=weights_of(options, experiment),
         log_every=options.log_every,
         observers=observers_of(options),
     )

@@ -125,6 +125,7 @@ class LaunchJob:
             keeps_all=self.options.recovery == "restart",
             trims=self.options.trim_executables,
             init_from=self.options.init_from,
+            init_config=self.options.init_config,
         )
 
     def spec(self, scratch: RunFiles, logs: Path) -> RunSpec:

@@ -98,6 +98,7 @@ class ProcessCommands:
         keeps_all: whether processes keep the state of every window.
         trims: whether executables are trimmed.
         init_from: directory of the run whose weights this one begins with; None: it draws its own.
+        init_config: gin file that has the classes of the user's own which that run has; None: this run's has them.
     """
 
     scratch: RunFiles
@@ -107,6 +108,7 @@ class ProcessCommands:
     keeps_all: bool
     trims: bool
     init_from: Path | None = None
+    init_config: Path | None = None
 
     def node(self, child: Hashable) -> int:
         """Returns the node of a process or of one of its incarnations; all others are on the first."""
@@ -122,7 +124,8 @@ class ProcessCommands:
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the checkpoint service."""
-        origin = [] if self.init_from is None else [f"--init-from={self.init_from}"]
+        named = {"--init-from": self.init_from, "--init-config": self.init_config}
+        origin = [f"{option}={path}" for option, path in named.items() if path is not None]
         return self._command("keeper", *origin, str(run_dir))
 
     def compile_service(self) -> list[str]:

@@ -23,6 +23,10 @@ from swift.files import replace_file
 NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 _MOST_BYTES, _DEEPEST = 2**20, 50
+_NOT_WRITTEN = "(not written)"
+"""In place of a module: of a value of which only the ``repr`` is known."""
+_INSTEAD = {"OptimizerConfig.schedule": {"warmup_steps": 0}}
+"""What a spared setting changes besides: the schedule in its place has a warm-up, which could be as long as the run."""
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"@(\w+)\(\)")
 
@@ -58,8 +62,25 @@ def write_config(directory: Path, experiment: Any) -> None:
     replace_file(directory / NAME, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def read_config(directory: Path) -> StoredObject:
+def copy_config(source: Path, directory: Path) -> None:
+    """Copies the configuration of a run beside the model that is made of it, with what of it cannot be read, too.
+
+    Args:
+        source: directory of the run.
+        directory: directory of the model.
+    """
+    for name in (NAME, GIN_NAME):
+        if (source / name).is_file():
+            replace_file(directory / name, (source / name).read_bytes())
+
+
+def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
     """Reads the configuration of a run or a model.
+
+    Args:
+        directory: directory of the run or the model.
+        spared: settings, such as ``DataConfig.source``, whose value may be one that was not written: it is read as an
+            object of a class that nobody has.
 
     Raises:
         UnreadableConfig: there is none, or it is damaged, or not plain data.
@@ -71,7 +92,7 @@ def read_config(directory: Path) -> StoredObject:
         if len(content) > _MOST_BYTES:
             raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
         text = content.decode("utf-8")
-        return _read_json(text) if name == NAME else _read_gin(text)
+        return _read_json(text, spared) if name == NAME else _read_gin(text)
     except OSError as error:
         raise UnreadableConfig(f"its {name} cannot be read: {error.strerror}") from error
     except UnreadableConfig as error:
@@ -97,15 +118,18 @@ def made(
     create = find(part)
     if create is None:
         raise UnreadableConfig(f"has a class {part.kind}, which is not known")
-    known, settings = inspect.signature(create).parameters, {}
+    known, settings, instead = inspect.signature(create).parameters, {}, {}
     for name, value in part.settings.items():
         if name not in known:
             raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
-        is_spared = f"{part.kind}.{name}" in spared and isinstance(value, StoredObject) and find(value) is None
-        if not is_spared:
+        setting = f"{part.kind}.{name}"
+        is_spared = setting in spared and isinstance(value, StoredObject) and find(value) is None
+        if is_spared:
+            instead |= _INSTEAD.get(setting, {})
+        else:
             settings[name] = _filled(value, lambda inner: made(inner, find, spared))
     try:
-        return create(**settings)
+        return create(**settings | instead)
     except SettingError:
         raise
     except Exception as error:  # raised by a class for values that it did not expect
@@ -148,20 +172,24 @@ def _encoded(value: Any) -> Any:
     return value if is_plain else {"unreadable": repr(value)}
 
 
-def _read_json(text: str) -> StoredObject:
+def _read_json(text: str, spared: Collection[str]) -> StoredObject:
     said = json.loads(text)
     if not isinstance(said, dict) or said.get("version") != _VERSION:
         raise UnreadableConfig(f"is damaged, or not of version {_VERSION}")
-    part = _decoded(said.get("experiment"))
+    part = _decoded(said.get("experiment"), spared)
     if not isinstance(part, StoredObject) or part.kind != "Experiment" or part.module:
         raise UnreadableConfig("has no Experiment")
     return part
 
 
-def _decoded(said: Any, depth: int = 0) -> Any:
+def _decoded(said: Any, spared: Collection[str], depth: int = 0, is_spared: bool = False) -> Any:
     _check_depth(depth)
+
+    def inner(value: Any, of: str = "") -> Any:
+        return _decoded(value, spared, depth + 1, of in spared)
+
     if isinstance(said, list):
-        return [_decoded(item, depth + 1) for item in said]
+        return [inner(item) for item in said]
     if not isinstance(said, dict):
         return said
     match said:
@@ -169,12 +197,14 @@ def _decoded(said: Any, depth: int = 0) -> Any:
             module = said.get("module", "")
             if isinstance(module, str):
                 return StoredObject(
-                    kind, module, {name: _decoded(value, depth + 1) for name, value in settings.items()}
+                    kind, module, {name: inner(value, f"{kind}.{name}") for name, value in settings.items()}
                 )
         case {"mapping": dict(items)} if len(said) == 1:
-            return {key: _decoded(item, depth + 1) for key, item in items.items()}
+            return {key: inner(item) for key, item in items.items()}
         case {"tuple": list(items)} if len(said) == 1:
-            return tuple(_decoded(item, depth + 1) for item in items)
+            return tuple(inner(item) for item in items)
+        case {"unreadable": str(text)} if len(said) == 1 and is_spared:
+            return StoredObject(text, _NOT_WRITTEN, {})
         case {"unreadable": str(text)} if len(said) == 1:
             raise UnreadableConfig(f"has a value that was not written, {text}: only dataclasses and plain values are")
     raise UnreadableConfig(f"is damaged: it has an object with {', '.join(map(repr, said))}")
