@@ -25,7 +25,7 @@ _VERSION = 1
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """In place of a module: of a value of which only the ``repr`` is known."""
-_INSTEAD = {"OptimizerConfig.schedule": {"warmup_steps": 0}}
+_INSTEAD: Mapping[str, Mapping[str, Any]] = {"OptimizerConfig.schedule": {"warmup_steps": 0}}
 """What a spared setting changes besides: the schedule in its place has a warm-up, which could be as long as the run."""
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"@(\w+)\(\)")
@@ -118,7 +118,8 @@ def made(
     create = find(part)
     if create is None:
         raise UnreadableConfig(f"has a class {part.kind}, which is not known")
-    known, settings, instead = inspect.signature(create).parameters, {}, {}
+    known = inspect.signature(create).parameters
+    settings, instead = dict[str, Any](), dict[str, Any]()
     for name, value in part.settings.items():
         if name not in known:
             raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
