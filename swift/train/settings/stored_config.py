@@ -26,7 +26,7 @@ _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """In place of a module: of a value of which only the ``repr`` is known."""
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {"OptimizerConfig.schedule": {"warmup_steps": 0}}
-"""What a spared setting changes besides: the schedule in its place has a warm-up, which could be as long as the run."""
+"""Settings that a spared one takes with it: the default schedule has a warm-up, which could be as long as the run."""
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"@(\w+)\(\)")
 
