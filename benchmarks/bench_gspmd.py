@@ -100,7 +100,7 @@ class Gspmd:
         """GShard's layer. G groups, T tokens of a group, E experts, C rows of an expert for a group, D model dim."""
         config, groups = self._experts, self._groups
         assert config.top_k == 1, "one choice of a token has one place"
-        routing = route(logits_TE, config.top_k)
+        routing = route(logits_TE, config.gating)
         per_group = len(x_TD) // groups
         replicas = config.slots_per_rank * groups // config.num_classes
         rows = replicas * config.rows_per_slot(per_group, groups)

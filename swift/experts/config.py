@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Literal
 
 from swift.errors import SettingError, check_count, check_number
+from swift.experts.routing import Gating
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class ExpertConfig:
             with spare room; 0 for an even split.
         headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share: the extra cost
             of the token exchange compared with ``slot``.
+        scores: ``softmax`` of the router's logits over the experts, or each expert's own ``sigmoid``.
+        normalize_gates: whether the gates of a token's experts are divided by their sum; None: with several choices.
+        gate_scale: factor of the gates.
     """
 
     num_classes: int = 8
@@ -35,6 +39,9 @@ class ExpertConfig:
     capacity: Literal["slot", "rank"] = "slot"
     spare_rounds: int = 8
     headroom: float = 1.25
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalize_gates: bool | None = None
+    gate_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "slots_per_rank", "top_k"):
@@ -49,6 +56,16 @@ class ExpertConfig:
             raise SettingError("ExpertConfig.capacity", self.capacity, "choose one of slot, rank")
         check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0)
         check_number("ExpertConfig.headroom", self.headroom, least=1)
+        if self.scores not in ("softmax", "sigmoid"):
+            raise SettingError("ExpertConfig.scores", self.scores, "choose one of softmax, sigmoid")
+        if self.normalize_gates not in (None, True, False):
+            raise SettingError("ExpertConfig.normalize_gates", self.normalize_gates, "must be True, False or None")
+        check_number("ExpertConfig.gate_scale", self.gate_scale, above=0)
+
+    @property
+    def gating(self) -> Gating:
+        """How logits become gates."""
+        return Gating(self.top_k, self.scores, self.normalize_gates, self.gate_scale)
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
         """Rows C that one source rank may send to one slot, for a micro-batch of ``local_tokens`` tokens per rank."""

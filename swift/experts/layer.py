@@ -57,7 +57,7 @@ def expert_parallel_moe(
     Returns:
         (y_TD, this rank's part of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
     """
-    routing = route(logits_TE, config.top_k)
+    routing = route(logits_TE, config.gating)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes)
     if config.capacity == "rank":
         counts_NE = lax.all_gather(pairs.popularity_E, EXPERT_AXIS)

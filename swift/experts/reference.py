@@ -40,7 +40,7 @@ def reference_moe(
     Returns:
         (y_TD, auxiliary loss, load).
     """
-    routing = route(logits_TE, config.top_k)
+    routing = route(logits_TE, config.gating)
     choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
     valid_NT = valid_T.reshape(num_ranks, -1)
     wanted_NTK = valid_NT[..., None] & jnp.ones_like(choices_NTK, bool)
@@ -80,7 +80,7 @@ def dropless_moe(
     apply_classes: Callable[[jax.Array], jax.Array],
 ) -> Float[Array, "T D"]:
     """Computes the expert layer with every token served, as a trained model does at inference."""
-    routing = route(logits_TE, config.top_k)
+    routing = route(logits_TE, config.gating)
     return weigh_classes(routing, jnp.ones(routing.choices_TK.shape, bool), apply_classes(x_TD))
 
 

@@ -3,7 +3,8 @@
 Legend: T tokens, E experts, K choices of a token.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +12,48 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
+@dataclass(frozen=True)
+class Gating:
+    """How the router's logits become gates.
+
+    Attributes:
+        top_k: experts that each token is sent to, K.
+        scores: ``softmax`` over the experts, or each expert's own ``sigmoid``.
+        normalized: whether the gates of a token are divided by their sum; None: if there are several.
+        scale: factor of the gates.
+    """
+
+    top_k: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool | None = None
+    scale: float = 1.0
+
+
 class Routing(NamedTuple):
     """Routing of a rank's tokens, before any drop."""
 
-    choices_TK: jax.Array  # int32, experts, the most probable first
+    choices_TK: jax.Array  # int32, experts, those of the largest logits first
     gates_TK: jax.Array  # weights of the experts' outputs, at least float32
-    probs_TE: jax.Array  # softmax of the router logits, at least float32
+    probs_TE: jax.Array  # scores, which sum to 1, at least float32
 
 
-def route(logits_TE: Float[Array, "T E"], top_k: int) -> Routing:
-    """Routes every token to its ``top_k`` most probable experts.
+def route(logits_TE: Float[Array, "T E"], gating: Gating) -> Routing:
+    """Routes every token to the experts with the largest logits.
 
-    With one choice the gate is the expert's probability (Switch); with several, the gates are their probabilities
-    normalized to sum to 1 (GShard).
+    By default the gate of a single choice is the expert's probability (Switch); several are normalized to sum to 1
+    (GShard).
     """
     logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
-    probs_TE = jax.nn.softmax(logits_TE, axis=-1)
-    # Ranks by logits, because probabilities may underflow to zero and tie.
+    is_softmax, top_k = gating.scores == "softmax", gating.top_k
+    scores_TE = jax.nn.softmax(logits_TE, axis=-1) if is_softmax else jax.nn.sigmoid(logits_TE)
+    # Ranks by logits, because scores may underflow to zero and tie.
     _, choices_TK = lax.top_k(lax.stop_gradient(logits_TE), top_k)
-    gates_TK = jnp.take_along_axis(probs_TE, choices_TK, axis=-1)
-    if top_k > 1:
+    gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
+    if top_k > 1 if gating.normalized is None else gating.normalized:
         gates_TK = gates_TK / jnp.sum(gates_TK, axis=-1, keepdims=True)
+    if gating.scale != 1:
+        gates_TK = gates_TK * gating.scale
+    probs_TE = scores_TE if is_softmax else scores_TE / jnp.sum(scores_TE, axis=-1, keepdims=True)
     return Routing(choices_TK, gates_TK, probs_TE)
 
 

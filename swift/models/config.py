@@ -1,21 +1,44 @@
 """Sizes of the GPT: the three of SYMI, and one for a laptop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
 
-from swift.errors import SettingError, check_count
+from swift.errors import SettingError, check_count, check_number
+from swift.models.rope import RopeScaling
+
+
+Norm: TypeAlias = Literal["layernorm", "rmsnorm"]
+Positions: TypeAlias = Literal["learned", "rope"]
+Activation: TypeAlias = Literal["gelu", "swiglu"]
+QueryKeyNorm: TypeAlias = Literal["none", "head", "projection"]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a GPT.
+    """The shape of a decoder: GPT-2's by default, and those of today's open mixtures of experts.
 
     Attributes:
         num_layers: number of transformer layers.
         model_dim: width of the residual stream, D.
-        num_heads: number of attention heads.
-        ffn_dim: hidden width of a feed-forward network, dense or expert.
+        num_heads: number of attention heads, H.
+        ffn_dim: hidden width of a dense feed-forward network.
         sequence_length: positions of a sequence, T.
-        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers.
+        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers but the first dense ones.
+        num_dense_layers: dense layers that come first.
+        expert_dim: hidden width of an expert; None: ``ffn_dim``.
+        num_shared_experts: experts that every token goes to, computed as one network of as many times their width.
+        num_kv_heads: heads of keys and values, each shared by as many query heads; None: ``num_heads``.
+        head_dim: channels of a head, C; None: ``model_dim / num_heads``.
+        norm: kind of norm.
+        norm_epsilon: what norms add to the variance.
+        qk_norm: RMSNorm of queries and keys: ``head``, over each head's channels; ``projection``, over all heads'.
+        positions: ``learned`` embeddings, or rotations of queries and keys (``rope``).
+        rope_theta: base of the rotations' wavelengths.
+        rope_scaling: how wavelengths are stretched for longer sequences than those of the first training: ``linear``,
+            or ``yarn`` (arXiv 2309.00071), which stretches the long ones only.
+        rope_factor: by how much.
+        rope_length: positions of the first training, for ``yarn``.
+        activation: ``gelu``, or ``swiglu`` with a third matrix.
     """
 
     num_layers: int = 4
@@ -24,23 +47,99 @@ class ModelConfig:
     ffn_dim: int = 512
     sequence_length: int = 128
     moe_pattern: tuple[bool, ...] = (False, True)
+    num_dense_layers: int = 0
+    expert_dim: int | None = None
+    num_shared_experts: int = 0
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    norm: Norm = "layernorm"
+    norm_epsilon: float = 1e-6
+    qk_norm: QueryKeyNorm = "none"
+    positions: Positions = "learned"
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling = "none"
+    rope_factor: float = 1.0
+    rope_length: int = 4096
+    activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length"):
+        for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "rope_length"):
             check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
-        if self.model_dim % self.num_heads:
+        for name in ("num_dense_layers", "num_shared_experts"):
+            check_count(f"ModelConfig.{name}", getattr(self, name), least=0)
+        for name in ("expert_dim", "num_kv_heads", "head_dim"):
+            if getattr(self, name) is not None:
+                check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
+        check_number("ModelConfig.norm_epsilon", self.norm_epsilon, above=0)
+        check_number("ModelConfig.rope_theta", self.rope_theta, above=1)
+        check_number("ModelConfig.rope_factor", self.rope_factor, least=1)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in get_args(choices):
+                allowed = f"choose one of {', '.join(get_args(choices))}"
+                raise SettingError(f"ModelConfig.{name}", getattr(self, name), allowed)
+        self._check_heads()
+        self._check_pattern()
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.model_dim % self.num_heads:
             allowed = f"must be a multiple of ModelConfig.num_heads = {self.num_heads}"
             raise SettingError("ModelConfig.model_dim", self.model_dim, allowed)
+        if self.num_heads % self.kv_heads:
+            allowed = f"must divide ModelConfig.num_heads = {self.num_heads}"
+            raise SettingError("ModelConfig.num_kv_heads", self.num_kv_heads, allowed)
+        if self.positions == "rope" and self.channels % 2:
+            raise SettingError("ModelConfig.head_dim", self.channels, "must be even: rotations are of pairs of channels")
+
+    def _check_pattern(self) -> None:
         pattern = tuple(bool(layer) for layer in self.moe_pattern)
         object.__setattr__(self, "moe_pattern", pattern)  # gin may pass a list
-        if not pattern or self.num_layers % len(pattern):
+        if self.num_dense_layers > self.num_layers:
+            allowed = f"must be at most ModelConfig.num_layers = {self.num_layers}"
+            raise SettingError("ModelConfig.num_dense_layers", self.num_dense_layers, allowed)
+        others = self.num_layers - self.num_dense_layers
+        if not pattern or others % len(pattern):
             allowed = f"its length must divide ModelConfig.num_layers = {self.num_layers}"
+            if self.num_dense_layers:
+                allowed += f" less ModelConfig.num_dense_layers = {self.num_dense_layers}"
             raise SettingError("ModelConfig.moe_pattern", pattern, allowed)
+
+    def __repr__(self) -> str:
+        """The shape as text, by which checkpoints know it: settings that are younger than they are only if set."""
+        oldest = ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "moe_pattern")
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        young = {f.name: said[f.name] for f in fields(self) if f.name not in oldest and said[f.name] != f.default}
+        texts = [f"{name}={said[name]!r}" for name in (*oldest, *young)]
+        return f"ModelConfig({', '.join(texts)})"
 
     @property
     def moe_layers(self) -> tuple[bool, ...]:
         """True for each layer that is a mixture of experts."""
-        return self.moe_pattern * (self.num_layers // len(self.moe_pattern))
+        others = self.num_layers - self.num_dense_layers
+        return (False,) * self.num_dense_layers + self.moe_pattern * (others // len(self.moe_pattern))
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def channels(self) -> int:
+        """Channels of a head, C."""
+        return self.model_dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def expert_width(self) -> int:
+        """Hidden width of an expert."""
+        return self.ffn_dim if self.expert_dim is None else self.expert_dim
+
+
+_CHOICES = {
+    "norm": Norm,
+    "qk_norm": QueryKeyNorm,
+    "positions": Positions,
+    "rope_scaling": RopeScaling,
+    "activation": Activation,
+}
 
 
 def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:

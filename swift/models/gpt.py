@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.experts import Load
+from swift.models.attention import Attention
 from swift.models.config import ModelConfig
 from swift.models.initial_values import Draw, draw_all
-from swift.models.modules import Attention, Embedding, Expert, Head, Mlp, Router
+from swift.models.modules import Embedding, Expert, Head, Mlp, Router
 from swift.models.parameter_groups import Group
 
 Weights = dict[str, list[Any]]
@@ -60,7 +61,7 @@ class GPT:
             Group("attention", config.num_layers, 1, lambda rngs: Attention(config, rngs)),
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
             Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
-            Group("expert", num_moe, self.num_classes, lambda rngs: Expert(config, rngs), is_expert=True),
+            Group("expert", num_moe, self.num_classes, lambda rngs: Expert(config, config.expert_width, rngs), is_expert=True),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
@@ -76,7 +77,8 @@ class GPT:
         """
         used = {"expert": top_k, "embedding": 0}
         weights = sum(g.num_layers * g.matrix_size * used.get(name, 1) for name, g in self.groups.items())
-        return 6 * weights + 12 * self.config.num_layers * self.config.sequence_length * self.config.model_dim
+        attention = self.config.num_heads * self.config.channels * self.config.sequence_length
+        return 6 * weights + 12 * self.config.num_layers * attention
 
     @property
     def num_parameters(self) -> int:
@@ -182,10 +184,11 @@ class GPT:
         if "mlp" in weights:
             no_aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
             return x_BTD + self.groups["mlp"].module(weights["mlp"])(x_BTD), no_aux, None
-        normed, logits = self.groups["router"].module(weights["router"])(x_BTD)
+        router = self.groups["router"].module(weights["router"])
+        normed, logits = router(x_BTD)
         flat = normed.reshape(-1, x_BTD.shape[-1])
         y, aux, load = moe(logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"])
-        return x_BTD + y.reshape(x_BTD.shape), aux, load
+        return router.add_shared(x_BTD + y.reshape(x_BTD.shape), normed), aux, load
 
     def logits(self, weights: Weights, x_BTD: jax.Array) -> jax.Array:
         """Computes logits_BTV, at least float32, from the residual stream after the last layer."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts.routing import route
+from swift.experts.routing import Gating, route
 
 DTYPES = ["float32", "bfloat16"]
 
@@ -17,7 +17,7 @@ def test_tokens_go_to_the_classes_of_the_largest_logits(top_k, scale, dtype):
     """Beyond a spread of about 100 all probabilities but the first are zero, and say nothing of the order."""
     steps_TE = np.random.default_rng(0).permuted(np.tile(np.arange(8), (64, 1)), axis=1) - 5
     logits_TE = jnp.asarray(steps_TE * scale, dtype)
-    choices_TK, gates_TK, probs_TE = jax.device_get(route(logits_TE, top_k))
+    choices_TK, gates_TK, probs_TE = jax.device_get(route(logits_TE, Gating(top_k)))
     np.testing.assert_array_equal(choices_TK, np.argsort(-steps_TE, axis=1)[:, :top_k])
     assert choices_TK.dtype == np.int32
     assert gates_TK.dtype == probs_TE.dtype == np.float32
@@ -31,6 +31,6 @@ def test_tokens_go_to_the_classes_of_the_largest_logits(top_k, scale, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_second_choice_whose_probability_underflows_has_a_finite_gradient(dtype):
     logits_TE = jnp.asarray([[0.0, -300.0, 200.0, -400.0]], dtype)
-    gradient_TE = jax.grad(lambda logits_TE: jnp.sum(route(logits_TE, 2).gates_TK[:, 1]))(logits_TE)
+    gradient_TE = jax.grad(lambda logits_TE: jnp.sum(route(logits_TE, Gating(2)).gates_TK[:, 1]))(logits_TE)
     assert gradient_TE.dtype == logits_TE.dtype
     np.testing.assert_array_equal(np.asarray(gradient_TE, np.float32), 0)

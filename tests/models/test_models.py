@@ -9,7 +9,8 @@ import pytest
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.models import GPT, MODEL_SIZES, ModelConfig, model_size, plain_logits
-from swift.models.modules import causal_attention, look_up
+from swift.models.attention import causal_attention
+from swift.models.modules import look_up
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

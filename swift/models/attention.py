@@ -1,0 +1,94 @@
+"""Causal self-attention: a module with its norm, and the function that mixes values.
+
+Legend: B sequences, T positions of queries, S of keys, D model dim, H heads, K heads of keys and values, G = H / K query
+heads for each of them, C channels of a head.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from swift.models.config import ModelConfig
+from swift.models.norms import at_least_float32, linear, make_norm, residual_std, rms_norm
+from swift.models.rope import Rope
+
+
+def causal_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BSKC: Float[Array, "B S K C"],
+    value_BSKC: Float[Array, "B S K C"],
+    sees_BTS: Bool[Array, "#B T S"] | None = None,
+) -> Float[Array, "B T H C"]:
+    """Mixes the values that each position sees; head h of the queries reads head h // G of keys and values.
+
+    ``jax.nn.dot_product_attention`` computes the same, but its softmax is in float32 even for float64 inputs, and the
+    parallel model is tested against the reference model in float64.
+
+    Args:
+        query_BTHC: queries.
+        key_BSKC: keys.
+        value_BSKC: values.
+        sees_BTS: whether a position sees another; None: itself and those before it.
+    """
+    batch, length, heads, channels = query_BTHC.shape
+    groups = heads // key_BSKC.shape[2]
+    wide = at_least_float32(query_BTHC.dtype)
+    if sees_BTS is None:
+        sees_BTS = jnp.tril(jnp.ones((length, length), bool))[None]
+    if groups > 1:
+        key_BSKC, value_BSKC = (jnp.repeat(heads, groups, axis=2) for heads in (key_BSKC, value_BSKC))
+    scores_BHTS = jnp.einsum("bthc,bshc->bhts", query_BTHC, key_BSKC, preferred_element_type=wide) * channels**-0.5
+    probs_BHTS = jax.nn.softmax(jnp.where(sees_BTS[:, None], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min), axis=-1)
+    return jnp.einsum("bhts,bshc->bthc", probs_BHTS.astype(value_BSKC.dtype), value_BSKC)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with its norm; the caller adds the residual."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.heads, self.channels = (config.num_heads, config.kv_heads), config.channels
+        width, kv_width = (heads * self.channels for heads in self.heads)
+        self.norm = make_norm(config, rngs)
+        self.qkv = linear(rngs, config.model_dim, width + 2 * kv_width)
+        self.out = linear(rngs, width, config.model_dim, residual_std(config))
+        self.qk_norm = config.qk_norm
+        if config.qk_norm != "none":
+            one_head = config.qk_norm == "head"
+            self.query_norm = rms_norm(config, rngs, self.channels if one_head else width)
+            self.key_norm = rms_norm(config, rngs, self.channels if one_head else kv_width)
+        rotates = config.positions == "rope"
+        scaling = (config.rope_scaling, config.rope_factor, config.rope_length)
+        self.rope = Rope(self.channels, config.rope_theta, *scaling) if rotates else None
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Computes the update to the residual stream."""
+        query, key, value = self.project(x_BTD, jnp.arange(x_BTD.shape[1])[None])
+        return self.mix(query, key, value)
+
+    def project(
+        self, x_BTD: Float[Array, "B T D"], position_BT: Int[Array, "#B T"]
+    ) -> tuple[Float[Array, "B T H C"], Float[Array, "B T K C"], Float[Array, "B T K C"]]:
+        """Computes queries, keys and values of positions."""
+        num_heads, num_kv = self.heads
+        width, kv_width = num_heads * self.channels, num_kv * self.channels
+        query, key, value = jnp.split(self.qkv(self.norm(x_BTD)), [width, width + kv_width], axis=-1)
+        if self.qk_norm == "projection":
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = (of.reshape(*of.shape[:2], -1, self.channels) for of in (query, key, value))
+        if self.qk_norm == "head":
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rope is not None:
+            query, key = self.rope.rotate(query, position_BT), self.rope.rotate(key, position_BT)
+        return query, key, value
+
+    def mix(
+        self,
+        query_BTHC: Float[Array, "B T H C"],
+        key_BSKC: Float[Array, "B S K C"],
+        value_BSKC: Float[Array, "B S K C"],
+        sees_BTS: Bool[Array, "#B T S"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Mixes values, and maps them to the residual stream."""
+        mixed = causal_attention(query_BTHC, key_BSKC, value_BSKC, sees_BTS)
+        return self.out(mixed.reshape(*mixed.shape[:2], -1))

@@ -1,0 +1,11 @@
+"""Models of the Hugging Face hub: their configurations and the names of their tensors, and ours for the same.
+
+``families`` lists the architectures, ``configuration`` reads and writes ``config.json``, and ``tensors`` says which
+tensor of a checkpoint is which part of which of our parameters. Nothing here reads weights.
+"""
+
+from swift.models.hugging_face.configuration import Decoder, read_decoder, write_decoder
+from swift.models.hugging_face.families import FAMILIES, Family
+from swift.models.hugging_face.tensors import TensorPlace, tensor_places
+
+__all__ = ["FAMILIES", "Decoder", "Family", "TensorPlace", "read_decoder", "tensor_places", "write_decoder"]

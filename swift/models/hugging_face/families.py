@@ -1,0 +1,86 @@
+"""The architectures that can be read and written: what sets them apart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swift.models.config import QueryKeyNorm
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture, as its ``config.json`` and its tensors name its parts.
+
+    Attributes:
+        model_type: its name in ``config.json``.
+        class_name: class of ``transformers`` that loads it.
+        num_experts: key of the number of experts.
+        expert_dim: key of an expert's hidden width.
+        moe: name of a layer's part that has the router and the experts.
+        ffn: names of the three matrices of an expert: gate, up and down.
+        qk_norm: RMSNorm of queries and keys.
+        normalizes: whether the gates of a token's experts sum to 1; None: ``norm_topk_prob`` says so.
+        has_dense_layers: whether ``first_k_dense_replace`` says how many layers are dense.
+        num_shared: key of the number of shared experts; None: it has none.
+        expected: by key, the values that mean what is computed here; any other is refused.
+    """
+
+    model_type: str
+    class_name: str
+    num_experts: str
+    expert_dim: str
+    moe: str = "mlp"
+    ffn: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    qk_norm: QueryKeyNorm = "none"
+    normalizes: bool | None = None
+    has_dense_layers: bool = False
+    num_shared: str | None = None
+    expected: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+
+_EXPECTED = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "tie_word_embeddings": (False, None),
+}
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family(
+            "olmoe",
+            "OlmoeForCausalLM",
+            num_experts="num_experts",
+            expert_dim="intermediate_size",
+            qk_norm="projection",
+            expected=_EXPECTED | {"clip_qkv": (None,)},
+        ),
+        Family(
+            "mixtral",
+            "MixtralForCausalLM",
+            num_experts="num_local_experts",
+            expert_dim="intermediate_size",
+            moe="block_sparse_moe",
+            ffn=("w1", "w3", "w2"),
+            normalizes=True,
+            expected=_EXPECTED | {"sliding_window": (None,)},
+        ),
+        Family(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            num_experts="num_experts",
+            expert_dim="moe_intermediate_size",
+            qk_norm="head",
+            expected=_EXPECTED
+            | {"use_sliding_window": (False, None), "mlp_only_layers": ([], None), "decoder_sparse_step": (1, None)},
+        ),
+        Family(
+            "deepseek",
+            "DeepseekForCausalLM",
+            num_experts="n_routed_experts",
+            expert_dim="moe_intermediate_size",
+            has_dense_layers=True,
+            num_shared="n_shared_experts",
+            expected=_EXPECTED | {"scoring_func": ("softmax", None), "moe_layer_freq": (1, None)},
+        ),
+    )
+}
+"""Architectures by the ``model_type`` of their ``config.json``."""

@@ -1,0 +1,73 @@
+"""Rotary position embeddings: queries and keys are rotated by angles that grow with the position (arXiv 2104.09864).
+
+Legend: B sequences, T positions, H heads, C channels of a head, F = C / 2 pairs of channels.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+RopeScaling: TypeAlias = Literal["none", "linear", "yarn"]
+
+_FAST, _SLOW = 32, 1
+"""YaRN's rotations over the first length: pairs that turn more often stay, those that turn less often are stretched."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Wavelengths of the rotations.
+
+    Attributes:
+        channels: channels of a head, C.
+        theta: base of the wavelengths.
+        scaling: how they are stretched.
+        factor: by how much.
+        length: positions of the first training, for ``yarn``.
+    """
+
+    channels: int
+    theta: float
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    length: int = 4096
+
+    @property
+    def frequencies_F(self) -> np.ndarray:
+        """Radians by position of each pair of channels, float64."""
+        frequencies_F = self.theta ** -(np.arange(0, self.channels, 2) / self.channels)
+        if self.scaling == "linear":
+            return frequencies_F / self.factor
+        if self.scaling == "yarn":
+            kept_F = self._kept_share_F()
+            return frequencies_F * (kept_F + (1 - kept_F) / self.factor)
+        return frequencies_F
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of rotated queries and keys, by which YaRN makes attention sharper."""
+        return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
+
+    def _kept_share_F(self) -> np.ndarray:
+        """1 for pairs whose frequency stays, 0 for those that are stretched, and a ramp between them."""
+
+        def pair(rotations: float) -> float:
+            """The pair that turns so often over the first length."""
+            ratio = self.length / (rotations * 2 * math.pi)
+            return self.channels * math.log(ratio) / (2 * math.log(self.theta))
+
+        low, high = max(math.floor(pair(_FAST)), 0), min(math.ceil(pair(_SLOW)), self.channels - 1)
+        ramp_F = (np.arange(self.channels // 2) - low) / max(high - low, 0.001)
+        return 1 - np.clip(ramp_F, 0, 1)
+
+    def rotate(self, x_BTHC: Float[Array, "B T H C"], position_BT: Int[Array, "#B T"]) -> Float[Array, "B T H C"]:
+        """Rotates the pairs (c, c + C/2) of queries or keys by their positions."""
+        wide = jnp.promote_types(x_BTHC.dtype, jnp.float32)
+        angles_BT1F = position_BT[..., None, None].astype(wide) * jnp.asarray(self.frequencies_F, wide)
+        cos, sin = (self.magnitude * turn(angles_BT1F) for turn in (jnp.cos, jnp.sin))
+        first, second = jnp.split(x_BTHC.astype(wide), 2, axis=-1)
+        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return rotated.astype(x_BTHC.dtype)
