@@ -1,6 +1,9 @@
 """Atomic replacement of files, and directory entries that survive a power failure."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,6 +27,20 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yields a directory under a temporary name beside ``path``, and renames it once it is whole; else removes it."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(path)
+        sync_directory(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 

@@ -29,6 +29,7 @@ from swift.checkpoint.storage import (
     set_aside_newer,
     settle,
     source_lines,
+    stored_types,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "set_aside_newer",
     "settle",
     "source_lines",
+    "stored_types",
 ]

@@ -41,8 +41,10 @@ _MODULES = {
     "checkpoint": "swift.cli.checkpoints",
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
+    "import_model": "swift.cli.hub",
+    "export_to_hub": "swift.cli.hub",
 } | dict.fromkeys(_HIDDEN, "swift.cli.processes")
-"""Modules of commands; the others are in ``swift.cli.commands``."""
+"""Modules of the commands' functions; the others are in ``swift.cli.commands``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
         is_long = options.command in _LONG
         with Startup(f"swift {options.command}: starting") if is_long else nullcontext():
-            module = importlib.import_module(_MODULES.get(options.command, "swift.cli.commands"))
-            getattr(module, options.command)(options)
+            function = _function_of(options)
+            module = importlib.import_module(_MODULES.get(function, "swift.cli.commands"))
+            getattr(module, function)(options)
     except SettingError as error:
         return _fail(with_suggestion(error), 2)
     except RunError as error:
@@ -75,6 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, previous[0])
         sys.unraisablehook = previous[1]
     return 0
+
+
+def _function_of(options: argparse.Namespace) -> str:
+    """Name of the function of a command: mostly that of the command."""
+    if options.command == "import":
+        return "import_model"
+    return "export_to_hub" if options.command == "export" and options.format == "hf" else options.command
 
 
 def _ignore_late_writes(unraisable: Any) -> None:
@@ -206,10 +216,26 @@ def command_line() -> argparse.ArgumentParser:
     report.add_argument("--out", type=path_of, help="the page (default: report.html in the first RUN_DIR)")
 
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
-    export.add_argument("run_dir", type=path_of, metavar="RUN_DIR")
+    export.add_argument("run_dir", type=path_of, metavar="RUN_DIR", help="with --format hf also a model directory")
     export.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
     add_config(export)
     export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
+
+    export.add_argument(
+        "--format",
+        choices=["swift", "hf"],
+        default="swift",
+        help="hf: a directory that Hugging Face's transformers loads (default: %(default)s)",
+    )
+    export.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="with hf: type of all tensors (default: float32 of a run, of an imported model each tensor's own)",
+    )
+
+    bring = commands.add_parser("import", help="make a model of a Hugging Face directory")
+    bring.add_argument("directory", type=path_of, metavar="DIR", help="with config.json, tokenizer.json and safetensors")
+    bring.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")
     generate.add_argument("model", type=path_of, metavar="MODEL")

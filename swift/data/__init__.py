@@ -1,7 +1,7 @@
 """Data: documents from a source, cut into batches of token sequences that any worker can load by number."""
 
 from swift.data.config import DataConfig, Split
-from swift.data.files import DataError
+from swift.data.files import DataError, read_regular
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
 from swift.data.sources import Document, InMemory, StandardLibrary, StreamSource, TextFiles, TextSource, TokenFile
@@ -26,4 +26,5 @@ __all__ = [
     "TokenizerFile",
     "check_same_data",
     "find_index",
+    "read_regular",
 ]

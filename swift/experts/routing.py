@@ -28,6 +28,11 @@ class Gating:
     normalized: bool | None = None
     scale: float = 1.0
 
+    @property
+    def is_normalized(self) -> bool:
+        """Whether the gates of a token sum to ``scale``."""
+        return self.top_k > 1 if self.normalized is None else self.normalized
+
 
 class Routing(NamedTuple):
     """Routing of a rank's tokens, before any drop."""
@@ -49,7 +54,7 @@ def route(logits_TE: Float[Array, "T E"], gating: Gating) -> Routing:
     # Ranks by logits, because scores may underflow to zero and tie.
     _, choices_TK = lax.top_k(lax.stop_gradient(logits_TE), top_k)
     gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
-    if top_k > 1 if gating.normalized is None else gating.normalized:
+    if gating.is_normalized:
         gates_TK = gates_TK / jnp.sum(gates_TK, axis=-1, keepdims=True)
     if gating.scale != 1:
         gates_TK = gates_TK * gating.scale

@@ -39,6 +39,7 @@ class ModelConfig:
         rope_factor: by how much.
         rope_length: positions of the first training, for ``yarn``.
         activation: ``gelu``, or ``swiglu`` with a third matrix.
+        vocab_size: rows of the embedding, V, where they are more than the tokenizer's tokens; None: as many.
     """
 
     num_layers: int = 4
@@ -61,13 +62,14 @@ class ModelConfig:
     rope_factor: float = 1.0
     rope_length: int = 4096
     activation: Activation = "gelu"
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "rope_length"):
             check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
         for name in ("num_dense_layers", "num_shared_experts"):
             check_count(f"ModelConfig.{name}", getattr(self, name), least=0)
-        for name in ("expert_dim", "num_kv_heads", "head_dim"):
+        for name in ("expert_dim", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, name) is not None:
                 check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
         check_number("ModelConfig.norm_epsilon", self.norm_epsilon, above=0)

@@ -66,7 +66,8 @@ class Rope:
     def rotate(self, x_BTHC: Float[Array, "B T H C"], position_BT: Int[Array, "#B T"]) -> Float[Array, "B T H C"]:
         """Rotates the pairs (c, c + C/2) of queries or keys by their positions."""
         wide = jnp.promote_types(x_BTHC.dtype, jnp.float32)
-        angles_BT1F = position_BT[..., None, None].astype(wide) * jnp.asarray(self.frequencies_F, wide)
+        frequencies_111F = jnp.asarray(self.frequencies_F, wide)[None, None, None]
+        angles_BT1F = jnp.asarray(position_BT)[..., None, None].astype(wide) * frequencies_111F
         cos, sin = (self.magnitude * turn(angles_BT1F) for turn in (jnp.cos, jnp.sin))
         first, second = jnp.split(x_BTHC.astype(wide), 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -6,7 +6,7 @@
 from swift.train.checkpoints import WeightSource
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
-from swift.train.export import export_model, generate, load_exported
+from swift.train.export import export_model, find_checkpoint, generate, load_exported, load_weights
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.settings import Experiment
@@ -44,6 +44,7 @@ __all__ = [
     "conclude",
     "describe",
     "export_model",
+    "find_checkpoint",
     "find_start",
     "find_weights",
     "format_duration",
@@ -51,6 +52,7 @@ __all__ = [
     "is_due",
     "is_to_conclude",
     "load_exported",
+    "load_weights",
     "mean_loss",
     "open_run",
     "own_run",

@@ -11,7 +11,15 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from swift.checkpoint import RestorePlan, checkpoint_steps, load_arrays, load_metadata, plan_restore, save_arrays
+from swift.checkpoint import (
+    RestorePlan,
+    checkpoint_steps,
+    load_arrays,
+    load_metadata,
+    plan_restore,
+    save_arrays,
+    stored_types,
+)
 from swift.data import Tokenizer
 from swift.errors import RunError, SettingError, check_count, check_number, check_seed, first_line
 from swift.mesh import storage_mesh
@@ -39,49 +47,89 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
         RunError: the model cannot be written; nothing is left of it.
     """
+    check_new(out)
+    plan = find_checkpoint(experiment, run_dir, step)
+    gpt, weights = load_weights(experiment, run_dir, plan)
+    write_model(out, gpt, _pure(weights), plan.step)
+    return plan
+
+
+def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> RestorePlan:
+    """Finds and verifies the checkpoint of a run that is exported.
+
+    Args:
+        experiment: settings of the run.
+        run_dir: run directory.
+        step: its iteration; the newest intact one unless given.
+
+    Raises:
+        SettingError: there is no such checkpoint, or it is damaged.
+    """
     steps = checkpoint_steps(run_dir / "checkpoints")
     if not steps:
         raise SettingError("RUN_DIR", str(run_dir), "holds no checkpoint to export")
     if step is not None and step not in steps:
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
-    _check_new(out)
+    return plan_restore(run_dir / "checkpoints", experiment.identity(), step)
+
+
+def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
+    """Reads the master weights of a checkpoint, as (architecture, weights of whole experts)."""
     spec = experiment.step_spec(storage_mesh(experiment.topology))
-    plan = plan_restore(run_dir / "checkpoints", experiment.identity(), step)
     state = load_state(run_dir / "checkpoints", plan, spec)
-    weights = spec.gpt.unpack(spec.whole_classes(state))
+    return spec.gpt, spec.gpt.unpack(spec.whole_classes(state))
+
+
+def write_model(out: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
+    """Writes weights as one array per parameter.
+
+    Args:
+        out: directory to make.
+        gpt: architecture.
+        arrays: parameters by group, row and name.
+        step: iteration that they are of.
+
+    Raises:
+        RunError: they cannot be written; nothing is left of them.
+    """
     try:
-        save_arrays(out, _pure(weights), {"step": plan.step, "model": _shape(spec.gpt)})
+        save_arrays(out, arrays, {"step": step, "model": _shape(gpt)})
     except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
         shutil.rmtree(out, ignore_errors=True)
         raise RunError(f"{out}: the model cannot be written: {first_line(error)}") from error
-    return plan
 
 
 def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
-    """Reads an exported model.
+    """Reads a model directory.
 
     Args:
         experiment: settings of the model; only its shape and the vocabulary matter.
-        path: directory that ``export_model`` has made.
+        path: directory that ``write_model`` has made.
+
+    Returns:
+        (architecture, weights in the types that they are stored in).
 
     Raises:
-        SettingError: it is not an exported model, one of another shape, or damaged.
+        SettingError: it is not a model directory, one of another shape, or damaged.
     """
-    gpt = GPT(experiment.model, experiment.data.vocab_size, experiment.experts.num_classes)
+    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
     theirs = load_metadata(path, "MODEL").get("model")
     if theirs != _shape(gpt):
         raise SettingError(
             "MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}"
         )
-    dtype = jnp.promote_types(experiment.compute_dtype, jnp.float32)
+    weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
+    types = stored_types(path, "MODEL")
     # With a device given, since Orbax would warn that it looks up where the arrays were.
     device = SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=device),
-        jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0)))),
-    )
-    pure = load_arrays(path, _pure(abstract), "MODEL")
-    return gpt, jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(pure))
+
+    def stored(place: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        name = jax.tree_util.keystr(place, simple=True, separator=".")
+        return jax.ShapeDtypeStruct(leaf.shape, types.get(name, leaf.dtype), sharding=device)
+
+    abstract = jax.tree_util.tree_map_with_path(stored, _pure(weights))
+    pure = load_arrays(path, abstract, "MODEL")
+    return gpt, jax.tree.unflatten(jax.tree.structure(weights), jax.tree.leaves(pure))
 
 
 def generate(
@@ -108,6 +156,8 @@ def generate(
     check_count("--top-k", top_k, least=1)
     check_seed("--seed", seed)
     gpt, weights = load_exported(experiment, path)
+    wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
+    weights = jax.tree.map(lambda leaf: leaf.astype(wide), weights)
     tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
     tokens = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator]
     num_likeliest = min(top_k, gpt.vocab_size)
@@ -131,18 +181,21 @@ def generate(
 
 
 def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yields the text of tokens, piece by piece; a character of several tokens comes when it is complete."""
+    """Yields the text of tokens, piece by piece; a character of several tokens comes when it is complete, or last."""
     seen: list[int] = []
-    shown = ""
+    shown = text = ""
     for token in tokens:
         seen.append(token)
         text = tokenizer.decode(np.array(seen))
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[len(shown) :]
             shown = text
+    if len(text) > len(shown):
+        yield text[len(shown) :]
 
 
-def _check_new(path: Path) -> None:
+def check_new(path: Path) -> None:
+    """Raises SettingError if ``--out`` is there already, or cannot be made."""
     try:
         path.mkdir()
         path.rmdir()

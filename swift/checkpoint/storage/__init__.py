@@ -4,7 +4,7 @@ Arrays in files, the manifest that locates the newest copy of everything, writin
 against their digests.
 """
 
-from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays
+from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays, stored_types
 from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, raw_bytes, settled_digests
 from swift.checkpoint.storage.directory import (
     begin_save,
@@ -58,5 +58,6 @@ __all__ = [
     "settle",
     "settled_digests",
     "source_lines",
+    "stored_types",
     "what_a_restore_does",
 ]

@@ -57,6 +57,16 @@ def load_metadata(path: Path, setting: str) -> dict[str, Any]:
     return read_signed(path, setting, _VERSION)["metadata"]
 
 
+def stored_types(path: Path, setting: str) -> dict[str, np.dtype]:
+    """The type of each array by name.
+
+    Raises:
+        SettingError: as ``load_metadata``.
+    """
+    shapes = read_signed(path, setting, _VERSION)["arrays"]
+    return {name: jnp.dtype(text.partition("[")[0]) for name, text in shapes.items()}
+
+
 def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
     """Checks every file and reads the arrays back.
 

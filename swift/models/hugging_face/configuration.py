@@ -21,8 +21,7 @@ class Decoder:
 
     Attributes:
         family: its architecture.
-        model: shape of the model.
-        vocab_size: rows of the embedding, V.
+        model: shape of the model, the size of its vocabulary included.
         num_experts: experts of a layer, E.
         top_k: experts that each token is sent to.
         normalizes: whether the gates of a token's experts sum to 1.
@@ -31,11 +30,16 @@ class Decoder:
 
     family: Family
     model: ModelConfig
-    vocab_size: int
     num_experts: int
     top_k: int
     normalizes: bool
     aux_loss_coefficient: float
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, V."""
+        assert self.model.vocab_size is not None
+        return self.model.vocab_size
 
 
 def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
@@ -71,6 +75,7 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
             num_shared_experts=read.whole(family.num_shared, 0) if family.num_shared else 0,
             num_dense_layers=read.whole("first_k_dense_replace", 0) if family.has_dense_layers else 0,
             moe_pattern=(True,),
+            vocab_size=read.whole("vocab_size"),
             sequence_length=read.whole("max_position_embeddings"),
             norm="rmsnorm",
             norm_epsilon=read.number("rms_norm_eps", 1e-6),
@@ -86,7 +91,6 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
     return Decoder(
         family,
         model,
-        vocab_size=read.whole("vocab_size"),
         num_experts=read.whole(family.num_experts, config.get(_ANY_NUM_EXPERTS)),
         top_k=read.whole("num_experts_per_tok"),
         normalizes=normalizes,

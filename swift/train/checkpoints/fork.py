@@ -67,7 +67,7 @@ def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any
     """Settings on which the shapes and types of the weights depend, of both runs."""
     return {
         "ModelConfig": (theirs.model, ours.model),
-        "vocabulary": (theirs.data.vocab_size, ours.data.vocab_size),
+        "vocabulary": (theirs.vocab_size, ours.vocab_size),
         "ExpertConfig.num_classes": (theirs.experts.num_classes, ours.experts.num_classes),
         "double precision": (theirs.compute_dtype == "float64", ours.compute_dtype == "float64"),
     }

@@ -26,11 +26,13 @@ class TensorFiles:
         directory: the directory.
         file_of: name of the file that holds each tensor.
         shapes: shape of each tensor.
+        num_bytes: size of each file.
     """
 
     directory: Path
     file_of: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
+    num_bytes: Mapping[str, int]
 
     @classmethod
     def of(cls, directory: Path) -> "TensorFiles":
@@ -50,7 +52,7 @@ class TensorFiles:
         for tensor, name in (file_of or {}).items():
             if found.get(tensor) != name:
                 raise SettingError("DIR", str(directory), f"lacks {tensor}, which its index finds in {name}")
-        return cls(directory, found, shapes)
+        return cls(directory, found, shapes, {name: (directory / name).stat().st_size for name in set(found.values())})
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
         """Reads tensors, in the type they are stored in."""

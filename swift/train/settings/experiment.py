@@ -211,7 +211,11 @@ class Experiment:
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
-        gpt = GPT(self.model, self.data.vocab_size, self.experts.num_classes)
+        # Not sooner: this reads the tokenizer's file, which a kept configuration may have lost.
+        if self.vocab_size < self.data.vocab_size:
+            allowed = f"must be at least {self.data.vocab_size}, the number of the tokenizer's tokens"
+            raise SettingError("ModelConfig.vocab_size", self.vocab_size, allowed)
+        gpt = GPT(self.model, self.vocab_size, self.experts.num_classes)
         return StepSpec(
             gpt=gpt,
             experts=self.experts,
@@ -266,7 +270,7 @@ class Experiment:
         places = {"ExpertConfig.slots_per_rank": self.experts.slots_per_rank, "Topology": repr(self.topology)}
         return (places if self.optimizer.layout == "coupled" else {}) | {
             "ModelConfig": repr(self.model),
-            "vocabulary": self.data.vocab_size,
+            "vocabulary": self.vocab_size,
             "ExpertConfig.num_classes": self.experts.num_classes,
             "OptimizerConfig.name": self.optimizer.moments_of,
             "OptimizerConfig.layout": self.optimizer.layout,
@@ -275,9 +279,14 @@ class Experiment:
         }
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: those of the model, or as many as the tokenizer has tokens."""
+        return self.data.vocab_size if self.model.vocab_size is None else self.model.vocab_size
+
+    @property
     def blocks(self) -> Cut:
         """Layers of each stage."""
-        return cut_model(self.model, self.experts, self.data.vocab_size, self.topology.num_stages, self.cut)
+        return cut_model(self.model, self.experts, self.vocab_size, self.topology.num_stages, self.cut)
 
     def _layout(self, group: Group) -> Layout:
         classes, size, ranks = group.num_classes, group.size, self.topology.num_expert_ranks

@@ -1,0 +1,114 @@
+"""A run's model, or a model directory, as a directory of the Hugging Face hub."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.data import TokenizerFile
+from swift.errors import RunError, SettingError
+from swift.files import new_directory
+from swift.models import GPT, Weights
+from swift.models.hugging_face import FAMILIES, Decoder, TensorPlace, read_decoder, tensor_places, write_decoder
+from swift.train.export import check_new
+from swift.train.hugging_face.importing import CONFIG, TOKENIZER
+from swift.train.hugging_face.parameters import ParameterName, parameters, part_of
+from swift.train.hugging_face.tensor_files import require_room, write_tensors
+from swift.train.settings import Experiment
+
+BYTES_OF_A_FILE = 5 * 10**9
+
+
+def export_hugging_face(
+    experiment: Experiment, gpt: GPT, weights: Weights, out: Path, dtype: str | None, most: int = BYTES_OF_A_FILE
+) -> None:
+    """Writes a directory that ``transformers`` loads.
+
+    Args:
+        experiment: settings of the model.
+        gpt: architecture.
+        weights: parameters of the whole model.
+        out: directory to make.
+        dtype: type of the tensors; None: the type that each parameter has.
+        most: bytes of a file of tensors, unless a single tensor is larger.
+
+    Raises:
+        SettingError: no architecture of the hub is that of the model.
+        RunError: it cannot be written; nothing is left of it.
+    """
+    check_new(out)
+    decoder = decoder_of(experiment)
+    arrays = {name: np.asarray(leaf) for name, leaf in parameters(weights)}
+    places = list(tensor_places(decoder.family, gpt))
+    types = [np.dtype(dtype or arrays[_name(place)].dtype) for place in places]
+    sizes = [int(np.prod(place.shape)) * kind.itemsize for place, kind in zip(places, types, strict=True)]
+    tensors = _tensors(arrays, places, types)
+    config = write_decoder(decoder, max(map(str, types), key=list(map(str, types)).count))
+    try:
+        with new_directory(out) as made:
+            require_room(made, sum(sizes))
+            write_tensors(made, tensors, sizes, most)
+            (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            if isinstance(experiment.data.tokenizer, TokenizerFile):
+                shutil.copyfile(experiment.data.tokenizer.path, made / TOKENIZER)
+    except OSError as error:
+        raise RunError(f"{out}: the model cannot be written: {error.strerror}") from error
+
+
+def decoder_of(experiment: Experiment) -> Decoder:
+    """The architecture of the hub that computes what an experiment's model computes.
+
+    Raises:
+        SettingError: there is none.
+    """
+    model, experts = experiment.model, experiment.experts
+    for family in FAMILIES.values():
+        decoder = Decoder(
+            family,
+            replace(model, vocab_size=experiment.vocab_size),
+            experts.num_classes,
+            experts.top_k,
+            experts.gating.is_normalized,
+            experts.aux_loss_coefficient,
+        )
+        if _is_of_family(decoder) and experts.scores == "softmax" and experts.gate_scale == 1:
+            return decoder
+    allowed = f"is no model of {', '.join(FAMILIES)}, which alone can be written for the hub"
+    raise SettingError("ModelConfig", repr(model), allowed)
+
+
+def _is_of_family(decoder: Decoder) -> bool:
+    """Whether a family's own configuration says all of a model."""
+    try:
+        again = read_decoder(write_decoder(decoder, "float32"), "")
+    except SettingError:
+        return False
+    return _said(again) == _said(decoder)
+
+
+def _said(decoder: Decoder) -> Any:
+    """A decoder with the settings that have two ways to be said in one of them."""
+    model = decoder.model
+    whole = replace(
+        model,
+        num_kv_heads=model.kv_heads,
+        head_dim=model.channels,
+        expert_dim=model.expert_width,
+        moe_pattern=(True,) if all(model.moe_pattern) else model.moe_pattern,
+    )
+    return replace(decoder, model=whole)
+
+
+def _tensors(
+    arrays: dict[ParameterName, np.ndarray], places: list[TensorPlace], types: list[np.dtype]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for place, kind in zip(places, types, strict=True):
+        yield place.name, part_of(arrays[_name(place)], place).astype(kind)
+
+
+def _name(place: TensorPlace) -> ParameterName:
+    return place.group, place.row, place.leaf
