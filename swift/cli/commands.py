@@ -161,8 +161,9 @@ def generate(options: argparse.Namespace) -> None:
         top_k=options.top_k,
         seed=options.seed,
     )
-    for index, piece in enumerate(pieces):
-        sys.stdout.write((options.prompt if index == 0 else "") + piece)
+    sys.stdout.write(options.prompt)
+    for piece in pieces:
+        sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
 

@@ -1,7 +1,7 @@
 """Export of a trained model as plain arrays for one device, and text generated from it."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from swift.train.settings import Experiment
 
 MAX_TOKENS = 1_000_000
 """Tokens that a text is continued by at most."""
+_TOKENS_BEFORE = 16
+"""Tokens of the prompt with which the first new ones are decoded."""
 
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
@@ -177,21 +179,25 @@ def generate(
             tokens.append(int(choose(weights, window_T, len(seen) - 1, key)))
             yield tokens[-1]
 
-    yield from whole_characters(tokenizer, continuation())
+    yield from whole_characters(tokenizer, continuation(), tokens[-_TOKENS_BEFORE:])
 
 
-def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yields the text of tokens, piece by piece; a character of several tokens comes when it is complete, or last."""
-    seen: list[int] = []
-    shown = text = ""
+def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
+    """Yields the text of tokens, piece by piece; a character of several tokens comes when it is complete.
+
+    Args:
+        tokenizer: tokenizer that decodes them.
+        tokens: tokens to decode.
+        before: tokens that they follow, and that are not shown: some tokenizers begin a text without its first space.
+    """
+    seen = list(before)
+    shown = tokenizer.decode(np.array(seen)) if seen else ""
     for token in tokens:
         seen.append(token)
         text = tokenizer.decode(np.array(seen))
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[len(shown) :]
             shown = text
-    if len(text) > len(shown):
-        yield text[len(shown) :]
 
 
 def check_new(path: Path) -> None:

@@ -63,14 +63,9 @@ def hub(request, tmp_path_factory):
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.to(torch.bfloat16).save_pretrained(path)
-    pre = tokenizers.pre_tokenizers
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=pre.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(["def hello(world): return world"], trainer)
+    words = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, 300)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<|endoftext|>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(path / "tokenizer.json"))
     return path, read_peer(path)
 
@@ -158,7 +153,7 @@ def test_every_tensor_comes_back_to_the_byte(hub, imported):
 
 def test_greedy_text_is_theirs(hub, imported, capsys):
     tokenizer = tokenizers.Tokenizer.from_file(str(hub[0] / "tokenizer.json"))
-    prompt = "def hello"
+    prompt = "w7 w42"
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     count = LENGTH - ids.shape[1]
     theirs = hub[1].generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None, use_cache=True)[0]
