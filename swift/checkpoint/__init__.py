@@ -8,6 +8,7 @@ from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory import PeerSnapshots, RankCopy, Recovered, begin_snapshot, recover_ranks
 from swift.checkpoint.partial import Snapshot, StateSplit, Tally, dynamic_k, partial_bytes
 from swift.checkpoint.storage import (
+    MANIFEST,
     RETRY_PAUSES_S,
     Copy,
     Ledger,
@@ -33,6 +34,7 @@ from swift.checkpoint.storage import (
 )
 
 __all__ = [
+    "MANIFEST",
     "RETRY_PAUSES_S",
     "CheckpointConfig",
     "Copy",

@@ -21,7 +21,7 @@ from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, WeightSource, export_model
+from swift.train import Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, copy_config
@@ -61,7 +61,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSource | None:
-    """Finds the run whose weights a new one begins with, as ``--init-from`` names it; None: it names none.
+    """Finds the run or the model whose weights a new run begins with, by ``--init-from``; None: it is not given.
 
     Args:
         options: options of the command.
@@ -71,15 +71,16 @@ def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSou
         if options.init_config is not None:
             raise SettingError("--init-config", str(options.init_config), "goes with --init-from, which is not set")
         return None
+    kind, spared = (ModelSource, _OF_TRAINING) if is_model(options.init_from) else (WeightSource, _OF_RUN)
     theirs = load_stored(
         options.init_from,
         "--init-from",
         options.init_config,
-        spared=_OF_RUN,
+        spared=spared,
         option="--init-config",
         beside=experiment,
     )
-    return WeightSource(options.init_from, theirs)
+    return kind(options.init_from, theirs)
 
 
 def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:

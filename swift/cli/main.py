@@ -234,7 +234,9 @@ def command_line() -> argparse.ArgumentParser:
     )
 
     bring = commands.add_parser("import", help="make a model of a Hugging Face directory")
-    bring.add_argument("directory", type=path_of, metavar="DIR", help="with config.json, tokenizer.json and safetensors")
+    bring.add_argument(
+        "directory", type=path_of, metavar="DIR", help="with config.json, tokenizer.json and safetensors"
+    )
     bring.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")

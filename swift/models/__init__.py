@@ -1,15 +1,17 @@
-"""The GPT of the experiments, with dense layers and mixtures of experts.
+"""Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
-``gpt`` is the forward pass, cut where pipelines cut, and ``cut`` says where; ``modules`` are its parts;
-``parameter_groups`` packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the
-single-device oracle.
+``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
+``cut`` says where; ``attention`` (with ``rope``) and ``modules`` (with ``norms``) are its parts; ``parameter_groups``
+packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle;
+``hugging_face`` has the hub's names for the same.
 """
 
-from swift.models.config import MODEL_SIZES, ModelConfig, model_size
+from swift.models.config import ModelConfig
 from swift.models.cut import Cut, cut_by_costs, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
+from swift.models.sizes import MODEL_SIZES, model_size
 
 __all__ = [
     "BLOCK_GROUPS",

@@ -1,7 +1,7 @@
 """Causal self-attention: a module with its norm, and the function that mixes values.
 
-Legend: B sequences, T positions of queries, S of keys, D model dim, H heads, K heads of keys and values, G = H / K query
-heads for each of them, C channels of a head.
+Legend: B sequences, T positions of queries, S of keys, D model dim, H heads, K heads of keys and values, G = H / K
+query heads for each of them, C channels of a head.
 """
 
 import jax
@@ -31,7 +31,7 @@ def causal_attention(
         value_BSKC: values.
         sees_BTS: whether a position sees another; None: itself and those before it.
     """
-    batch, length, heads, channels = query_BTHC.shape
+    _, length, heads, channels = query_BTHC.shape
     groups = heads // key_BSKC.shape[2]
     wide = at_least_float32(query_BTHC.dtype)
     if sees_BTS is None:

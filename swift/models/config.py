@@ -1,11 +1,10 @@
-"""Sizes of the GPT: the three of SYMI, and one for a laptop."""
+"""The shape of a model."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, get_args
 
 from swift.errors import SettingError, check_count, check_number
 from swift.models.rope import RopeScaling
-
 
 Norm: TypeAlias = Literal["layernorm", "rmsnorm"]
 Positions: TypeAlias = Literal["learned", "rope"]
@@ -23,7 +22,8 @@ class ModelConfig:
         num_heads: number of attention heads, H.
         ffn_dim: hidden width of a dense feed-forward network.
         sequence_length: positions of a sequence, T.
-        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers but the first dense ones.
+        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers after the first dense
+            ones.
         num_dense_layers: dense layers that come first.
         expert_dim: hidden width of an expert; None: ``ffn_dim``.
         num_shared_experts: experts that every token goes to, computed as one network of as many times their width.
@@ -90,7 +90,9 @@ class ModelConfig:
             allowed = f"must divide ModelConfig.num_heads = {self.num_heads}"
             raise SettingError("ModelConfig.num_kv_heads", self.num_kv_heads, allowed)
         if self.positions == "rope" and self.channels % 2:
-            raise SettingError("ModelConfig.head_dim", self.channels, "must be even: rotations are of pairs of channels")
+            raise SettingError(
+                "ModelConfig.head_dim", self.channels, "must be even: rotations are of pairs of channels"
+            )
 
     def _check_pattern(self) -> None:
         pattern = tuple(bool(layer) for layer in self.moe_pattern)
@@ -120,6 +122,11 @@ class ModelConfig:
         return (False,) * self.num_dense_layers + self.moe_pattern * (others // len(self.moe_pattern))
 
     @property
+    def explicit(self) -> "ModelConfig":
+        """The same shape without settings that follow from others."""
+        return replace(self, num_kv_heads=self.kv_heads, head_dim=self.channels, expert_dim=self.expert_width)
+
+    @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
@@ -142,32 +149,3 @@ _CHOICES = {
     "rope_scaling": RopeScaling,
     "activation": Activation,
 }
-
-
-def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:
-    return ModelConfig(num_layers, model_dim, num_heads, ffn_dim=4 * model_dim, sequence_length=512)
-
-
-MODEL_SIZES: dict[str, ModelConfig] = {
-    "demo": ModelConfig(moe_pattern=(True,)),
-    "gpt-small": _gpt(12, 768, 12),
-    "gpt-medium": _gpt(24, 1024, 16),
-    "gpt-large": _gpt(24, 1536, 16),
-}
-"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, with sequences of 512 tokens, and the size of the demo. In
-the former every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not specify it); in the demo
-every layer is."""
-
-
-def model_size(name: str) -> ModelConfig:
-    """Looks up a model size by name.
-
-    Args:
-        name: 'demo', 'gpt-small', 'gpt-medium' or 'gpt-large'.
-
-    >>> model_size("gpt-small").model_dim
-    768
-    """
-    if name not in MODEL_SIZES:
-        raise SettingError("model_size.name", name, f"choose one of {', '.join(MODEL_SIZES)}")
-    return MODEL_SIZES[name]

@@ -61,7 +61,13 @@ class GPT:
             Group("attention", config.num_layers, 1, lambda rngs: Attention(config, rngs)),
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
             Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
-            Group("expert", num_moe, self.num_classes, lambda rngs: Expert(config, config.expert_width, rngs), is_expert=True),
+            Group(
+                "expert",
+                num_moe,
+                self.num_classes,
+                lambda rngs: Expert(config, config.expert_width, rngs),
+                is_expert=True,
+            ),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})

@@ -14,6 +14,7 @@ from swift.models.config import ModelConfig
 from swift.models.initial_values import Normal
 from swift.models.norms import INIT_STD, at_least_float32, linear, make_norm, residual_std
 
+
 @jax.custom_vjp
 def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Looks up rows of a table, ``table[tokens]``.
@@ -68,11 +69,8 @@ class Expert(nnx.Module):
 
     def __call__(self, x_RD: jax.Array, matmul: Matmul = jnp.matmul) -> jax.Array:
         """Applies the network to x ``[..., D]``; ``matmul`` multiplies rows by the weights of their experts."""
-        hidden = matmul(x_RD, self.up.kernel[...])
-        if self.is_gated:
-            hidden = jax.nn.silu(matmul(x_RD, self.gate.kernel[...])) * hidden
-        else:
-            hidden = jax.nn.gelu(hidden)
+        up = matmul(x_RD, self.up.kernel[...])
+        hidden = jax.nn.silu(matmul(x_RD, self.gate.kernel[...])) * up if self.is_gated else jax.nn.gelu(up)
         return matmul(hidden, self.down.kernel[...])
 
 

@@ -3,10 +3,10 @@
 ``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run.
 """
 
-from swift.train.checkpoints import WeightSource
+from swift.train.checkpoints import ModelSource, WeightSource, is_model, load_exported
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
-from swift.train.export import export_model, find_checkpoint, generate, load_exported, load_weights
+from swift.train.export import export_model, find_checkpoint, generate, load_weights
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.settings import Experiment
@@ -32,6 +32,7 @@ __all__ = [
     "Experiment",
     "Interrupt",
     "LiveWorkers",
+    "ModelSource",
     "Series",
     "StateKeeper",
     "StepTimer",
@@ -50,6 +51,7 @@ __all__ = [
     "format_duration",
     "generate",
     "is_due",
+    "is_model",
     "is_to_conclude",
     "load_exported",
     "load_weights",

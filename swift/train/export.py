@@ -1,30 +1,18 @@
 """Export of a trained model as plain arrays for one device, and text generated from it."""
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import SingleDeviceSharding
 
-from swift.checkpoint import (
-    RestorePlan,
-    checkpoint_steps,
-    load_arrays,
-    load_metadata,
-    plan_restore,
-    save_arrays,
-    stored_types,
-)
+from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore
 from swift.data import Tokenizer
-from swift.errors import RunError, SettingError, check_count, check_number, check_seed, first_line
+from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights, plain_logits
-from swift.train.checkpoints import load_state
+from swift.train.checkpoints import check_new, load_exported, load_state, pure, write_model
 from swift.train.settings import Experiment
 
 MAX_TOKENS = 1_000_000
@@ -52,7 +40,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     check_new(out)
     plan = find_checkpoint(experiment, run_dir, step)
     gpt, weights = load_weights(experiment, run_dir, plan)
-    write_model(out, gpt, _pure(weights), plan.step)
+    write_model(out, gpt, pure(weights), plan.step)
     return plan
 
 
@@ -80,58 +68,6 @@ def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tu
     spec = experiment.step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
     return spec.gpt, spec.gpt.unpack(spec.whole_classes(state))
-
-
-def write_model(out: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
-    """Writes weights as one array per parameter.
-
-    Args:
-        out: directory to make.
-        gpt: architecture.
-        arrays: parameters by group, row and name.
-        step: iteration that they are of.
-
-    Raises:
-        RunError: they cannot be written; nothing is left of them.
-    """
-    try:
-        save_arrays(out, arrays, {"step": step, "model": _shape(gpt)})
-    except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
-        shutil.rmtree(out, ignore_errors=True)
-        raise RunError(f"{out}: the model cannot be written: {first_line(error)}") from error
-
-
-def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
-    """Reads a model directory.
-
-    Args:
-        experiment: settings of the model; only its shape and the vocabulary matter.
-        path: directory that ``write_model`` has made.
-
-    Returns:
-        (architecture, weights in the types that they are stored in).
-
-    Raises:
-        SettingError: it is not a model directory, one of another shape, or damaged.
-    """
-    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
-    theirs = load_metadata(path, "MODEL").get("model")
-    if theirs != _shape(gpt):
-        raise SettingError(
-            "MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}"
-        )
-    weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
-    types = stored_types(path, "MODEL")
-    # With a device given, since Orbax would warn that it looks up where the arrays were.
-    device = SingleDeviceSharding(jax.devices()[0])
-
-    def stored(place: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        name = jax.tree_util.keystr(place, simple=True, separator=".")
-        return jax.ShapeDtypeStruct(leaf.shape, types.get(name, leaf.dtype), sharding=device)
-
-    abstract = jax.tree_util.tree_map_with_path(stored, _pure(weights))
-    pure = load_arrays(path, abstract, "MODEL")
-    return gpt, jax.tree.unflatten(jax.tree.structure(weights), jax.tree.leaves(pure))
 
 
 def generate(
@@ -198,22 +134,3 @@ def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int], before: Sequen
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[len(shown) :]
             shown = text
-
-
-def check_new(path: Path) -> None:
-    """Raises SettingError if ``--out`` is there already, or cannot be made."""
-    try:
-        path.mkdir()
-        path.rmdir()
-    except OSError as error:
-        raise SettingError("--out", str(path), f"cannot be made a directory: {error.strerror}") from error
-
-
-def _pure(weights: Weights) -> dict[str, Any]:
-    return {
-        name: {row: nnx.to_pure_dict(state) for row, state in enumerate(states)} for name, states in weights.items()
-    }
-
-
-def _shape(gpt: GPT) -> dict[str, Any]:
-    return {"config": repr(gpt.config), "vocab_size": gpt.vocab_size, "num_classes": gpt.num_classes}

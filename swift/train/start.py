@@ -27,7 +27,7 @@ from swift.runlog import (
     take,
     writes_checkpoints,
 )
-from swift.train.checkpoints import WeightSource, load_state, put_state, take_back
+from swift.train.checkpoints import ModelPlan, WeightSource, load_state, put_state, take_back
 from swift.train.display import Series
 from swift.train.settings import Experiment, defaults_in, write_config
 from swift.train.summary import summarize
@@ -59,7 +59,7 @@ class TrainOptions:
         profile: (first, last) iteration to trace with the profiler, or None.
         prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
         stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
-        init_from: run whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
+        init_from: run or model whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
         log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
         observers: observers of the run besides TensorBoard.
         series: place of the run among several that run one after the other; None: it is alone.
@@ -188,8 +188,8 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
         raise SettingError("--profile", f"{first}:{last}", f"must lie within iterations {done + 1}:{last_step}")
 
 
-def find_weights(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
-    """Finds and verifies the weights of another run that a new run begins with; None: it draws its own."""
+def find_weights(experiment: Experiment, options: TrainOptions) -> RestorePlan | ModelPlan | None:
+    """Finds the weights of another run or of a model that a new run begins with; None: it draws its own."""
     return None if options.init_from is None else options.init_from.plan(experiment)
 
 
@@ -198,7 +198,7 @@ def begin(
     spec: StepSpec,
     options: TrainOptions,
     start: RestorePlan | None,
-    weights: RestorePlan | None = None,
+    weights: RestorePlan | ModelPlan | None = None,
 ) -> TrainState:
     """Makes or loads the state from which the run continues.
 
@@ -207,7 +207,7 @@ def begin(
         spec: step spec.
         options: options of this invocation.
         start: checkpoint of the run itself; None for a new run.
-        weights: checkpoint of the run ``options.init_from``, which a new run begins with; None: there is none.
+        weights: what was found of ``options.init_from``, which a new run begins with; None: there is none.
     """
     if start is None and options.init_from is not None and weights is not None:
         return spec.adopt(options.init_from.parameters(weights))

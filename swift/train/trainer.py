@@ -13,7 +13,7 @@ from swift.errors import RunError, renamed_settings
 from swift.mesh import keep_programs
 from swift.pipeline import TrainState
 from swift.runlog import Lease
-from swift.train.checkpoints import Checkpointer, WeightSource, ledger_after
+from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after
 from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
@@ -148,7 +148,7 @@ def _run(
         raise checkpoints.failed(error) from None
 
 
-def _announce_weights(source: WeightSource, weights: RestorePlan, record: RunRecord) -> None:
+def _announce_weights(source: WeightSource, weights: RestorePlan | ModelPlan, record: RunRecord) -> None:
     """Records and shows the run whose weights this one begins with."""
     facts = source.facts(weights)
     record.directory.log_event("init_from", 0, **facts)

@@ -102,7 +102,10 @@ def test_stretched_rotations():
         ({"head_dim": 3, "positions": "rope"}, r"ModelConfig.head_dim = 3: must be even"),
         ({"norm": "batch"}, r"ModelConfig.norm = 'batch': choose one of layernorm, rmsnorm"),
         ({"num_dense_layers": 3}, r"ModelConfig.num_dense_layers = 3: must be at most ModelConfig.num_layers = 2"),
-        ({"num_dense_layers": 1, "moe_pattern": (False, True)}, r"moe_pattern .* less ModelConfig.num_dense_layers = 1"),
+        (
+            {"num_dense_layers": 1, "moe_pattern": (False, True)},
+            r"moe_pattern .* less ModelConfig.num_dense_layers = 1",
+        ),
     ],
 )
 def test_shapes_that_cannot_work(setting, line):

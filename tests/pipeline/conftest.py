@@ -29,6 +29,19 @@ from swift.topology import Topology
 from swift.train import Experiment
 
 NUM_CLASSES = 4
+_MODERN = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
+DECODERS = {
+    "": ({}, {}),
+    "shared": (
+        _MODERN | {"num_shared_experts": 2, "expert_dim": 6, "num_kv_heads": 1, "qk_norm": "head"},
+        {"normalize_gates": False},
+    ),
+    "sigmoid": (
+        _MODERN | {"head_dim": 6, "qk_norm": "projection"},
+        {"scores": "sigmoid", "normalize_gates": True, "gate_scale": 2.5},
+    ),
+}
+"""Settings of the model and of its experts, beside those of GPT-2's shape."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,7 @@ class Case(NamedTuple):
     clip_norm: float | None = None
     dtype: str = "float64"
     by: str = "slot"
+    decoder: str = ""  # one of DECODERS
     cut: tuple[int, ...] | None = None  # of a model with the pattern's layers, which otherwise is that of a stage
 
 
@@ -104,9 +118,23 @@ class Rig:
         self.case, self.num_stages, self.num_ranks = case, P, N
         self.experiment = Experiment(
             model=ModelConfig(
-                len(case.pattern) * (1 if case.cut else P), 8, 2, 12, sequence_length=5, moe_pattern=case.pattern
+                len(case.pattern) * (1 if case.cut else P),
+                8,
+                2,
+                12,
+                sequence_length=5,
+                moe_pattern=case.pattern,
+                **DECODERS[case.decoder][0],
             ),
-            experts=ExpertConfig(NUM_CLASSES, NUM_CLASSES // N + 1, case.top_k, case.capacity, 0.05, case.by),
+            experts=ExpertConfig(
+                NUM_CLASSES,
+                NUM_CLASSES // N + 1,
+                case.top_k,
+                case.capacity,
+                0.05,
+                case.by,
+                **DECODERS[case.decoder][1],
+            ),
             placement=Scattered(),
             topology=Topology(D, P, N),
             data=DataConfig(),

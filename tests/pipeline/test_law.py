@@ -35,12 +35,21 @@ CASES = [
     {"topology": (1, 4, 2), "pattern": (False, *[True] * 6), "cut": (2, 2, 2, 1), "remat": True, "top_k": 2},
     {"topology": (2, 3, 1), "failed": [(1, 0)], "pattern": (False,) * 7, "cut": (1, 4, 2), "move_roles": True},
     {"topology": (3, 2, 1), "failed": [(0, 0), (2, 1)], "pattern": (True,) * 5, "cut": (4, 1), "by": "rank"},
+    {
+        "topology": (2, 2, 2),
+        "failed": [(1, 0)],
+        "pattern": (False, True, True),
+        "cut": (1, 2),
+        "decoder": "shared",
+        "top_k": 3,
+    },
+    {"topology": (2, 2, 2), "failed": [(0, 1)], "decoder": "sigmoid", "by": "rank", "top_k": 2, "window": 1},
 ]
 
 
-QUICK = (0, 2, 9, 11)
+QUICK = (0, 2, 9, 11, 15)
 """A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; capacity by rank; an
-uneven cut, the first stage without experts."""
+uneven cut, the first stage without experts; today's decoders: a dense layer first, shared experts, grouped queries."""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The tensors of a Hugging Face checkpoint, and the part of our parameters that each of them is.
 
-A matrix of theirs is ``[out, in]``, ours is ``[in, out]``; queries, keys and values are three of theirs and one of ours.
+A matrix of theirs is ``[out, in]``, ours is ``[in, out]``; queries, keys and values are three of theirs and one of
+ours.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def tensor_places(family: Family, gpt: GPT) -> Iterator[TensorPlace]:
     counts = {True: 0, False: 0}
     for layer, is_moe in enumerate(config.moe_layers):
         yield from _attention(gpt, layer)
-        yield from (_moe if is_moe else _dense)(family, gpt, layer, counts[is_moe])
+        row = counts[is_moe]
+        yield from _moe(family, gpt, layer, row) if is_moe else _dense(gpt, layer, row)
         counts[is_moe] += 1
     yield TensorPlace("model.norm.weight", (config.model_dim,), "head", 0, "norm.scale")
     yield TensorPlace("lm_head.weight", vocabulary, "head", 0, "out.kernel")
@@ -65,7 +67,7 @@ def _attention(gpt: GPT, layer: int) -> Iterator[TensorPlace]:
             yield TensorPlace(f"{at}.self_attn.{part}_norm.weight", shape, "attention", layer, f"{leaf}.scale")
 
 
-def _dense(family: Family, gpt: GPT, layer: int, row: int) -> Iterator[TensorPlace]:
+def _dense(gpt: GPT, layer: int, row: int) -> Iterator[TensorPlace]:
     at, dim = f"model.layers.{layer}", gpt.config.model_dim
     yield TensorPlace(f"{at}.post_attention_layernorm.weight", (dim,), "mlp", row, "norm.scale")
     yield from _ffn(f"{at}.mlp", ("gate_proj", "up_proj", "down_proj"), dim, gpt.config.ffn_dim, "mlp", row, "ffn.")

@@ -1,10 +1,12 @@
 """Checkpoints of a training run.
 
-The division of its state, its saving and reading, and a place for it when the disk cannot take it.
+The division of its state, its saving and reading, and a place for it when the disk cannot take it; model directories,
+and what a new run begins with.
 """
 
 from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.fork import WeightSource
+from swift.train.checkpoints.fork import ModelPlan, ModelSource, WeightSource
+from swift.train.checkpoints.model_directory import check_new, is_model, load_exported, pure, write_model
 from swift.train.checkpoints.rescue import keep_elsewhere, take_back
 from swift.train.checkpoints.saved_state import (
     check_savable,
@@ -19,15 +21,22 @@ from swift.train.checkpoints.saved_state import (
 
 __all__ = [
     "Checkpointer",
+    "ModelPlan",
+    "ModelSource",
     "WeightSource",
+    "check_new",
     "check_savable",
     "extra_of",
     "first_ledger",
+    "is_model",
     "keep_elsewhere",
     "ledger_after",
     "ledger_for",
+    "load_exported",
     "load_state",
+    "pure",
     "put_state",
     "split_of",
     "take_back",
+    "write_model",
 ]

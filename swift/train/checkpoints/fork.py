@@ -1,16 +1,19 @@
-"""A new run that begins with the weights of another; everything else starts from scratch, also the moments."""
+"""A new run that begins with the weights of another, or of a model; all else, also the moments, starts from scratch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint import RestorePlan, plan_restore
+from swift.checkpoint import RestorePlan, load_metadata, plan_restore
 from swift.errors import SettingError, renamed_settings
 from swift.mesh import storage_mesh
+from swift.models import ModelConfig
+from swift.train.checkpoints.model_directory import load_exported
 from swift.train.checkpoints.saved_state import load_state
 from swift.train.settings import Experiment
 
@@ -29,7 +32,7 @@ class WeightSource:
     run_dir: Path
     experiment: Experiment
 
-    def plan(self, experiment: Experiment) -> RestorePlan:
+    def plan(self, experiment: Experiment) -> "RestorePlan | ModelPlan":
         """Finds the newest intact checkpoint, and verifies it.
 
         Args:
@@ -38,22 +41,28 @@ class WeightSource:
         Raises:
             SettingError: there is none, or it is of another model.
         """
+        self.check(experiment)
+        with renamed_settings({"checkpoint": _OPTION}):
+            return plan_restore(self.run_dir / "checkpoints", self.experiment.identity())
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises SettingError if the weights are of another model than that of the run that begins."""
         for name, (theirs, ours) in _shapes(self.experiment, experiment).items():
             if theirs != ours:
                 allowed = f"is of another model: its {name} is {theirs}, and here it is {ours}"
                 raise SettingError(_OPTION, str(self.run_dir), allowed)
-        with renamed_settings({"checkpoint": _OPTION}):
-            return plan_restore(self.run_dir / "checkpoints", self.experiment.identity())
 
-    def parameters(self, plan: RestorePlan) -> dict[str, Any]:
+    def parameters(self, plan: "RestorePlan | ModelPlan") -> dict[str, Any]:
         """Loads the weights of a plan, to the host: ``[row, class, size]`` by group, see ``StepSpec.adopt``."""
+        assert isinstance(plan, RestorePlan)
         theirs = self.experiment.step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
         return jax.tree.map(np.asarray, theirs.whole_classes(state))
 
-    def facts(self, plan: RestorePlan) -> dict[str, Any]:
+    def facts(self, plan: "RestorePlan | ModelPlan") -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
+        assert isinstance(plan, RestorePlan)
         oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
         return {
             "run": str(self.run_dir),
@@ -63,11 +72,54 @@ class WeightSource:
         }
 
 
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model directory that a run begins with; it is verified when it is read."""
+
+    step: int
+    passed_over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSource(WeightSource):
+    """A model directory whose weights a run begins with; ``run_dir`` is that directory."""
+
+    def plan(self, experiment: Experiment) -> ModelPlan:
+        """Finds the model.
+
+        Args:
+            experiment: settings of the run that begins.
+
+        Raises:
+            SettingError: it is damaged, or of another shape.
+        """
+        self.check(experiment)
+        return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
+
+    def parameters(self, plan: RestorePlan | ModelPlan) -> dict[str, Any]:
+        """Loads the weights, to the host: ``[row, class, size]`` by group, in the type of master weights."""
+        del plan
+        with renamed_settings({"MODEL": _OPTION}):
+            gpt, weights = load_exported(self.experiment, self.run_dir)
+        wide = jnp.promote_types(self.experiment.compute_dtype, jnp.float32)
+        return jax.tree.map(lambda leaf: np.asarray(leaf.astype(wide)), gpt.pack(weights))
+
+    def facts(self, plan: RestorePlan | ModelPlan) -> dict[str, Any]:
+        """Names the origin of the weights, for the record of the run that begins."""
+        return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": plan.step, "passed_over": []}
+
+
 def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any]]:
     """Settings on which the shapes and types of the weights depend, of both runs."""
     return {
-        "ModelConfig": (theirs.model, ours.model),
+        "ModelConfig": (_weights_shape(theirs.model), _weights_shape(ours.model)),
         "vocabulary": (theirs.vocab_size, ours.vocab_size),
         "ExpertConfig.num_classes": (theirs.experts.num_classes, ours.experts.num_classes),
         "double precision": (theirs.compute_dtype == "float64", ours.compute_dtype == "float64"),
     }
+
+
+def _weights_shape(model: ModelConfig) -> ModelConfig:
+    """What of a shape the weights depend on: rotated positions have none, and the vocabulary is compared by itself."""
+    length = 1 if model.positions == "rope" else model.sequence_length
+    return replace(model.explicit, sequence_length=length, vocab_size=None)

@@ -14,7 +14,7 @@ from swift.errors import RunError, SettingError
 from swift.files import new_directory
 from swift.models import GPT, Weights
 from swift.models.hugging_face import FAMILIES, Decoder, TensorPlace, read_decoder, tensor_places, write_decoder
-from swift.train.export import check_new
+from swift.train.checkpoints import check_new
 from swift.train.hugging_face.importing import CONFIG, TOKENIZER
 from swift.train.hugging_face.parameters import ParameterName, parameters, part_of
 from swift.train.hugging_face.tensor_files import require_room, write_tensors
@@ -92,15 +92,9 @@ def _is_of_family(decoder: Decoder) -> bool:
 
 def _said(decoder: Decoder) -> Any:
     """A decoder with the settings that have two ways to be said in one of them."""
-    model = decoder.model
-    whole = replace(
-        model,
-        num_kv_heads=model.kv_heads,
-        head_dim=model.channels,
-        expert_dim=model.expert_width,
-        moe_pattern=(True,) if all(model.moe_pattern) else model.moe_pattern,
-    )
-    return replace(decoder, model=whole)
+    model = decoder.model.explicit
+    pattern = (True,) if all(model.moe_pattern) else model.moe_pattern
+    return replace(decoder, model=replace(model, moe_pattern=pattern))
 
 
 def _tensors(

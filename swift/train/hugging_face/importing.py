@@ -14,7 +14,7 @@ from swift.experts import ExpertConfig
 from swift.files import new_directory, replace_file
 from swift.models import GPT
 from swift.models.hugging_face import Decoder, TensorPlace, read_decoder, tensor_places
-from swift.train.export import write_model
+from swift.train.checkpoints import write_model
 from swift.train.hugging_face.parameters import ParameterName, nested, parameter_shapes, part_of
 from swift.train.hugging_face.tensor_files import TensorFiles, require_room
 from swift.train.settings import GIN_NAME, Experiment, config_text, write_config
@@ -97,7 +97,9 @@ def _end_of_document(config: Mapping[str, Any], path: Path) -> str:
     said = _read_json(path)
     model = said.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    added = {token.get("id"): token.get("content") for token in said.get("added_tokens") or [] if isinstance(token, dict)}
+    added = {
+        token.get("id"): token.get("content") for token in said.get("added_tokens") or [] if isinstance(token, dict)
+    }
     of_model = {number: text for text, number in vocabulary.items()} if isinstance(vocabulary, dict) else {}
     token = added.get(end, of_model.get(end))
     if not isinstance(token, str):

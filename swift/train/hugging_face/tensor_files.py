@@ -131,7 +131,9 @@ def _read_index(path: Path) -> dict[str, str]:
         raise SettingError("DIR", str(path), "has no weight_map")
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise SettingError("DIR", str(path), f"finds {tensor} in {name!r}, which is not the name of a file beside it")
+            raise SettingError(
+                "DIR", str(path), f"finds {tensor} in {name!r}, which is not the name of a file beside it"
+            )
     return weight_map
 
 

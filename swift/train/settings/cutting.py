@@ -34,10 +34,12 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     Returns:
         (each layer, the embedding, the head).
     """
-    dim = model.model_dim
-    attention = 8 * dim**2 + 4 * model.sequence_length * dim
-    dense = 4 * dim * model.ffn_dim
-    mixture = dense * experts.top_k * (experts.capacity_factor or 1.0) + 2 * dim * experts.num_classes
+    dim, width = model.model_dim, model.num_heads * model.channels
+    attention = 2 * dim * (2 * width + 2 * model.kv_heads * model.channels) + 4 * model.sequence_length * width
+    network = 2 * dim * (3 if model.activation == "swiglu" else 2)  # for each of its hidden channels
+    served = experts.top_k * (experts.capacity_factor or 1.0) + model.num_shared_experts
+    mixture = network * model.expert_width * served + 2 * dim * experts.num_classes
+    dense = network * model.ffn_dim
     # The gradient of the embedding is one matmul; the head has one for its output and two for its gradients.
     vocabulary = 2.0 * dim * vocab_size
     costs = [3.0 * (attention + (mixture if is_moe else dense)) for is_moe in model.moe_layers]
