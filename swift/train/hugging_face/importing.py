@@ -43,6 +43,10 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     places = list(tensor_places(decoder.family, gpt))
     _check_tensors(files, places)
     end_of_document = _end_of_document(config, directory / TOKENIZER)
+    num_tokens = TokenizerFile(str(directory / TOKENIZER), end_of_document).vocab_size
+    if num_tokens > decoder.vocab_size:
+        allowed = f"has {num_tokens} tokens, and vocab_size is {decoder.vocab_size} in {CONFIG}"
+        raise SettingError("DIR", str(directory / TOKENIZER), allowed)
     with new_directory(out) as made:
         require_room(made, sum(files.num_bytes.values()))
         write_model(made, gpt, nested(_arrays(files, gpt, places)), step=0)

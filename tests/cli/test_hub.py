@@ -1,0 +1,218 @@
+"""``swift import`` and ``swift export --format hf`` without torch: what is refused, and a run that begins with a model."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from swift.cli.main import main
+from swift.models import GPT
+from swift.models.hugging_face import read_decoder, tensor_places
+
+numpy_files = pytest.importorskip("safetensors.numpy")
+pytest.importorskip("tokenizers")
+
+CONFIG = {
+    "model_type": "deepseek",
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": False,
+    "eos_token_id": 0,
+}
+WORDS = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, 20)}
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "<|endoftext|>"},
+}
+
+
+def write(path, config=CONFIG, files=2):
+    """A directory of the hub with random weights, in several files."""
+    path.mkdir()
+    decoder = read_decoder(config, "")
+    places = list(tensor_places(decoder.family, GPT(decoder.model, decoder.vocab_size, decoder.num_experts)))
+    random, weight_map = np.random.default_rng(0), {}
+    for number in range(files):
+        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        mine = {place.name: random.standard_normal(place.shape, np.float32) for place in places[number::files]}
+        numpy_files.save_file(mine, path / name)
+        weight_map |= dict.fromkeys(mine, name)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return path
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("hub") / "theirs")
+
+
+@pytest.fixture
+def copy(hub, tmp_path):
+    """The directory, to be spoilt."""
+    return shutil.copytree(hub, tmp_path / "theirs")
+
+
+@pytest.fixture(scope="module")
+def imported(hub):
+    assert main(["import", str(hub), "--out", str(hub.with_name("model"))]) == 0
+    return hub.with_name("model")
+
+
+def tensors(path):
+    return {
+        name: (array.dtype, array.tobytes())
+        for file in path.glob("*.safetensors")
+        for name, array in numpy_files.load_file(file).items()
+    }
+
+
+def test_every_tensor_of_several_files_comes_back(hub, imported, tmp_path):
+    assert main(["export", str(imported), "--format", "hf", "--out", str(tmp_path / "again")]) == 0
+    assert tensors(tmp_path / "again") == tensors(hub)
+    said = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: said[name] for name in CONFIG if name != "eos_token_id"} == {
+        name: value for name, value in CONFIG.items() if name != "eos_token_id"
+    }
+    assert json.loads((tmp_path / "again" / "tokenizer.json").read_text()) == TOKENIZER
+
+
+def replaced(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+MISTAKES = {
+    "another architecture": (
+        lambda path: replaced(path / "config.json", '"deepseek"', '"llama"'),
+        "is of model_type 'llama'; known are olmoe, mixtral, qwen3_moe, deepseek",
+    ),
+    "a part that is not computed": (
+        lambda path: replaced(path / "config.json", '"silu"', '"relu"'),
+        "has hidden_act = 'relu', which is not computed here",
+    ),
+    "a missing key": (
+        lambda path: replaced(path / "config.json", '"hidden_size"', '"hidden"'),
+        "has no hidden_size",
+    ),
+    "a missing file": (
+        lambda path: (path / "model-00002-of-00002.safetensors").unlink(),
+        "model-00002-of-00002.safetensors': is missing",
+    ),
+    "a cut file": (
+        lambda path: cut(path / "model-00001-of-00002.safetensors"),
+        "is not a whole safetensors file",
+    ),
+    "other sizes": (
+        lambda path: replaced(path / "config.json", '"moe_intermediate_size": 8', '"moe_intermediate_size": 12'),
+        "where its config.json asks for (16, 12)",
+    ),
+    "sizes that cannot be": (
+        lambda path: replaced(path / "config.json", '"num_key_value_heads": 2', '"num_key_value_heads": 3'),
+        "has sizes that do not fit: ModelConfig.num_kv_heads = 3: must divide",
+    ),
+    "a path in the index": (
+        lambda path: replaced(path / "model.safetensors.index.json", "model-00001", "../model-00001"),
+        "which is not the name of a file beside it",
+    ),
+    "a tokenizer larger than the vocabulary": (
+        lambda path: replaced(path / "tokenizer.json", '"w19": 19', '"w19": 99'),
+        "has 100 tokens, and vocab_size is 24 in config.json",
+    ),
+    "no end of a document": (
+        lambda path: replaced(path / "config.json", '"eos_token_id": 0', '"eos_token_id": 77'),
+        "has no token 77, which config.json names as eos_token_id",
+    ),
+    "no JSON": (lambda path: (path / "config.json").write_text("{"), "config.json': is not JSON"),
+    "no tokenizer": (
+        lambda path: (path / "tokenizer.json").unlink(),
+        "tokenizer.json': cannot be read: No such file or directory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_cannot_be_imported(name, copy, capsys):
+    spoil, line = MISTAKES[name]
+    spoil(copy)
+    out = copy.with_name("model")
+    assert main(["import", str(copy), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert line in error
+    assert [path.name for path in copy.parent.iterdir()] == ["theirs"]
+
+
+def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, capsys):
+    config = json.loads((imported / "config.json").read_text())
+    config["experiment"]["settings"]["experts"]["settings"]["gate_scale"] = 2.0
+    spoilt = shutil.copytree(imported, tmp_path / "model")
+    (spoilt / "config.json").write_text(json.dumps(config))
+    assert main(["export", str(spoilt), "--format", "hf", "--out", str(tmp_path / "out")]) == 2
+    assert "which alone can be written for the hub" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_a_model_and_is_exported(hub, imported, tmp_path, capsys):
+    """With a learning rate of nothing, what comes out after an iteration is what went in."""
+    gin = tmp_path / "one.gin"
+    decoder = read_decoder(CONFIG, "")
+    settings = {
+        name: getattr(decoder.model, name)
+        for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "moe_pattern", "num_dense_layers", "expert_dim")
+    }
+    settings |= {"num_shared_experts": 1, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
+    settings |= {"sequence_length": 8, "vocab_size": 24}
+    lines = [f"ModelConfig.{name} = {value!r}" for name, value in settings.items()]
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("w1 w2 w3 w4 " * 400)
+    gin.write_text(
+        "\n".join(
+            [
+                "Experiment.model = @ModelConfig()",
+                *lines,
+                "Experiment.experts = @ExpertConfig()",
+                "ExpertConfig.num_classes = 4",
+                "ExpertConfig.top_k = 2",
+                "ExpertConfig.normalize_gates = False",
+                "Experiment.topology = @Topology()",
+                "Topology.num_expert_ranks = 2",
+                "Experiment.num_steps = 1",
+                "Experiment.eval_every = 0",
+                "Experiment.optimizer = @OptimizerConfig()",
+                "OptimizerConfig.warmup_steps = 0",
+                "OptimizerConfig.peak_learning_rate = 1e-30",
+                "OptimizerConfig.final_learning_rate = 1e-30",
+                "Experiment.data = @DataConfig()",
+                "DataConfig.source = @TextFiles()",
+                f"TextFiles.pattern = '{corpus}'",
+                "DataConfig.tokenizer = @TokenizerFile()",
+                f"TokenizerFile.path = '{hub / 'tokenizer.json'}'",
+            ]
+        )
+    )
+    run = tmp_path / "run"
+    assert main(["train", str(gin), "--run-dir", str(run), "--init-from", str(imported)]) == 0
+    assert main(["export", str(run), "--format", "hf", "--out", str(tmp_path / "again")]) == 0
+    assert tensors(tmp_path / "again") == tensors(hub)
