@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-all examples docs mutations lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-all test-peers examples docs mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -37,6 +37,13 @@ test: install  ## the quick tests (at most 10 minutes on 2 cores)
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
 	$(BIN)/python -m pytest -n 2
 	$(BIN)/python tests/other_pythons.py
+
+test-peers: $(VENV)/.peers  ## models of the hub against transformers with torch (a minute, after their installation)
+	$(BIN)/python -m pytest tests/models/test_transformers.py
+
+$(VENV)/.peers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+	@touch $@
 
 examples: install  ## run the programs and the notebook of examples/ (two minutes)
 	$(BIN)/python -m pytest tests/docs/test_examples.py
