@@ -13,18 +13,20 @@ from swift.cli.console import (
     OneLineParser,
     ShowVersion,
     Startup,
+    add_compile,
     add_config,
     add_deadlines,
     add_init_from,
+    add_plan,
     add_prepare,
     add_progress,
     add_settings,
+    add_simulate,
     add_stopping,
     path_of,
     with_negative_values,
     with_suggestion,
 )
-from swift.cli.planning_options import add_compile, add_plan, add_simulate
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
 _LONG = ("train", "compare", "launch")

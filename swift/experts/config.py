@@ -64,7 +64,7 @@ class ExpertConfig:
 
     @property
     def gating(self) -> Gating:
-        """How logits become gates."""
+        """The way from logits to gates."""
         return Gating(self.top_k, self.scores, self.normalize_gates, self.gate_scale)
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 @dataclass(frozen=True)
 class Gating:
-    """How the router's logits become gates.
+    """The way from a router's logits to gates.
 
     Attributes:
         top_k: experts that each token is sent to, K.

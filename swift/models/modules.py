@@ -87,7 +87,7 @@ class Mlp(nnx.Module):
 
 
 class Router(nnx.Module):
-    """What a layer of experts has beside them: the norm, the matrix that scores them, and the experts of all tokens."""
+    """The rest of a layer of experts: the norm, the matrix that scores them, and the experts that all tokens go to."""
 
     def __init__(self, config: ModelConfig, num_classes: int, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)

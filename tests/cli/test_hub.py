@@ -1,4 +1,4 @@
-"""``swift import`` and ``swift export --format hf`` without torch: what is refused, and a run that begins with a model."""
+"""``swift import`` and ``swift export --format hf`` without torch: refusals, and a run that begins with a model."""
 
 import json
 import shutil
@@ -174,7 +174,7 @@ def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_a_run_begins_with_a_model_and_is_exported(hub, imported, tmp_path, capsys):
+def test_a_run_begins_with_a_model_and_is_exported(hub, imported, tmp_path):
     """With a learning rate of nothing, what comes out after an iteration is what went in."""
     gin = tmp_path / "one.gin"
     decoder = read_decoder(CONFIG, "")

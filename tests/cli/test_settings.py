@@ -60,8 +60,13 @@ SETTINGS = {
     "ModelConfig.model_dim=17": "ModelConfig.model_dim = 17: must be a multiple of ModelConfig.num_heads = 2",
     "ModelConfig.num_layers=3": "ModelConfig.moe_pattern = (False, True): its length must divide "
     "ModelConfig.num_layers = 3",
-    "Topology.num_stages=2": "ModelConfig.moe_pattern = (False, True): must repeat in every stage, and a stage has 1 "
-    "layer(s)",
+    "Topology.num_stages=3": "Topology.num_stages = 3: must be at most ModelConfig.num_layers = 2: every stage needs a "
+    "layer",
+    "Experiment.cut=(1, 1)": "Experiment.cut = (1, 1): must be Topology.num_stages = 1 numbers",
+    "Experiment.cut=(3,)": "Experiment.cut = (3,): must add up to ModelConfig.num_layers = 2, and add up to 3",
+    "Experiment.cut=(0,)": "Experiment.cut = (0,): must be whole numbers of at least 1: every stage needs a layer",
+    "ModelConfig.norm=batch": "ModelConfig.norm = 'batch': choose one of layernorm, rmsnorm",
+    "ExpertConfig.gate_scale=0": "ExpertConfig.gate_scale = 0: must be a number above 0",
     # the optimizer
     "OptimizerConfig.name=adamv": "OptimizerConfig.name = 'adamv': optax has no such optimizer; try adamw, sgd or lion",
     "OptimizerConfig.name=3": "OptimizerConfig.name = 3: must be a text",
@@ -103,7 +108,9 @@ def test_a_wrong_setting_is_told(refusal, setting):
         ),
         (
             ("Experiment.model=@model_size()", "model_size.name=huge"),
-            "model_size.name = 'huge': choose one of demo, gpt-small, gpt-medium, gpt-large",
+            "model_size.name = 'huge': choose one of demo, gpt-small, gpt-medium, gpt-large, olmoe-1b-7b, "
+            "mixtral-8x7b, qwen3-30b-a3b, deepseek-moe-16b, olmoe-1b-7b-tiny, mixtral-8x7b-tiny, "
+            "qwen3-30b-a3b-tiny, deepseek-moe-16b-tiny",
         ),
         (
             ("Experiment.model=@model_size()", "model_size.name=demo", "ModelConfig.num_layers=8"),

@@ -4,6 +4,7 @@ Nothing here imports JAX, which takes seconds.
 """
 
 from swift.cli.console.parser import OneLineParser, ShowVersion, path_of, with_negative_values, with_suggestion
+from swift.cli.console.planning import add_compile, add_plan, add_simulate
 from swift.cli.console.shared_options import (
     add_config,
     add_deadlines,
@@ -19,12 +20,15 @@ __all__ = [
     "OneLineParser",
     "ShowVersion",
     "Startup",
+    "add_compile",
     "add_config",
     "add_deadlines",
     "add_init_from",
+    "add_plan",
     "add_prepare",
     "add_progress",
     "add_settings",
+    "add_simulate",
     "add_stopping",
     "path_of",
     "with_negative_values",

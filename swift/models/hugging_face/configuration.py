@@ -12,7 +12,7 @@ from swift.models.rope import RopeScaling
 _ROPE_KINDS: Mapping[str, RopeScaling] = {"default": "none", "linear": "linear", "yarn": "yarn"}
 
 _ANY_NUM_EXPERTS = "num_local_experts"
-"""What ``transformers`` 5 calls the number of experts of any family."""
+"""The name that ``transformers`` 5 has for the number of experts of any family."""
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,6 @@ def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any
 
 
 def _weights_shape(model: ModelConfig) -> ModelConfig:
-    """What of a shape the weights depend on: rotated positions have none, and the vocabulary is compared by itself."""
+    """The part of a shape on which weights depend: rotated positions have none; the vocabulary is compared apart."""
     length = 1 if model.positions == "rope" else model.sequence_length
     return replace(model.explicit, sequence_length=length, vocab_size=None)

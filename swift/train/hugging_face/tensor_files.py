@@ -15,7 +15,7 @@ from swift.errors import RunError, SettingError
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MOST_INDEX_BYTES = 2**28
 _METADATA = {"format": "pt"}
-"""What ``transformers`` expects a file to say of itself; types and order are those of its tensors."""
+"""Metadata that ``transformers`` expects of a file; types and order are those of its tensors."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from swift.cli.console import path_of
+from swift.cli.console.parser import path_of
 
 
 def add_compile(commands: Any) -> None:
