@@ -1,7 +1,7 @@
 """Chips by the vendors' figures, and the speed of matmuls on this host.
 
-Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 SXM, H200 SXM and
-B200. The memory of a TPU chip is the amount that its compiler allows a program.
+Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 and H200 (SXM,
+PCIe, NVL) and of B200. The memory of a TPU chip is the amount that its compiler allows a program.
 """
 
 import time
@@ -21,11 +21,11 @@ _KINDS = {
     "TPU v5p": "v5p",
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
-    "NVIDIA H100": "h100",
+    "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
 }
-"""Generations by ``jax.Device.device_kind``; a GPU's is followed by its form factor."""
+"""Generations by ``jax.Device.device_kind``; a GPU's is the name of the product, here of those in SXM sockets."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,11 @@ def _tpu(memory_gib: float, peak: float, memory: float, link: float, num_dims: i
     return Chip("tpu", int(memory_gib * _GIB), flops, memory * _GB, link * _GB, None, num_dims, closes_from)
 
 
-def _gpu(memory_gb: float, bfloat16: float, tfloat32: float, float64: float, memory: float, link: float) -> Chip:
-    flops = {"bfloat16": bfloat16, "float32": tfloat32, "float64": float64}
+def _gpu_flops(bfloat16: float, tfloat32: float, float64: float) -> dict[str, float]:
+    return {"bfloat16": bfloat16, "float32": tfloat32, "float64": float64}
+
+
+def _gpu(memory_gb: float, flops: Mapping[str, float], memory: float, link: float) -> Chip:
     return Chip("gpu", int(memory_gb * _GB), flops, memory * _GB, link * _GB, network_bandwidth=50 * _GB)
 
 
@@ -68,30 +71,39 @@ CHIPS: Mapping[str, Chip] = {
     "v5e": _tpu(15.75, 197e12, 819, 45, 2, 16),
     "v5p": _tpu(95.74, 459e12, 2765, 90, 3, 4),
     "v6e": _tpu(31.25, 918e12, 1640, 90, 2, 16),
-    "h100": _gpu(80, 989e12, 494e12, 67e12, 3350, 450),
-    "h200": _gpu(141, 989e12, 494e12, 67e12, 4800, 450),
-    "b200": _gpu(180, 2250e12, 1125e12, 37e12, 8000, 900),
+    "h100": _gpu(80, _gpu_flops(989e12, 494e12, 67e12), 3350, 450),
+    "h200": _gpu(141, _gpu_flops(989e12, 494e12, 67e12), 4800, 450),
+    "b200": _gpu(180, _gpu_flops(2250e12, 1125e12, 37e12), 8000, 900),
     "cpu": Chip("cpu"),
 }
 """Chips by generation."""
+_CARDS = {
+    "NVIDIA H100 PCIe": _gpu_flops(756e12, 378e12, 51e12),
+    "NVIDIA H100 NVL": _gpu_flops(835e12, 417e12, 60e12),
+    "NVIDIA H200 NVL": _gpu_flops(835e12, 417e12, 60e12),
+}
+"""Peaks of the same generations as cards, which are slower, by ``jax.Device.device_kind``."""
 
 
 def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
     """Peak operations per second of a device by its vendor's figures; None for one that is not known.
 
+    Another form of a known chip is not known, nor is a part of one (MIG).
+
     Args:
         device: device.
         dtype: dtype of the matmuls.
     """
-    known = [generation for kind, generation in _KINDS.items() if f"{device.device_kind} ".startswith(f"{kind} ")]
-    chip = CHIPS[known[0]] if known else None
-    return None if chip is None or chip.peak_flops is None else chip.peak_flops.get(jnp.dtype(dtype).name)
+    kind = device.device_kind
+    flops = CHIPS[_KINDS[kind]].peak_flops if kind in _KINDS else _CARDS.get(kind)
+    return (flops or {}).get(jnp.dtype(dtype).name)
 
 
 def host_matmul_flops(dtype: DTypeLike) -> float:
     """Measures the operations per second of a matmul on this host's CPU, all cores together: the best of a few.
 
-    What else runs on the host makes it less. A tenth of a second.
+    What else runs on the host makes it less, so it is measured before programs are compiled in the background. A tenth
+    of a second.
 
     Args:
         dtype: dtype of the matmul.

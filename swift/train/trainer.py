@@ -85,10 +85,9 @@ def _train(
         corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, progress.note)
         loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
         progress.stage("planning")
-        with (
-            EmulatedCluster(experiment, options.prepare, failures, done + 1, first) as cluster,
-            Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt,
-        ):
+        cluster = EmulatedCluster(experiment, options.prepare, failures, done + 1, first)
+        utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
+        with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
             cluster.check(listed)
             spec = cluster.engine.spec
             progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
@@ -98,7 +97,7 @@ def _train(
                 open_run(experiment, options, done, lease) as directory,
                 Checkpointer(experiment, spec, directory, start) as checkpointer,
             ):
-                record = RunRecord(directory, progress, Utilization.of(spec))
+                record = RunRecord(directory, progress, utilization)
                 checkpoints = RunCheckpoints(
                     experiment=experiment,
                     options=options,

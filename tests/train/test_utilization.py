@@ -1,5 +1,6 @@
 """MFU: a model's FLOPs by the shapes of its matrices, and the peaks that they are compared with."""
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from swift.data import DataConfig, TextFiles
 from swift.experts import ExpertConfig
 from swift.mesh import host_matmul_flops, peak_flops
 from swift.models import GPT, ModelConfig, plain_logits
 from swift.pipeline.split_backward import dot_flops
+from swift.topology import Topology
+from swift.train import Experiment, step_records, train
 from swift.train.step_records import Utilization
 
 CONFIG = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=48, sequence_length=24, moe_pattern=(False,))
@@ -39,7 +43,14 @@ def test_a_token_meets_only_the_experts_it_is_sent_to():
         ("TPU v5", "bfloat16", 459e12),
         ("TPU v5 lite", "bfloat16", 197e12),
         ("TPU v5 lite", "float64", None),
+        ("NVIDIA H100 PCIe", "bfloat16", 756e12),
+        ("NVIDIA H100 NVL", "bfloat16", 835e12),
+        ("NVIDIA H200 NVL", "float32", 417e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
+        ("NVIDIA H100 SXM6 200GB", "bfloat16", None),
         ("NVIDIA H1000", "bfloat16", None),
+        ("NVIDIA GH200 480GB", "bfloat16", None),
+        ("TPU v5 mega", "bfloat16", None),
         ("cpu", "float32", None),
     ],
 )
@@ -49,6 +60,30 @@ def test_the_peak_of_a_chip(kind, dtype, peak):
 
 def test_the_peak_of_this_host_is_that_of_its_matmuls():
     assert 1e8 < host_matmul_flops("float32") < 1e14
+
+
+def test_the_peak_of_this_host_is_measured_before_programs_are_compiled_in_the_background(tmp_path, monkeypatch):
+    class Measured(Exception):
+        pass
+
+    def measure(dtype):
+        assert dtype == jnp.float32
+        raise Measured([thread.name for thread in threading.enumerate() if thread.name.startswith("prepare")])
+
+    monkeypatch.setattr(step_records, "host_matmul_flops", measure)
+    (tmp_path / "text.txt").write_text("experts " * 400)
+    experiment = Experiment(
+        model=CONFIG,
+        topology=Topology(num_pipelines=2, num_expert_ranks=1),
+        experts=ExpertConfig(num_classes=4),
+        data=DataConfig(TextFiles(str(tmp_path / "*.txt"))),
+        num_steps=30,
+        sequences_per_microbatch=1,
+        failures=("step 20: fail 1:0",),
+    )
+    with pytest.raises(Measured) as measured:
+        train(experiment, tmp_path / "run")
+    assert measured.value.args == ([],)
 
 
 def test_mfu_is_a_share_of_all_devices_peaks():
