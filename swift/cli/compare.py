@@ -14,9 +14,9 @@ from swift.cli.commands import corpora_directory, distance_line, new_run_dir, ob
 from swift.cli.configuration import all_installed, config_text, load_experiment
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
-from swift.runlog import CONFIG, Run, read_run
+from swift.runlog import CONFIG, Run, is_run, read_run
 from swift.tools.report import comparison_rows, comparison_table
-from swift.train import Experiment, Series, TrainOptions, check_resumable, train, try_placement
+from swift.train import Experiment, Series, TrainOptions, check_before, check_resumable, train
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,17 @@ def compare(options: argparse.Namespace) -> None:
         raise SettingError("--run-dir", Written("(not set)"), allowed)
     experiments = [load_experiment(path, options.set) for path in configs]
     top = options.run_dir or new_run_dir(names[0])
+    if options.resume and not any((top / name).exists() for name in names):
+        allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
+        raise SettingError("--run-dir", str(top), allowed)
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     prepare(experiments)
-    for experiment in experiments:  # so that a mistake in the last is reported before the first has run
-        experiment.step_spec()
-        try_placement(experiment)
     compared = [
         _find(experiment, top / name, options, stopping_s) for name, experiment in zip(names, experiments, strict=True)
     ]
+    for one in compared:  # so that a mistake in the last is reported before the first has run
+        if not one.has_ended:
+            check_before(one.experiment, one.options)
     _run(compared)
     runs = [read_run(one.options.run_dir) for one in compared]
     page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
@@ -77,11 +80,11 @@ def _find(experiment: Experiment, run_dir: Path, options: argparse.Namespace, st
         stopping_s=stopping_s,
         corpora=corpora_directory(),
     )
-    if not run_dir.exists():
-        return _Compared(experiment, run, has_ended=False)
-    if not options.resume:
+    if run_dir.exists() and not options.resume:
         allowed = f"holds {run_dir.name} already; add --resume to continue it, or choose another directory"
         raise SettingError("--run-dir", str(run_dir.parent), allowed)
+    if not is_run(run_dir):  # nothing, or what a start that was interrupted has left, such as its lease
+        return _Compared(experiment, run, has_ended=False)
     check_resumable(experiment, run)
     summary = read_run(run_dir, "--run-dir").summary
     has_ended = summary is not None and summary.get("num_steps") == experiment.num_steps

@@ -36,6 +36,7 @@ from swift.runlog.reading import (
     check_is_run,
     check_new_run,
     check_same_run,
+    is_run,
     read_run,
 )
 from swift.runlog.run_directory import RunDirectory, sync_record
@@ -65,6 +66,7 @@ __all__ = [
     "check_same_run",
     "grouped_scalars",
     "history_of",
+    "is_run",
     "last_beat",
     "lines_from_end",
     "measure",

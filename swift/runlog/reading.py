@@ -52,9 +52,14 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
     return Run(path, name, config_text, read_metrics(path), read_events(path), summary)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run; one that was interrupted before it began may have left its lease alone."""
+    return (path / CONFIG).is_file()
+
+
 def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
     """Raises SettingError if a directory holds no run."""
-    if not (path / CONFIG).is_file():
+    if not is_run(path):
         raise SettingError(setting, str(path), f"holds no run: there is no {CONFIG} in it")
 
 

@@ -24,7 +24,7 @@ from swift.train.start import (
 )
 from swift.train.step_records import mean_loss, plan_facts, step_record
 from swift.train.summary import summarize
-from swift.train.trainer import train
+from swift.train.trainer import check_before, train
 from swift.train.window_rules import is_due, window_length
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "TrainLoop",
     "TrainOptions",
     "WeightSource",
+    "check_before",
     "check_range",
     "check_resumable",
     "conclude",

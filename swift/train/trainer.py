@@ -1,6 +1,7 @@
 """A training run in one process: an experiment in, a run directory and a summary out."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import jax
 
 from swift.checkpoint import RestorePlan, restore_lines
-from swift.data import find_index
+from swift.data import Loader, find_index
 from swift.errors import RunError, renamed_settings
 from swift.mesh import keep_programs
 from swift.pipeline import TrainState
-from swift.runlog import Lease
+from swift.runlog import Lease, check_new_run
 from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after
 from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
@@ -65,6 +66,27 @@ def train(
         return _train(experiment, options, failures, lease)
 
 
+def check_before(experiment: Experiment, options: TrainOptions) -> None:
+    """Checks all of a run but its checkpoints, as it does itself when it starts; nothing is written.
+
+    Raises:
+        SettingError: a setting, the data or the run directory is not usable, or there is no plan for some failures.
+    """
+    if not options.resume:
+        check_new_run(options.run_dir)
+    try_placement(experiment)
+    _load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
+    listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
+    with renamed_settings({"planner": "Experiment.planner"}):
+        EmulatedCluster(experiment, "none", listed, 1, length).check(listed)
+
+
+def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
+    """Makes the loaders of training and validation."""
+    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, report)
+    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
+
+
 def _train(
     experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease
 ) -> dict[str, Any]:
@@ -82,8 +104,7 @@ def _train(
         options.run_dir.name, last_step, done + 1, log_every=options.log_every, series=options.series
     ) as progress:
         progress.stage("reading the data")
-        corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, progress.note)
-        loader, validation = experiment.loader("train", corpus), experiment.loader("validation", corpus)
+        loader, validation = _load_data(experiment, options, progress.note)
         progress.stage("planning")
         cluster = EmulatedCluster(experiment, options.prepare, failures, done + 1, first)
         utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores

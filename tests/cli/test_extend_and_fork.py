@@ -1,6 +1,7 @@
 """Runs that are extended, that begin with another's weights, and comparisons that continue."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from swift.cli.configuration import load_experiment
 from swift.experts import learning_rate
 from swift.runlog import read_run
+from swift.runlog.lock import this_process
 from swift.train import load_exported
 
 UNCHANGED = ("Experiment.num_steps=1", "OptimizerConfig.warmup_steps=0", "OptimizerConfig.peak_learning_rate=0")
@@ -87,6 +89,9 @@ def test_a_comparison_continues_and_keeps_the_report_of_a_run(tell, refusal, hal
     both = here / "both"
     shutil.copytree(half, both / "tiny")
     (here / "other.gin").write_text("include 'tiny.gin'\nExperiment.placement = @Static()\nExperiment.num_steps = 3\n")
+    (both / "other").mkdir()
+    dead = replace(this_process(), started=1)  # Ctrl-C, before the run had begun
+    (both / "other/.lease-1.json").write_bytes(dead.encode())
     command = ("compare", "tiny.gin", "other.gin", "--run-dir", "both")
     assert "add --resume to continue it" in refusal(*command)
     told = tell(*command, "--resume", "--log-every", "1")

@@ -91,9 +91,24 @@ def test_a_comparison_does_not_touch_a_run_that_is_there(refusal, here):
     assert line == f"--run-dir = 'runs': {allowed}"
 
 
+def test_a_comparison_that_is_not_there_cannot_continue(refusal, here):
+    (here / "runs").mkdir()
+    (here / "other.gin").write_text("include 'tiny.gin'\n")
+    for directory in ("typo", "runs"):
+        line = refusal("compare", "tiny.gin", "other.gin", "--run-dir", directory, "--resume")
+        allowed = "holds no run of this comparison (tiny, other); leave out --resume to begin it there"
+        assert line == f"--run-dir = '{directory}': {allowed}"
+
+
 def test_the_last_file_of_a_comparison_is_checked_before_the_first_is_run(refusal, here):
     (here / "other.gin").write_text("include 'tiny.gin'\nOptimizerConfig.name = 'lamb'\n")
     assert "is not elementwise" in refusal("compare", "tiny.gin", "other.gin", "--run-dir", "new")
+    (here / "other.gin").write_text("include 'tiny.gin'\nTextFiles.pattern = 'nowhere/*.txt'\n")
+    line = refusal("compare", "tiny.gin", "other.gin", "--run-dir", "new")
+    assert line == "TextFiles.pattern = 'nowhere/*.txt': no file matches"
+    planned = "Topology.num_pipelines = 2\nExperiment.failures = ['step 2: fail 0:0', 'step 3: fail 1:0']\n"
+    (here / "other.gin").write_text(f"include 'tiny.gin'\n{planned}")
+    assert "Experiment.failures = " in refusal("compare", "tiny.gin", "other.gin", "--run-dir", "new")
     (here / "other.gin").write_text("include 'tiny.gin'\nExperiment.ranks = 'virtual'\n")
     line = refusal("compare", "tiny.gin", "other.gin", "--run-dir", "new")
     assert line == "Experiment.ranks = ['emulated', 'virtual']: must be the same in all files of one comparison"
