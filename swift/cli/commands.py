@@ -24,11 +24,9 @@ from swift.topology import Topology
 from swift.train import Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
-from swift.train.settings import GIN_NAME, copy_config
+from swift.train.settings import GIN_NAME, OF_RUN, copy_config
 
-_OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
-"""Settings of a user's own classes that a checkpoint is read without: these may be gone, or live in Python alone."""
-_OF_TRAINING = (*_OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
+_OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """The same for a trained model, which has no state of the policy and the optimizer."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
@@ -71,7 +69,7 @@ def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSou
         if options.init_config is not None:
             raise SettingError("--init-config", str(options.init_config), "goes with --init-from, which is not set")
         return None
-    kind, spared = (ModelSource, _OF_TRAINING) if is_model(options.init_from) else (WeightSource, _OF_RUN)
+    kind, spared = (ModelSource, _OF_TRAINING) if is_model(options.init_from) else (WeightSource, OF_RUN)
     theirs = load_stored(
         options.init_from,
         "--init-from",
@@ -134,7 +132,7 @@ def report(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --out MODEL``."""
     run = read_run(options.run_dir)
-    experiment = load_stored(run.path, "RUN_DIR", options.config, spared=_OF_RUN)
+    experiment = load_stored(run.path, "RUN_DIR", options.config, spared=OF_RUN)
     prepare([experiment], num_devices=1)
     plan = export_model(experiment, options.run_dir, options.out, options.step)
     copy_config(run.path, options.out)

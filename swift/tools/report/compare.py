@@ -8,7 +8,12 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from swift.errors import SettingError
+from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.runlog import Run, measure
+from swift.train.settings import OF_RUN, StoredObject, UnreadableConfig, made, read_config
+
+_POLICIES = {kind.__name__: kind for kind in (FlexMoE, MinMax, Packed, Static, Symi)}
 
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("run", str),
@@ -35,7 +40,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         summary = run.summary or {}
-        facts = {"name": label, "placement": summary.get("placement")}
+        facts = {"name": label, "placement": policy_of(run)}
         rows.append(facts | measure(run, summary.get("target_loss")))
     return rows
 
@@ -54,6 +59,24 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 def cells(row: dict[str, Any]) -> list[str]:
     """Formats a row of :func:`comparison_rows`, in the order of ``COLUMNS``."""
     return ["-" if row[key] is None else show(row[key]) for key, (_, show) in COLUMNS.items()]
+
+
+def policy_of(run: Run) -> str | None:
+    """Finds the placement policy of a run: its name in the summary, or before there is one that of its configuration.
+
+    A policy of the user's own, which is not imported, has the name of its class; None if the run says nothing of it.
+    """
+    named = (run.summary or {}).get("placement")
+    if isinstance(named, str):
+        return named
+    try:
+        part = read_config(run.path, OF_RUN).settings.get("placement")
+        if not isinstance(part, StoredObject):
+            return None
+        own = None if part.module else _POLICIES.get(part.kind)
+        return part.kind if own is None else made(part, lambda _: own).name
+    except (UnreadableConfig, SettingError):
+        return None
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from swift.runlog import Run, history_of, moments_of, scalars
 from swift.tools.palette import POLICY_COLORS, colors_of, line_styles
-from swift.tools.report.compare import run_labels
+from swift.tools.report.compare import policy_of, run_labels
 from swift.tools.report.sections import Chart, Curve, Picture, draw_curves
 
 
@@ -23,7 +23,7 @@ class RunStyle:
 
 def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
     """Chooses labels, colours and line styles: a run has the colour of its placement policy, see ``colors_of``."""
-    colors = colors_of([str((run.summary or {}).get("placement")) for run in runs], POLICY_COLORS)
+    colors = colors_of([policy_of(run) or "" for run in runs], POLICY_COLORS)
     return [RunStyle(*style) for style in zip(run_labels(runs), colors, line_styles(colors), strict=True)]
 
 

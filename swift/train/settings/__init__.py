@@ -15,6 +15,7 @@ from swift.train.settings.failure_list import (
 )
 from swift.train.settings.stored_config import (
     GIN_NAME,
+    OF_RUN,
     StoredObject,
     UnreadableConfig,
     copy_config,
@@ -27,6 +28,7 @@ from swift.train.settings.stored_config import (
 __all__ = [
     "FAILURES_SETTING",
     "GIN_NAME",
+    "OF_RUN",
     "Experiment",
     "FailureList",
     "FailureSource",

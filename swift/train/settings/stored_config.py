@@ -22,6 +22,8 @@ from swift.files import replace_file
 
 NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
+OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
+"""Settings of a user's own classes that a checkpoint is read without: these may be gone, or live in Python alone."""
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """In place of a module: of a value of which only the ``repr`` is known."""

@@ -1,14 +1,19 @@
 """Colours mean one thing, and can be told from the ground and read, in light and in dark."""
 
 import re
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import pytest
 
+from swift.data import DataConfig, InMemory
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.tools import palette
+from swift.tools.report import comparison_rows
 from swift.tools.report.together import run_styles
 from swift.tools.simulate import STRATEGIES
+from swift.train import Experiment
+from swift.train.settings import config_text, write_config
 
 
 def luminance(color):
@@ -63,6 +68,30 @@ def test_a_run_has_the_colour_of_its_policy_wherever_it_stands(make_run):
         palette.POLICY_COLORS["static"],
         palette.POLICY_COLORS["symi"],
     ]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_run_without_a_summary_has_the_colour_of_its_policy(make_run, tmp_path, is_old):
+    """It is in progress, or was stopped; its configuration says its policy."""
+    policies = {"static": Static(), "every50": FlexMoE(50), "symi": Symi(), "mine": Mine()}
+    runs = []
+    for name, policy in policies.items():
+        experiment = Experiment(placement=policy, data=DataConfig(InMemory(["a text", "another"])))
+        (tmp_path / name).mkdir()
+        if is_old:  # it had no configuration but in gin, and no data in memory
+            text = config_text(replace(experiment, data=DataConfig()))
+            (tmp_path / name / "config.gin").write_text(text)
+        else:
+            write_config(tmp_path / name, experiment)
+        runs.append(replace(make_run(tmp_path / name, 3), summary=None))
+    own = [palette.POLICY_COLORS[name] for name in ("static", "flexmoe50", "symi")]
+    assert [one.color for one in run_styles(runs)][:3] == own
+    assert [row["placement"] for row in comparison_rows(runs)] == ["static", "flexmoe(50)", "symi", "Mine"]
+
+
+@dataclass(frozen=True)
+class Mine(Symi):
+    """A policy of the user's own."""
 
 
 def test_many_runs_of_one_policy_differ(make_run):
