@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from swift.errors import SettingError, check_count, check_number, error_line
+from swift.experts.decay_probe import only_decays
 
 LAYOUTS = ("decoupled", "coupled")
 
@@ -25,7 +26,7 @@ class OwnOptimizer(Protocol):
     """Interface of a user's optimizer: a frozen dataclass, so that a configuration can name it.
 
     Its transformation has to be elementwise, since every rank updates only a slice of each expert. Where weight decay
-    acts on matrices only, it sees zeros in place of the other parameters: use them for weight decay alone.
+    acts on matrices only, it sees zeros in place of the other parameters: it has to use them for weight decay alone.
     """
 
     @property
@@ -131,7 +132,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
             no weight decay from which parameters could be left out.
     """
     if config.transformation is not None:
-        return _own_optimizer(config.transformation, learning_rate(config, num_steps))
+        return _own_optimizer(config, learning_rate(config, num_steps))
     if not hasattr(optax, config.name) and hasattr(optax.contrib, config.name):
         allowed = (
             "is in optax.contrib, which is not supported: many of its optimizers mix the elements of an array, as "
@@ -174,15 +175,24 @@ def _own_schedule(own: OwnSchedule, num_steps: int) -> optax.Schedule:
     return schedule
 
 
-def _own_optimizer(own: OwnOptimizer, rate: optax.Schedule) -> optax.GradientTransformation:
+def _own_optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    own = config.transformation
+    assert own is not None
     try:
         optimizer = own.make(rate)
         mixing = mixing_primitive(optimizer)
+        decays = mixing or config.decayed == "all" or only_decays(own.make(optax.constant_schedule(0.1)))
     except Exception as error:  # raised by the user's code
         allowed = f"does not work: {error_line(error)}"
         raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
     if mixing is not None:
         raise SettingError("OptimizerConfig.transformation", own.name, _not_elementwise(mixing))
+    if not decays:
+        allowed = (
+            f"must be 'all' with OptimizerConfig.transformation = {own.name!r}, which uses the parameters for more "
+            "than to add a multiple of them to gradients or updates, and would see zeros in place of those left out"
+        )
+        raise SettingError("OptimizerConfig.decayed", config.decayed, allowed)
     return optimizer
 
 

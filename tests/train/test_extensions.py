@@ -80,6 +80,50 @@ def test_weight_decay_leaves_out_embeddings_norms_and_biases(experiment, layout)
     assert min(num.values()) > 2, num
 
 
+@dataclass(frozen=True)
+class Followed:
+    """Adam, before or after which something else is done."""
+
+    before: object = optax.identity()
+    after: object = optax.identity()
+    name = "followed"
+
+    def make(self, learning_rate):
+        return optax.chain(self.before, optax.adam(learning_rate), self.after)
+
+
+def by_params(change):
+    return optax.stateless(lambda updates, params: jax.tree.map(change, updates, params))
+
+
+DECAYS = {
+    "none": Followed(),
+    "L2 regularization": Followed(before=optax.add_decayed_weights(0.1)),
+    "decoupled": Followed(after=optax.add_decayed_weights(-0.01)),
+    "both": Followed(optax.add_decayed_weights(0.1), optax.add_decayed_weights(-0.01)),
+    "all at once": Erasing(),
+}
+NO_DECAYS = {
+    "positive": Followed(after=optax.keep_params_nonnegative()),
+    "bounded": Followed(after=by_params(lambda update, param: jnp.clip(param + update, -1, 1) - param)),
+    "rounded": Followed(after=by_params(lambda update, param: jnp.round(param + update) - param)),
+    "relative": Followed(after=by_params(lambda update, param: update * jnp.abs(param))),
+    "growth": Followed(after=optax.add_decayed_weights(0.1)),
+}
+
+
+@pytest.mark.parametrize("own", [*DECAYS, *NO_DECAYS])
+def test_decay_of_matrices_is_refused_where_parameters_matter_besides(own):
+    config = OptimizerConfig(transformation=(DECAYS | NO_DECAYS)[own], decayed="matrices")
+    make_optimizer(replace(config, decayed="all"), 100)
+    if own in DECAYS:
+        make_optimizer(config, 100)
+        return
+    refused = r"OptimizerConfig\.decayed = 'matrices': must be 'all' with OptimizerConfig\.transformation = 'followed'"
+    with pytest.raises(SettingError, match=refused):
+        make_optimizer(config, 100)
+
+
 def test_decay_of_matrices_needs_an_optimizer_that_decays():
     with pytest.raises(
         SettingError, match=r"OptimizerConfig\.decayed = 'matrices': needs an optimizer with weight decay"
