@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import hypothesis
 import jax
 import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -39,6 +40,9 @@ with install_import_hook(
     from swift.mesh import emulate_devices
 
 emulate_devices(12)
+# An example takes long on a loaded machine, or where it is the first to compile: no test asserts a time.
+hypothesis.settings.register_profile("swift", deadline=None)
+hypothesis.settings.load_profile("swift")
 # Many tests compile the same small programs, some in another process.
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import hypothesis
+
 ROOT = Path(__file__).parents[1]
 MOST_FILES = 12
 ORDER = (
@@ -56,6 +58,11 @@ def imports() -> Iterator[tuple[str, str, str]]:
 def is_within(module: str, package: str) -> bool:
     """Whether a module is a package or lies in it, at any depth."""
     return f"{module}.".startswith(f"{package}.")
+
+
+def test_no_test_of_random_examples_fails_on_a_slow_machine():
+    """Where a test says nothing else."""
+    assert hypothesis.settings().deadline is None
 
 
 def test_a_folder_has_a_dozen_files_at_most():
