@@ -20,6 +20,8 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
     status = run.statuses[member.process]
     if member != status.member or not status.is_there:
         return run, (Kill(member, f"incarnation {member.incarnation} is counted as dead and still sends messages"),)
+    if isinstance(message, Heartbeat):  # most messages are: a copy less of each
+        return _after_heartbeat(run, status, message), ()
     status = replace(status, seen=message.time)
     match message:
         case Ready(number=number):
@@ -29,8 +31,6 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
             return _after_departed(run.with_statuses(status), message)
         case Formed():
             return _after_formed(run.with_statuses(status), message), ()
-        case Heartbeat():
-            return _after_heartbeat(run, status, message), ()
         case PartTimed():
             return _after_part(run.with_statuses(status), message), ()
         case Done():
@@ -66,11 +66,11 @@ def _after_heartbeat(run: RunT, status: ProcessStatus, beat: Heartbeat) -> RunT:
     """Members of the generation before count as making progress only where the newest waits for their iteration."""
     generation = run.generation
     if generation is None or beat.number != run.last_live or status.last_live != run.last_live:
-        return run.with_statuses(status)
+        return run.with_statuses(replace(status, seen=beat.time))
+    updated = run.with_statuses(replace(status, seen=beat.time, entered=beat.entered, finished=beat.finished))
     if beat.finished > status.finished and (generation.is_live or generation.form.after is not None):
-        generation = replace(generation, since=beat.time)
-    updated = run.with_statuses(replace(status, entered=beat.entered, finished=beat.finished))
-    return replace(updated, generation=generation)
+        return replace(updated, generation=replace(generation, since=beat.time))
+    return updated
 
 
 def _after_part(run: RunT, timed: PartTimed) -> RunT:
