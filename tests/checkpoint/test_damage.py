@@ -35,14 +35,17 @@ def expert_files(run, step, layer, class_):
     return [run.directory / f"step-{step:08d}/arrays/state/expert.{layer}.{class_}.{t}" for t in ("float32", "float64")]
 
 
-@pytest.mark.parametrize(("damage", "stride"), [(flip, 3), (truncate, 7), (Path.unlink, 7)])
-def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expert_of, damage, stride, capfd):
-    """Damage to any file is found, costs what it must, is named, and never gives a wrong number."""
+@pytest.mark.parametrize(("damage", "first"), [(flip, 0), (truncate, 2), (Path.unlink, 4)])
+def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expert_of, damage, first, capfd):
+    """Damage to any file is found, costs what it must, is named, and never gives a wrong number.
+
+    Each kind of damage is done to every seventh file, from another first one.
+    """
     run = small_run(experts_per_layer=2, every=2).run(6)
     whole = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     files, told = [path for path, content in whole.items() if content], list[str]()
     assert len(files) > 60
-    for file in sorted(files)[::stride]:
+    for file in sorted(files)[first::7]:
         damage(file)
         found = list(damages(run.directory, None, Checker(run.directory)))
         assert all(file.relative_to(run.directory).parts[0] in why for why in found)
