@@ -49,18 +49,25 @@ class Topology:
         """Number of devices of all workers together."""
         return len(self.workers) * self.num_expert_ranks
 
+    def without(self, failed: frozenset[Worker]) -> tuple[Worker, ...]:
+        """Lists the workers that have not failed, in mesh order.
+
+        Raises:
+            SettingError: ``failed`` names a worker outside the topology.
+        """
+        for d, p in sorted(failed):
+            if not (0 <= d < self.num_pipelines and 0 <= p < self.num_stages):
+                allowed = f"no such worker among {self.num_pipelines} pipelines x {self.num_stages} stages"
+                raise SettingError("failed worker", f"{d}:{p}", allowed)
+        return tuple(worker for worker in self.workers if worker not in failed)
+
     def live_workers(self, failed: frozenset[Worker] = frozenset()) -> tuple[Worker, ...]:
         """Lists the live workers, in mesh order.
 
         Raises:
             SettingError: ``failed`` names a worker outside the topology, or leaves a stage without a survivor.
         """
-        for worker in sorted(failed):
-            d, p = worker
-            if not (0 <= d < self.num_pipelines and 0 <= p < self.num_stages):
-                allowed = f"no such worker among {self.num_pipelines} pipelines x {self.num_stages} stages"
-                raise SettingError("failed worker", f"{worker[0]}:{worker[1]}", allowed)
-        live = tuple(worker for worker in self.workers if worker not in failed)
+        live = self.without(failed)
         live_stages = {p for _, p in live}
         for stage in range(self.num_stages):
             if stage not in live_stages:

@@ -5,6 +5,7 @@ A ``Problem`` says what is to be planned, a planner from ``planners`` makes a ``
 """
 
 from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.chunks import Chunk, common_chunks
 from swift.schedules.lowering import (
     NOTHING,
     HeldBytes,
@@ -56,6 +57,7 @@ __all__ = [
     "FAULT_FREE",
     "NOTHING",
     "PLANNERS",
+    "Chunk",
     "Costs",
     "DamagedPlanError",
     "HeldBytes",
@@ -77,6 +79,7 @@ __all__ = [
     "allocated_bytes",
     "assign_ticks",
     "bubble_share",
+    "common_chunks",
     "common_shape",
     "denormalize",
     "gpipe",

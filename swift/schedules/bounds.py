@@ -1,5 +1,7 @@
 """Lower bounds of the period, valid for every schedule that repeats one iteration of a problem.
 
+Where every stage holds one chunk:
+
 Some worker of stage p runs at least n_p = ceil(M D / survivors) micro-batches: its work. In addition it waits twice:
 
 - After its stage's update it can only run forwards until its first B arrives from the later stages, and no more of them
@@ -9,37 +11,54 @@ Some worker of stage p runs at least n_p = ceil(M D / survivors) micro-batches: 
   travel back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
 
 The first wait gives ``lower_bound``, which matches ReCycle's setting and which every gap refers to; both together give
-``tight_bound``.
+``tight_bound``. Where stages hold several chunks, or pipelines are cut differently, only work counts: that of any
+consecutive chunks, or of those of one stage, divided among all workers that hold one of them.
+
+Shape suffixes: W live workers, P chunks.
 """
 
 import math
 
+import numpy as np
+
+from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 
 
 def lower_bound(problem: Problem) -> float:
     """Lower bound of the period: the largest sum, over stages, of a worker's work and its wait for the first B."""
+    if not problem.is_plain:
+        return _work_bound(problem)
     return max(stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
 
 
 def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Lower bound of the time between updates of a stage with ``num_survivors`` live workers."""
-    costs = problem.costs
-    num_microbatches = problem.most_loaded(num_survivors)
+    """Lower bound of the time between updates of a stage with ``num_survivors`` live workers; pipelines are alike."""
+    if not problem.is_plain:
+        held = problem.held_by((0, stage))
+        times = problem.time_4P[:, list(held)]
+        return _shared(problem.total_microbatches, times[: Kind.U].sum(axis=0), num_survivors) + float(
+            times[Kind.U].sum()
+        )
+    f_P, b_P, w_P, u_P = problem.time_4P.tolist()
+    num_microbatches, comm = problem.most_loaded(num_survivors), problem.costs.t_comm
     behind = problem.num_stages - 1 - stage
-    first_b = (behind + 1) * costs.t_f + behind * (_backward(problem) + 2 * costs.t_comm)
-    wait = max(0.0, first_b - min(num_microbatches, max_held(problem, costs.f_stash)) * costs.t_f)
-    bound = num_microbatches * (costs.t_f + costs.t_b + costs.t_w) + costs.t_u + wait
+    first_b = sum(f_P[stage:]) + sum(_backward(problem)[stage + 1 :]) + 2 * behind * comm
+    held = max_held(problem, float(problem.stash_2P[0, stage]))
+    wait = max(0.0, first_b - min(num_microbatches, held) * f_P[stage])
+    bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
     if problem.staggered:
         return bound
     # After a barrier all stages start together: the first message has to arrive, and the last B has to travel back.
-    ahead = stage * (costs.t_f + costs.t_comm)
-    return bound + ahead + (0.0 if problem.decoupled else stage * (_backward(problem) + costs.t_comm))
+    ahead = sum(f_P[:stage]) + stage * comm
+    return bound + ahead + (0.0 if problem.decoupled else sum(_backward(problem)[:stage]) + stage * comm)
 
 
 def tight_bound(problem: Problem) -> float:
     """Lower bound of the period that also counts the wait after the last B; at least ``lower_bound``."""
     problem = problem.if_drained()
+    if not problem.is_plain:
+        return _work_bound(problem)
     return max(
         stage_bound(problem, p, len(peers)) + _wait_after_last_b(problem, p, len(peers))
         for p, peers in enumerate(problem.survivors)
@@ -54,16 +73,44 @@ def max_held(problem: Problem, stash: float) -> float:
 
 
 def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> float:
-    costs = problem.costs
-    there_and_back = stage * (costs.t_f + _backward(problem) + 2 * costs.t_comm)
+    f_P, b_P, w_P, u_P = problem.time_4P.tolist()
+    comm, back_P = problem.costs.t_comm, _backward(problem)
+    there_and_back = sum(f_P[:stage]) + sum(back_P[:stage]) + 2 * stage * comm
     if not problem.decoupled:
         return there_and_back if problem.staggered else 0.0
     num_microbatches = problem.most_loaded(num_survivors)
-    num_weight_gradients = min(num_microbatches, max_held(problem, costs.w_stash))
-    there = stage * (costs.t_b + costs.t_comm)
-    return max(0.0, (there_and_back if problem.staggered else there) + (1 - num_weight_gradients) * costs.t_w)
+    num_weight_gradients = min(num_microbatches, max_held(problem, float(problem.stash_2P[1, stage])))
+    own = w_P[0] - num_weight_gradients * w_P[stage]
+    if problem.staggered:
+        return max(0.0, there_and_back + own + u_P[0] - u_P[stage])
+    return max(0.0, sum(b_P[:stage]) + stage * comm + own)
 
 
-def _backward(problem: Problem) -> float:
-    """Time from the start of a B until its message is sent."""
-    return problem.costs.t_b if problem.decoupled else problem.costs.t_b + problem.costs.t_w
+def _backward(problem: Problem) -> list[float]:
+    """Time from the start of each chunk's B until its message is sent."""
+    _, b_P, w_P, _ = problem.time_4P
+    return (b_P if problem.decoupled else b_P + w_P).tolist()
+
+
+def _work_bound(problem: Problem) -> float:
+    live, C = problem.live_workers, problem.num_chunks
+    holds_WP = np.zeros((len(live), C), bool)
+    for row, worker in enumerate(live):
+        holds_WP[row, list(problem.held_by(worker))] = True
+    runs = [range(first, end) for first in range(C) for end in range(first + 1, C + 1)]
+    held = {problem.held_by(worker) for worker in live} - {()}
+    bound = 0.0
+    for chunks in map(list, [*runs, *held]):
+        of_chunks_WP = holds_WP[:, chunks]
+        num_workers = int(of_chunks_WP.any(axis=1).sum())
+        updates = float((of_chunks_WP * problem.time_4P[Kind.U, chunks]).sum()) / num_workers
+        work_P = problem.time_4P[: Kind.U, chunks].sum(axis=0)
+        bound = max(bound, _shared(problem.total_microbatches, work_P, num_workers) + updates)
+    return bound
+
+
+def _shared(num_microbatches: int, work_P: np.ndarray, num_workers: int) -> float:
+    """Least work of the worker with the most, of micro-batches whose chunks take so long each."""
+    if np.ptp(work_P) == 0:
+        return math.ceil(num_microbatches * len(work_P) / num_workers) * float(work_P[0])
+    return num_microbatches * float(work_P.sum()) / num_workers

@@ -34,5 +34,4 @@ def window_period(schedule: Schedule) -> float:
 def bubble_share(schedule: Schedule) -> float:
     """Share of the live workers' time in the steady state in which they are idle."""
     busy = float((schedule.end - schedule.start).sum()) / schedule.problem.num_iterations
-    num_live = sum(len(peers) for peers in schedule.problem.survivors)
-    return max(0.0, 1.0 - busy / (num_live * period(schedule)))
+    return max(0.0, 1.0 - busy / (len(schedule.problem.live_workers) * period(schedule)))

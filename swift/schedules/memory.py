@@ -1,7 +1,8 @@
 """Memory of a schedule: stashes and inboxes of every worker.
 
 F allocates the F-stash, B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A
-message occupies the inbox of its reader from the end of the op that sends it to the end of the op that reads it.
+message occupies the inbox of its reader from the end of the op that sends it to the end of the op that reads it; what
+passes from one chunk to the next on the same worker is no message.
 """
 
 import numpy as np
@@ -17,22 +18,22 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     Returns:
         float64[D * P], in the unit of the costs' stashes; 0 for a worker that runs nothing.
     """
-    costs = schedule.problem.costs
-    grown = max(0.0, costs.w_stash - costs.f_stash)
-    shrunk = max(0.0, costs.f_stash - costs.w_stash)
-    is_f, is_b, is_w = (schedule.kind == kind for kind in (Kind.F, Kind.B, Kind.W))
+    problem, kind = schedule.problem, schedule.kind
+    f_stash_n, w_stash_n = problem.stash_2P[:, schedule.chunk]
+    grown_n, shrunk_n = np.maximum(0.0, w_stash_n - f_stash_n), np.maximum(0.0, f_stash_n - w_stash_n)
+    is_f, is_b, is_w = (np.flatnonzero(kind == each) for each in (Kind.F, Kind.B, Kind.W))
     events = [
-        (schedule.worker[is_f], schedule.start[is_f], costs.f_stash),
-        (schedule.worker[is_b], schedule.start[is_b], grown),
-        (schedule.worker[is_b], schedule.end[is_b], -shrunk),
-        (schedule.worker[is_w], schedule.end[is_w], -costs.w_stash),
+        (schedule.worker[is_f], schedule.start[is_f], f_stash_n[is_f]),
+        (schedule.worker[is_b], schedule.start[is_b], grown_n[is_b]),
+        (schedule.worker[is_b], schedule.end[is_b], -shrunk_n[is_b]),
+        (schedule.worker[is_w], schedule.end[is_w], -w_stash_n[is_w]),
     ]
-    if costs.inbox:
+    if problem.costs.inbox:
         events += _inbox_events(schedule)
     worker = np.concatenate([event[0] for event in events])
     # Rounded, so that memory freed by one op is available to the next one, which starts at the same time.
     time = np.round(np.concatenate([event[1] for event in events]) / time_tolerance(schedule))
-    delta = np.concatenate([np.full(len(event[0]), event[2]) for event in events])
+    delta = np.concatenate([event[2] for event in events])
     order = np.lexsort((delta, time, worker))
     worker, delta = worker[order], delta[order]
     held = np.cumsum(delta)
@@ -55,13 +56,14 @@ def time_tolerance(schedule: Schedule) -> float:
     return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
 
 
-def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, float]]:
+def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     inbox, (f_KDMP, b_KDMP, w_KDMP) = schedule.problem.costs.inbox, schedule.row_3KDMP
     sent_back_KDMP = b_KDMP if schedule.problem.decoupled else w_KDMP
     events = []
     for senders, readers in ((f_KDMP[..., :-1], f_KDMP[..., 1:]), (sent_back_KDMP[..., 1:], b_KDMP[..., :-1])):
-        both = (senders >= 0) & (readers >= 0)
+        # What stays on a worker takes no room but that of the stash.
+        both = (senders >= 0) & (readers >= 0) & (schedule.worker[senders] != schedule.worker[readers])
         sender, reader = senders[both], readers[both]
-        worker = schedule.worker[reader]
-        events += [(worker, schedule.end[sender], inbox), (worker, schedule.end[reader], -inbox)]
+        worker, size = schedule.worker[reader], np.full(len(reader), inbox)
+        events += [(worker, schedule.end[sender], size), (worker, schedule.end[reader], -size)]
     return events

@@ -25,14 +25,14 @@ class Op(NamedTuple):
         iteration: index of the iteration, from 0.
         pipeline: pipeline of the micro-batch, wherever it runs; for U, of the worker that updates.
         microbatch: index within the pipeline; ``NO_MICROBATCH`` for U.
-        stage: stage of the worker that runs it.
+        chunk: chunk of the model; without other chunks, the stage of the worker that runs it.
     """
 
     kind: Kind
     iteration: int
     pipeline: int
     microbatch: int
-    stage: int
+    chunk: int
 
 
 class TimedOp(NamedTuple):

@@ -1,10 +1,17 @@
-"""The planning problem: micro-batches, live workers, costs and memory."""
+"""The planning problem: micro-batches, live workers, chunks, costs and memory.
+
+D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 4: the kinds F, B, W, U.
+"""
 
 import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
 
 from swift.errors import SettingError, check_count, check_number
+from swift.schedules.chunks import Chunk, checked_chunks, checked_microbatches
 from swift.topology import Topology, Worker
 
 
@@ -45,6 +52,17 @@ class Costs:
         """Times of F, B, W and U: indexed by ``Kind``."""
         return self.t_f, self.t_b, self.t_w, self.t_u
 
+    def runs_of(self, worker: Worker) -> tuple[tuple[int, int], ...]:
+        """Runs of blocks that a worker holds, as (first block, end); empty if the numbers of blocks are not said."""
+        if not any(chunk.num_blocks for chunk in self.chunks):
+            return ()
+        ends = list(accumulate((chunk.num_blocks for chunk in self.chunks), initial=0))
+        runs: list[tuple[int, int]] = []
+        for k in self.held_by(worker):
+            first = runs.pop()[0] if runs and runs[-1][1] == ends[k] else ends[k]
+            runs.append((first, ends[k + 1]))
+        return tuple(runs)
+
     @property
     def microbatch_peak(self) -> float:
         """Peak memory of one micro-batch on a worker: the F-stash turns into the W-stash while B runs."""
@@ -55,36 +73,45 @@ class Costs:
 class Problem:
     """A configuration and its work: the input of planners, and the reference for ``verify``.
 
+    Without ``chunks`` and ``stage_of_chunk`` every stage is a chunk, and all are alike.
+
     Attributes:
         topology: shape of the cluster; expert ranks do not matter here, since a worker's ranks run each op together.
-        num_microbatches: micro-batches per pipeline and iteration.
+        num_microbatches: micro-batches per pipeline and iteration; one number for each pipeline where they differ.
         failed: failed workers.
         memory_limit: limit per worker, in the unit of the costs' stashes; None for no limit.
         num_iterations: length of the window that is planned as one schedule.
         decoupled: False ties every W to its B, as a plain backward pass does; the neighbour's B waits for both
             (ablation).
         staggered: False delays every U until all stages have finished their last W (ablation).
+        chunks: chunks of the model, in order.
+        stage_of_chunk: for each pipeline the stage that holds each chunk; empty: chunk k is on stage k.
 
     Raises:
-        SettingError: a failed worker is outside the topology, a stage has no survivor, or the memory limit is too
-            small for a single micro-batch.
+        SettingError: a failed worker is outside the topology, a chunk is held by no survivor, the chunks are not those
+            of the stages, or the memory limit is too small for a single micro-batch.
     """
 
     topology: Topology
-    num_microbatches: int
+    num_microbatches: int | tuple[int, ...]
     failed: frozenset[Worker] = frozenset()
     costs: Costs = field(default_factory=Costs)
     memory_limit: float | None = None
     num_iterations: int = 3
     decoupled: bool = True
     staggered: bool = True
+    chunks: tuple[Chunk, ...] = ()
+    stage_of_chunk: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("Problem.num_microbatches", self.num_microbatches, least=1)
+        chunks, holders = checked_chunks(self.chunks, self.stage_of_chunk, self.topology)
+        number = checked_microbatches(self.num_microbatches, self.num_pipelines)
+        for name, value in (("num_microbatches", number), ("chunks", chunks), ("stage_of_chunk", holders)):
+            object.__setattr__(self, name, value)
         check_count("Problem.num_iterations", self.num_iterations, least=1)
-        self.topology.live_workers(self.failed)
+        self._check_survivors()
         if self.memory_limit is not None:
-            self._check_memory(self.memory_limit, self.costs.microbatch_peak)
+            self._check_memory(self.memory_limit, self.microbatch_peak)
 
     @property
     def num_pipelines(self) -> int:
@@ -97,9 +124,88 @@ class Problem:
         return self.topology.num_stages
 
     @property
+    def num_chunks(self) -> int:
+        """Number of chunks: that of stages, unless the problem says otherwise."""
+        return len(self.stage_of_chunk[0]) if self.stage_of_chunk else self.num_stages
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """Micro-batches of each pipeline."""
+        number = self.num_microbatches
+        return (number,) * self.num_pipelines if isinstance(number, int) else number
+
+    @property
+    def most_microbatches(self) -> int:
+        """Micro-batches of the pipeline with the most, M: a dim of arrays, in which others have entries without one."""
+        return max(self.microbatches)
+
+    @property
+    def total_microbatches(self) -> int:
+        """Micro-batches of all pipelines."""
+        return sum(self.microbatches)
+
+    @property
     def num_ops(self) -> int:
         """Number of Fs, Bs and Ws of one iteration."""
-        return 3 * self.num_pipelines * self.num_microbatches * self.num_stages
+        return 3 * self.total_microbatches * self.num_chunks
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all pipelines hold the same chunks on the same stages, and run equally many micro-batches."""
+        return isinstance(self.num_microbatches, int) and len(set(self.stage_of_chunk)) <= 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every stage holds one chunk, the chunk of its number, in all pipelines."""
+        return not self.stage_of_chunk
+
+    @cached_property
+    def time_4P(self) -> np.ndarray:
+        """Time of F, B, W and U of every chunk, float64[4, chunks]."""
+        factors = np.array([(chunk.f, chunk.b, chunk.w, chunk.u) for chunk in self._chunks]).T
+        return np.array(self.costs.op_times)[:, None] * factors
+
+    @cached_property
+    def stash_2P(self) -> np.ndarray:
+        """F-stash and W-stash of every chunk, float64[2, chunks]."""
+        factors = np.array([(chunk.f_stash, chunk.w_stash) for chunk in self._chunks]).T
+        return np.array([self.costs.f_stash, self.costs.w_stash])[:, None] * factors
+
+    @cached_property
+    def stage_DP(self) -> np.ndarray:
+        """Stage that holds each chunk, int64[D, chunks]."""
+        if self.stage_of_chunk:
+            return np.array(self.stage_of_chunk)
+        return np.tile(np.arange(self.num_stages), (self.num_pipelines, 1))
+
+    @cached_property
+    def worker_DP(self) -> np.ndarray:
+        """Worker d * P + p that holds each chunk in each pipeline, live or not, int64[D, chunks]."""
+        return np.arange(self.num_pipelines)[:, None] * self.num_stages + self.stage_DP
+
+    def held_by(self, worker: Worker) -> tuple[int, ...]:
+        """Chunks of a worker, ascending."""
+        d, p = worker
+        return tuple(np.flatnonzero(self.stage_DP[d] == p).tolist())
+
+    def runs_of(self, worker: Worker) -> tuple[tuple[int, int], ...]:
+        """Runs of blocks that a worker holds, as (first block, end); empty if the numbers of blocks are not said."""
+        if not any(chunk.num_blocks for chunk in self.chunks):
+            return ()
+        ends = list(accumulate((chunk.num_blocks for chunk in self.chunks), initial=0))
+        runs: list[tuple[int, int]] = []
+        for k in self.held_by(worker):
+            first = runs.pop()[0] if runs and runs[-1][1] == ends[k] else ends[k]
+            runs.append((first, ends[k + 1]))
+        return tuple(runs)
+
+    @property
+    def microbatch_peak(self) -> float:
+        """Peak memory of one micro-batch that runs alone, on the worker where it takes the most."""
+        if not self.chunks and self.is_plain:
+            return self.costs.microbatch_peak
+        of_chunks = np.tile(self.stash_2P.max(axis=0), self.num_pipelines)
+        return float(np.bincount(self.worker_DP.ravel(), of_chunks).max()) + self.costs.inbox
 
     def limited(self, num_stashes: float | None) -> "Problem":
         """Limits the memory of a worker to so many F-stashes, the unit in which users give it; None: no limit.
@@ -111,12 +217,14 @@ class Problem:
             return replace(self, memory_limit=None)
         unit = self.costs.f_stash
         # A rounding error may make the product less than what a single micro-batch takes.
-        self._check_memory(num_stashes, self.costs.microbatch_peak / unit * (1 - 1e-9))
-        return replace(self, memory_limit=max(num_stashes * unit, self.costs.microbatch_peak))
+        self._check_memory(num_stashes, self.microbatch_peak / unit * (1 - 1e-9))
+        return replace(self, memory_limit=max(num_stashes * unit, self.microbatch_peak))
 
     def single_pipeline(self) -> "Problem":
-        """Reduces the problem to one pipeline without failures."""
-        return replace(self, topology=Topology(num_stages=self.num_stages), failed=frozenset())
+        """Reduces the problem to one pipeline, cut as the first one, without failures."""
+        topology, number = Topology(num_stages=self.num_stages), self.most_microbatches
+        first = self.stage_of_chunk[:1]
+        return replace(self, topology=topology, failed=frozenset(), num_microbatches=number, stage_of_chunk=first)
 
     def if_drained(self) -> "Problem":
         """Adds a barrier if the window is one iteration, where only the end of all stages counts."""
@@ -124,16 +232,33 @@ class Problem:
 
     def most_loaded(self, num_survivors: int) -> int:
         """Least number of micro-batches, n_p, of the most loaded among ``num_survivors`` live workers of a stage."""
-        return math.ceil(self.num_microbatches * self.num_pipelines / num_survivors)
+        return math.ceil(self.total_microbatches / num_survivors)
+
+    @cached_property
+    def live_workers(self) -> tuple[Worker, ...]:
+        """Live workers, in mesh order."""
+        return self.topology.without(self.failed)
 
     @cached_property
     def survivors(self) -> tuple[tuple[int, ...], ...]:
-        """Peers of every stage: the pipelines whose worker of that stage is live, ascending."""
-        live = self.topology.live_workers(self.failed)
-        by_stage: list[list[int]] = [[] for _ in range(self.num_stages)]
-        for d, p in live:
-            by_stage[p].append(d)
-        return tuple(tuple(pipelines) for pipelines in by_stage)
+        """Peers of every chunk: the pipelines whose worker of that chunk is live, ascending."""
+        return tuple(
+            tuple(d for d, p in enumerate(stage_D) if (d, p) not in self.failed) for stage_D in self.stage_DP.T.tolist()
+        )
+
+    @property
+    def _chunks(self) -> tuple[Chunk, ...]:
+        return self.chunks or (Chunk(),) * self.num_chunks
+
+    def _check_survivors(self) -> None:
+        if self.is_plain:
+            self.topology.live_workers(self.failed)
+            return
+        self.topology.without(self.failed)
+        for k, peers in enumerate(self.survivors):
+            if not peers:
+                allowed = f"chunk {k} has no live worker: restore from a checkpoint"
+                raise SettingError("failed workers", sorted(self.failed), allowed)
 
     def _check_memory(self, limit: float, least: float) -> None:
         check_number("Problem.memory_limit", limit, above=0)

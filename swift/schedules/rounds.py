@@ -1,6 +1,6 @@
 """Extraction of the iteration that a schedule repeats.
 
-K iterations, D pipelines, M micro-batches of a pipeline, P stages, 3 the kinds F, B, W.
+K iterations, D pipelines, M micro-batches of a pipeline, P chunks, 3 the kinds F, B, W.
 """
 
 import numpy as np
@@ -18,17 +18,19 @@ def round_of(schedule: Schedule) -> Round:
     which is then its makespan.
     """
     problem = schedule.problem
-    K, P = problem.num_iterations, problem.num_stages
-    is_u, update_KP = schedule.kind == Kind.U, np.full((K, P), np.nan)
-    executor_3KDMP, start_3KDMP = schedule.worker[schedule.row_3KDMP] // P, schedule.start[schedule.row_3KDMP]
-    update_KP[schedule.iteration[is_u], schedule.stage[is_u]] = schedule.start[is_u]
-    starts_K = start_3KDMP.min((0, 2, 3, 4))
+    K, rows_3KDMP = problem.num_iterations, schedule.row_3KDMP
+    is_u, update_KP = schedule.kind == Kind.U, np.full((K, problem.num_chunks), np.nan)
+    executor_3KDMP = np.where(rows_3KDMP < 0, -1, schedule.worker[rows_3KDMP] // problem.num_stages)
+    start_3KDMP = np.where(rows_3KDMP < 0, np.nan, schedule.start[rows_3KDMP])
+    update_KP[schedule.iteration[is_u], schedule.chunk[is_u]] = schedule.start[is_u]
+    starts_K = np.nanmin(start_3KDMP, (0, 2, 3, 4))
     period = float(starts_K[1] - starts_K[0]) if K > 1 else makespan(schedule)
     shift_K, tolerance = period * np.arange(K), time_tolerance(schedule)
+    near = {"rtol": 0.0, "atol": tolerance, "equal_nan": True}
     repeats = (
         np.all(executor_3KDMP == executor_3KDMP[0, 0])
-        and np.allclose(start_3KDMP, start_3KDMP[:, :1] + shift_K[:, None, None, None], rtol=0, atol=tolerance)
-        and np.allclose(update_KP, update_KP[0] + shift_K[:, None], rtol=0, atol=tolerance)
+        and np.allclose(start_3KDMP, start_3KDMP[:, :1] + shift_K[:, None, None, None], **near)
+        and np.allclose(update_KP, update_KP[0] + shift_K[:, None], **near)
     )
     assert repeats, "the schedule does not repeat one iteration"
     return Round(executor_3KDMP[0, 0], start_3KDMP[:, 0], update_KP[0], period)

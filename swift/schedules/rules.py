@@ -1,6 +1,7 @@
 """The rules of a valid schedule, one generator of violations each.
 
-Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches of a pipeline, P stages, n ops.
+Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches of the pipeline with the most, P chunks,
+n ops.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from swift.schedules.ops import NO_MICROBATCH, Kind
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 
-COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "stage")
+COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class OpTable:
         shape = K, D, _, P = problem_shape(schedule.problem)
         is_u = schedule.kind == Kind.U
         ops = tuple(getattr(schedule, name)[~is_u] for name in COLUMNS[1:])
-        updates = tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "stage"))
+        updates = tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "chunk"))
         start_3KDMP, end_3KDMP = np.full((2, 3, *shape), np.nan)
         worker_3KDMP = np.full((3, *shape), -1, np.int32)
         update_start_KDP, update_end_KDP = np.full((2, K, D, P), np.nan)
@@ -51,41 +52,44 @@ class OpTable:
 
     def row(self, row: np.integer) -> str:
         """Names the op in a row."""
-        return _name(*(int(getattr(self.schedule, name)[row]) for name in COLUMNS[1:]))
+        return self.name(*(int(getattr(self.schedule, name)[row]) for name in COLUMNS[1:]))
+
+    def name(self, kind: int, k: int, d: int, m: int, p: int) -> str:
+        """Names an op, by its stage where every stage is a chunk."""
+        is_plain, where = self.problem.is_plain, f"at {'stage' if self.problem.is_plain else 'chunk'} {p}"
+        if kind == Kind.U:
+            of_chunk = "" if is_plain else f" for chunk {p}"
+            return f"U of worker {d}:{self.problem.stage_DP[d, p]}{of_chunk}, iteration {k}"
+        return f"{Kind(kind).name} of micro-batch {d}:{m} {where}, iteration {k}"
 
 
 def problem_shape(problem: Problem) -> tuple[int, int, int, int]:
-    """Number of iterations, pipelines, micro-batches and stages: K, D, M, P."""
-    return problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages
+    """Number of iterations, pipelines, micro-batches and chunks: K, D, M, P."""
+    return problem.num_iterations, problem.num_pipelines, problem.most_microbatches, problem.num_chunks
 
 
 def _tolerance(schedule: Schedule) -> float:
     # Capped, so that an op that overlaps by a part of its own time is found however long the schedule is.
-    costs = schedule.problem.costs
-    return min(1e-9 * float(schedule.end.max(initial=0.0)), 1e-3 * min(costs.t_f, costs.t_b, costs.t_w))
-
-
-def _name(kind: int, k: int, d: int, m: int, p: int) -> str:
-    if kind == Kind.U:
-        return f"U of worker {d}:{p}, iteration {k}"
-    return f"{Kind(kind).name} of micro-batch {d}:{m} at stage {p}, iteration {k}"
+    shortest = float(schedule.problem.time_4P[: Kind.U].min())
+    return min(1e-9 * float(schedule.end.max(initial=0.0)), 1e-3 * shortest)
 
 
 def _counts(table: OpTable) -> Iterator[str]:
     schedule, is_fbw = table.schedule, table.schedule.kind != Kind.U
     count_3KDMP = np.zeros((3, *problem_shape(table.problem)), np.int32)
     np.add.at(count_3KDMP, tuple(getattr(schedule, name)[is_fbw] for name in COLUMNS[1:]), 1)
-    for op in np.argwhere(count_3KDMP != 1):
-        yield f"{_name(*op)} {_times(count_3KDMP[tuple(op)])}"
+    exists_DM = np.arange(table.problem.most_microbatches) < np.array(table.problem.microbatches)[:, None]
+    for op in np.argwhere((count_3KDMP != 1) & exists_DM[:, :, None]):
+        yield f"{table.name(*op)} {_times(count_3KDMP[tuple(op)])}"
 
 
 def _update_counts(table: OpTable) -> Iterator[str]:
     schedule, is_u, (K, D, _, P) = table.schedule, table.schedule.kind == Kind.U, problem_shape(table.problem)
     count_KDP = np.zeros((K, D, P), np.int32)
-    np.add.at(count_KDP, tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "stage")), 1)
-    live_DP = _live(table.problem).reshape(D, P)
+    np.add.at(count_KDP, tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "chunk")), 1)
+    live_DP = _live(table.problem)[table.problem.worker_DP]
     for k, d, p in np.argwhere((count_KDP > 1) | ((count_KDP == 0) & live_DP)):
-        yield f"{_name(Kind.U, k, d, NO_MICROBATCH, p)} {_times(count_KDP[k, d, p])}"
+        yield f"{table.name(Kind.U, k, d, NO_MICROBATCH, p)} {_times(count_KDP[k, d, p])}"
 
 
 def _times(count: int) -> str:
@@ -93,8 +97,8 @@ def _times(count: int) -> str:
 
 
 def _live(problem: Problem) -> np.ndarray:
-    live = np.zeros(problem.num_pipelines * problem.num_stages, bool)
-    live[[d * problem.num_stages + p for p, peers in enumerate(problem.survivors) for d in peers]] = True
+    live = np.ones(problem.num_pipelines * problem.num_stages, bool)
+    live[[d * problem.num_stages + p for d, p in problem.failed]] = False
     return live
 
 
@@ -102,7 +106,9 @@ def _workers(table: OpTable) -> Iterator[str]:
     schedule, P = table.schedule, table.problem.num_stages
     d_n, p_n = np.divmod(schedule.worker, P)
     down_n = ~_live(table.problem)[schedule.worker]
-    other_n = (p_n != schedule.stage) | ((schedule.kind == Kind.U) & (d_n != schedule.pipeline))
+    other_n = (p_n != table.problem.stage_DP[d_n, schedule.chunk]) | (
+        (schedule.kind == Kind.U) & (d_n != schedule.pipeline)
+    )
     for row in np.flatnonzero(down_n | other_n):
         where = f"{table.row(row)} runs on worker {d_n[row]}:{p_n[row]}"
         yield f"{where}, which has failed" if down_n[row] else f"{where}, not its own"
@@ -113,12 +119,12 @@ def _same_workers(table: OpTable) -> Iterator[str]:
         here, before = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
         for op in np.argwhere((here != before) & (here >= 0) & (before >= 0)):
             d, p = divmod(int(here[tuple(op)]), table.problem.num_stages)
-            yield f"{_name(kind, *op)} runs on worker {d}:{p}, its {Kind(kind - 1).name} on another"
+            yield f"{table.name(kind, *op)} runs on worker {d}:{p}, its {Kind(kind - 1).name} on another"
 
 
 def _durations(table: OpTable) -> Iterator[str]:
-    schedule, costs = table.schedule, table.problem.costs
-    cost_n = np.array([costs.t_f, costs.t_b, costs.t_w, costs.t_u])[schedule.kind]
+    schedule = table.schedule
+    cost_n = table.problem.time_4P[schedule.kind, schedule.chunk]
     wrong_n = np.abs(schedule.end - schedule.start - cost_n) > table.tolerance
     for row in np.flatnonzero(wrong_n):
         took = schedule.end[row] - schedule.start[row]
@@ -135,9 +141,10 @@ def _order(table: OpTable) -> Iterator[str]:
 
 
 def _overlap(table: OpTable) -> Iterator[str]:
+    # A U that takes no time is in nobody's way: it may come while its worker runs an op of another chunk.
     schedule, start, end = table.schedule, table.schedule.start, table.schedule.end
-    # Sorted by midpoints, since a U may take no time: it precedes an F that starts a rounding error earlier.
-    order = np.lexsort((start + end, schedule.worker))
+    busy = np.flatnonzero((schedule.kind != Kind.U) | (table.problem.time_4P[Kind.U, schedule.chunk] > 0))
+    order = busy[np.lexsort((start[busy], schedule.worker[busy]))]
     same = np.diff(schedule.worker[order]) == 0
     for i in np.flatnonzero(same & (end[order][:-1] > start[order][1:] + table.tolerance)):
         first, second = order[i], order[i + 1]
@@ -147,8 +154,24 @@ def _overlap(table: OpTable) -> Iterator[str]:
         )
 
 
+def _iterations_apart(table: OpTable) -> Iterator[str]:
+    schedule, K = table.schedule, table.problem.num_iterations
+    index = schedule.worker.astype(np.int64) * K + schedule.iteration
+    size = table.problem.num_pipelines * table.problem.num_stages * K
+    first, last = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(first, index, schedule.start)
+    np.maximum.at(last, index, schedule.end)
+    first_wK, last_wK = first.reshape(-1, K), last.reshape(-1, K)
+    for w, k in np.argwhere(first_wK[:, 1:] < last_wK[:, :-1] - table.tolerance):
+        d, p = divmod(int(w), table.problem.num_stages)
+        yield (
+            f"worker {d}:{p} begins iteration {k + 1} at {first_wK[w, k + 1]:.9g}, before it ends iteration {k} "
+            f"at {last_wK[w, k]:.9g}"
+        )
+
+
 def _precedence(table: OpTable) -> Iterator[str]:
-    problem, P, lag = table.problem, table.problem.num_stages, table.problem.costs.t_comm
+    problem, P, lag = table.problem, table.problem.num_chunks, table.problem.costs.t_comm
     back = Kind.B if problem.decoupled else Kind.W
     for first, second, shift, gap in (
         (Kind.F, Kind.F, -1, lag),
@@ -157,13 +180,15 @@ def _precedence(table: OpTable) -> Iterator[str]:
         (Kind.B, Kind.W, 0, 0.0),
     ):
         from_stage, to_stage = max(0, -shift), P - max(0, shift)
-        ready_KDMP = table.end_3KDMP[first][..., from_stage + shift : to_stage + shift] + gap
-        start_KDMP = table.start_3KDMP[second][..., from_stage:to_stage]
+        read, reads = slice(from_stage + shift, to_stage + shift), slice(from_stage, to_stage)
+        is_sent_KDMP = table.worker_3KDMP[first][..., read] != table.worker_3KDMP[second][..., reads]
+        ready_KDMP = table.end_3KDMP[first][..., read] + gap * is_sent_KDMP
+        start_KDMP = table.start_3KDMP[second][..., reads]
         for k, d, m, i in np.argwhere(start_KDMP < ready_KDMP - table.tolerance):
             p = from_stage + i
             yield (
-                f"{_name(second, k, d, m, p)} starts at {start_KDMP[k, d, m, i]:.9g}, before the output of "
-                f"{_name(first, k, d, m, p + shift)} arrives at {ready_KDMP[k, d, m, i]:.9g}"
+                f"{table.name(second, k, d, m, p)} starts at {start_KDMP[k, d, m, i]:.9g}, before the output of "
+                f"{table.name(first, k, d, m, p + shift)} arrives at {ready_KDMP[k, d, m, i]:.9g}"
             )
 
 
@@ -171,18 +196,18 @@ def _fused_backward(table: OpTable) -> Iterator[str]:
     if not table.problem.decoupled:
         wait_KDMP = table.start_3KDMP[Kind.W] - table.end_3KDMP[Kind.B]
         for op in np.argwhere(np.abs(wait_KDMP) > table.tolerance):
-            yield f"{_name(Kind.W, *op)} does not follow its B immediately, which only a decoupled backward allows"
+            yield f"{table.name(Kind.W, *op)} does not follow its B immediately, which only a decoupled backward allows"
 
 
 def _updates(table: OpTable) -> Iterator[str]:
     last_W_KP = np.fmax.reduce(table.end_3KDMP[Kind.W], axis=(1, 2), initial=-np.inf)
     if not table.problem.staggered:
         last_W_KP = np.broadcast_to(last_W_KP.max(axis=1, keepdims=True), last_W_KP.shape)
-    of_whom = "its stage" if table.problem.staggered else "all stages"
+    of_whom = ("its stage" if table.problem.is_plain else "its chunk") if table.problem.staggered else "all stages"
     starts = table.update_start_KDP
     for k, d, p in np.argwhere(starts < last_W_KP[:, None] - table.tolerance):
         yield (
-            f"{_name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, before the last W of "
+            f"{table.name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, before the last W of "
             f"{of_whom} ends at {last_W_KP[k, p]:.9g}"
         )
 
@@ -192,7 +217,7 @@ def _peers(table: OpTable) -> Iterator[str]:
     first_KP = np.fmin.reduce(starts, axis=1)
     for k, d, p in np.argwhere(starts > first_KP[:, None] + table.tolerance):
         yield (
-            f"{_name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, "
+            f"{table.name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, "
             f"that of a peer at {first_KP[k, p]:.9g}"
         )
 
@@ -202,7 +227,7 @@ def _next_iteration(table: OpTable) -> Iterator[str]:
     start_KDMP = table.start_3KDMP[Kind.F][1:]
     for k, d, m, p in np.argwhere(start_KDMP < updated_KP[:-1, None, None] - table.tolerance):
         yield (
-            f"{_name(Kind.F, k + 1, d, m, p)} starts at {start_KDMP[k, d, m, p]:.9g}, before U of iteration {k} "
+            f"{table.name(Kind.F, k + 1, d, m, p)} starts at {start_KDMP[k, d, m, p]:.9g}, before U of iteration {k} "
             f"ends at {updated_KP[k, p]:.9g}"
         )
 
@@ -226,19 +251,21 @@ def _memory(table: OpTable) -> Iterator[str]:
 
 def _holdings(table: OpTable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Yields memory holdings as arrays: worker, start, end, size."""
-    costs, start, end, worker = table.problem.costs, table.start_3KDMP, table.end_3KDMP, table.worker_3KDMP
+    problem, start, end, worker = table.problem, table.start_3KDMP, table.end_3KDMP, table.worker_3KDMP
     F, B, W = Kind.F, Kind.B, Kind.W
-    sent = end[B] if table.problem.decoupled else end[W]
-    for size, reader, since, until in (
-        (costs.f_stash, worker[F], start[F], start[B]),
-        (max(costs.f_stash, costs.w_stash), worker[B], start[B], end[B]),
-        (costs.w_stash, worker[W], end[B], end[W]),
-        (costs.inbox, worker[F][..., 1:], end[F][..., :-1], end[F][..., 1:]),
-        (costs.inbox, worker[B][..., :-1], sent[..., 1:], end[B][..., :-1]),
+    sent = end[B] if problem.decoupled else end[W]
+    (f_stash_P, w_stash_P), inbox_P = problem.stash_2P, np.full(problem.num_chunks - 1, problem.costs.inbox)
+    nobody = np.full_like(worker[F], -1)
+    for size_P, sender, reader, since, until in (
+        (f_stash_P, nobody, worker[F], start[F], start[B]),
+        (np.maximum(f_stash_P, w_stash_P), nobody, worker[B], start[B], end[B]),
+        (w_stash_P, nobody, worker[W], end[B], end[W]),
+        (inbox_P, worker[F][..., :-1], worker[F][..., 1:], end[F][..., :-1], end[F][..., 1:]),
+        (inbox_P, worker[B][..., 1:], worker[B][..., :-1], sent[..., 1:], end[B][..., :-1]),
     ):
         # Ops that are missing, or precede the one they should follow, are left to other rules.
-        known = (reader >= 0) & (until > since)
-        yield reader[known], since[known], until[known], np.full(np.count_nonzero(known), size)
+        known = (reader >= 0) & (reader != sender) & (until > since)
+        yield reader[known], since[known], until[known], np.broadcast_to(size_P, known.shape)[known]
 
 
 RULES: tuple[Callable[[OpTable], Iterator[str]], ...] = (
@@ -249,6 +276,7 @@ RULES: tuple[Callable[[OpTable], Iterator[str]], ...] = (
     _durations,
     _order,
     _overlap,
+    _iterations_apart,
     _precedence,
     _fused_backward,
     _updates,

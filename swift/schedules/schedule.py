@@ -1,6 +1,7 @@
 """Schedules: for every worker an ordered list of ops with start and end times.
 
-D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W, n: ops.
+D: pipelines, M: micro-batches of the pipeline with the most, P: chunks (one a stage unless the problem says otherwise),
+3: the kinds F, B, W, n: ops.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +20,10 @@ class Round:
     """One iteration of a repeating schedule: the decisions of a planner.
 
     Attributes:
-        executor_DMP: pipeline whose worker of stage p runs micro-batch (d, m) there.
-        start_3DMP: start of its F, B and W.
-        update_P: start of a stage's U, on all its live workers at once.
+        executor_DMP: pipeline whose worker of chunk p runs that chunk of micro-batch (d, m); -1 where pipeline d has no
+            such micro-batch.
+        start_3DMP: start of its F, B and W; NaN where there is none.
+        update_P: start of a chunk's U, on all live workers that hold it at once.
         period: time after which the next iteration repeats the same ops.
     """
 
@@ -47,8 +49,8 @@ class Schedule:
     Attributes:
         problem: problem that is scheduled.
         solver: name of the planner.
-        worker: int32[n], d * P + p of the worker that runs the op.
-        kind, iteration, pipeline, microbatch, stage: int32[n], the fields of ``Op``.
+        worker: int32[n], d * (number of stages) + p of the worker that runs the op.
+        kind, iteration, pipeline, microbatch, chunk: int32[n], the fields of ``Op``.
         start, end: float64[n], in the unit of the costs.
     """
 
@@ -59,7 +61,7 @@ class Schedule:
     iteration: np.ndarray
     pipeline: np.ndarray
     microbatch: np.ndarray
-    stage: np.ndarray
+    chunk: np.ndarray
     start: np.ndarray
     end: np.ndarray
 
@@ -74,24 +76,24 @@ class Schedule:
     @classmethod
     def from_round(cls, problem: Problem, solver: str, one: Round) -> "Schedule":
         """Makes a schedule that repeats ``one`` for every iteration of the window."""
-        costs, (D, M, P) = problem.costs, one.executor_DMP.shape
-        kind, d, m, p = (axis.ravel() for axis in np.indices((3, D, M, P), np.int32))
-        worker = np.broadcast_to(one.executor_DMP * P + np.arange(P), (3, D, M, P)).ravel()
-        start = one.start_3DMP.ravel()
-        end = start + np.array(costs.op_times)[kind]
-        live = np.array(problem.topology.live_workers(problem.failed), np.int32)
-        update_start = one.update_P[live[:, 1]]
-        fixed = [np.full(len(live), value, np.int32) for value in (Kind.U, NO_MICROBATCH)]
+        exists_DMP = one.executor_DMP >= 0
+        kind, d, m, p = (axis[:, exists_DMP].ravel() for axis in np.indices((3, *exists_DMP.shape), np.int32))
+        worker = problem.worker_DP[one.executor_DMP[d, m, p], p]
+        start = one.start_3DMP[:, exists_DMP].ravel()
+        updates = [(d, k) for d, stage in problem.live_workers for k in problem.held_by((d, stage))]
+        update_d, update_p = np.array(updates, np.int32).reshape(-1, 2).T
+        update_start = one.update_P[update_p]
+        fixed = [np.full(len(updates), value, np.int32) for value in (Kind.U, NO_MICROBATCH)]
         columns = [
             np.concatenate(pair)
             for pair in (
-                (worker, live[:, 0] * P + live[:, 1]),
+                (worker, problem.worker_DP[update_d, update_p]),
                 (kind, fixed[0]),
-                (d, live[:, 0]),
+                (d, update_d),
                 (m, fixed[1]),
-                (p, live[:, 1]),
+                (p, update_p),
                 (start, update_start),
-                (end, update_start + costs.t_u),
+                (start + problem.time_4P[kind, p], update_start + problem.time_4P[Kind.U, update_p]),
             )
         ]
         K, n = problem.num_iterations, len(columns[0])
@@ -103,7 +105,7 @@ class Schedule:
     @classmethod
     def planned(cls, problem: Problem, solver: str, plan: Callable[[Problem], Round]) -> "Schedule":
         """Makes a schedule of the round that ``plan`` finds; without failures, of one pipeline repeated for all."""
-        if problem.failed:
+        if problem.failed or not problem.is_alike:
             return cls.from_round(problem, solver, plan(problem))
         return cls.from_round(problem, solver, plan(problem.single_pipeline()).repeated(problem.num_pipelines))
 
@@ -119,18 +121,24 @@ class Schedule:
 
     @cached_property
     def row_3KDMP(self) -> np.ndarray:
-        """Row of every F, B and W, int64[3, K, D, M, P]; -1 where there is none."""
+        """Row of every F, B and W, int64[3, K, D, M, P], P chunks; -1 where there is none."""
         problem, is_fbw = self.problem, self.kind != Kind.U
-        shape = (problem.num_iterations, problem.num_pipelines, problem.num_microbatches, problem.num_stages)
+        shape = (problem.num_iterations, problem.num_pipelines, problem.most_microbatches, problem.num_chunks)
         row_3KDMP = np.full((3, *shape), -1, np.int64)
-        names = (self.kind, self.iteration, self.pipeline, self.microbatch, self.stage)
+        names = (self.kind, self.iteration, self.pipeline, self.microbatch, self.chunk)
         row_3KDMP[tuple(name[is_fbw] for name in names)] = np.flatnonzero(is_fbw)
         return row_3KDMP
+
+    @property
+    def rows_of_microbatches(self) -> np.ndarray:
+        """``row_3KDMP`` of the micro-batches that there are, int64[3, K, number of them, P]."""
+        exists_DM = np.arange(self.problem.most_microbatches) < np.array(self.problem.microbatches)[:, None]
+        return self.row_3KDMP[:, :, exists_DM]
 
     def ops(self) -> Iterator[TimedOp]:
         """Yields all ops, worker by worker, each worker's in its order."""
         P = self.problem.num_stages
-        columns = (self.worker, self.kind, self.iteration, self.pipeline, self.microbatch, self.stage)
+        columns = (self.worker, self.kind, self.iteration, self.pipeline, self.microbatch, self.chunk)
         for (w, kind, *names), start, end in zip(
             np.stack(columns, axis=1).tolist(), self.start.tolist(), self.end.tolist(), strict=True
         ):
@@ -143,9 +151,9 @@ class Schedule:
 
 def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.ndarray, end: np.ndarray) -> Schedule:
     # A U of zero duration starts when the previous W ends, and the next iteration's F starts at the same time.
-    worker, kind, iteration, *_ = names
-    order = np.lexsort((kind, end, start, iteration, worker))
-    worker, kind, iteration, pipeline, microbatch, stage = (
+    worker, kind, iteration, _, _, chunk = names
+    order = np.lexsort((chunk, kind, end, start, iteration, worker))
+    worker, kind, iteration, pipeline, microbatch, chunk = (
         np.ascontiguousarray(name[order], np.int32) for name in names
     )
     return Schedule(
@@ -156,7 +164,7 @@ def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.n
         iteration=iteration,
         pipeline=pipeline,
         microbatch=microbatch,
-        stage=stage,
+        chunk=chunk,
         start=start[order],
         end=end[order],
     )

@@ -1,6 +1,6 @@
 """Verification of schedules against the rules of their problem, independent of all planners and of ``memory``.
 
-Shape suffixes: D pipelines, P stages, n ops.
+Shape suffixes: K iterations, D pipelines, M micro-batches of the pipeline with the most, P chunks, n ops.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,13 @@ def verify(schedule: Schedule) -> None:
 def violations(schedule: Schedule) -> list[str]:
     """Lists violations of the rules, one sentence each: at most 20, and at most 4 per rule; empty for a valid schedule.
 
-    Every micro-batch has one F, B and W per iteration at every stage, all three on one live worker of that stage; every
-    live worker has one U. Ops take their cost, a worker's ops do not overlap, and its rows are in order. F follows the
-    F of the previous stage and B the B of the next stage by the message's time (without decoupling, B follows W, and W
-    its own B immediately), B follows F, W follows B, U follows the last W of the stage (without staggering, of all
-    stages), and the next iteration's F follows U. Peers update together, and no worker exceeds the memory limit. Times
-    that differ by less than 1e-9 of the makespan are equal.
+    Every micro-batch has one F, B and W per iteration at every chunk, all three on one live worker that holds it; every
+    live worker has one U for each of its chunks. Ops take their cost, a worker's ops do not overlap, it ends an
+    iteration before it begins the next, and its rows are in order. F follows the F of the previous chunk and B the B of
+    the next chunk by the message's time, if another worker ran that (without decoupling, B follows W, and W its own B
+    immediately), B follows F, W follows B, U follows the last W of the chunk (without staggering, of all chunks), and
+    the next iteration's F follows U. Peers update together, and no worker exceeds the memory limit. Times that differ
+    by less than 1e-9 of the makespan are equal.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         malformed = list(_malformed_columns(schedule)) or list(islice(_unknown_rows(schedule), MAX_LISTED))
@@ -63,10 +64,11 @@ def _unknown_rows(schedule: Schedule) -> Iterator[str]:
     problem, is_u = schedule.problem, schedule.kind == Kind.U
     K, D, M, P = problem_shape(problem)
     known_n = np.isfinite(schedule.start) & np.isfinite(schedule.end)
-    for name, size in zip(COLUMNS, (D * P, len(Kind), K, D, M, P), strict=True):
+    for name, size in zip(COLUMNS, (D * problem.num_stages, len(Kind), K, D, M, P), strict=True):
         column = getattr(schedule, name)
         known_n &= (column >= 0) & (column < size) | ((name == "microbatch") & is_u & (column == NO_MICROBATCH))
     known_n &= ~is_u | (schedule.microbatch == NO_MICROBATCH)
+    known_n[known_n] &= schedule.microbatch[known_n] < np.array(problem.microbatches)[schedule.pipeline[known_n]]
     for row in np.flatnonzero(~known_n):
         fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*COLUMNS, "start", "end"))
         yield f"row {row} is not an op of the problem: {fields}"

@@ -66,7 +66,7 @@ def test_all_pipelines_do_the_same(baseline):
         for d in range(3)
     ]
     assert of_pipeline[0] == of_pipeline[1] == of_pipeline[2]
-    assert all(timed.worker == (timed.op.pipeline, timed.op.stage) for timed in schedule.ops())
+    assert all(timed.worker == (timed.op.pipeline, timed.op.chunk) for timed in schedule.ops())
 
 
 def test_less_memory_never_makes_one_f_one_b_faster():

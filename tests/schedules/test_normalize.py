@@ -25,7 +25,7 @@ from swift.schedules.plans.normalize import (
 from swift.schedules.verify import verify
 from swift.topology import Topology
 
-COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "stage", "start", "end")
+COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")
 QUARTERS = st.integers(1, 12).map(lambda number: number / 4)
 MEASURED = Costs(t_f=1.0, t_b=1.3, t_w=0.8, t_u=0.5, t_comm=0.1)
 

@@ -29,7 +29,7 @@ from swift.schedules.measures import iteration_ends
 from swift.schedules.ops import NO_MICROBATCH
 from swift.topology import Topology
 
-COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "stage", "start", "end")
+COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")
 
 
 def one_after_another(problem):

@@ -23,7 +23,7 @@ from swift.schedules.rounds import round_of
 from swift.schedules.verify import ScheduleError, verify
 from swift.topology import Topology
 
-COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "stage", "start", "end")
+COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")
 COSTS = Costs(t_f=0.7, t_b=1.1, t_w=0.9, t_u=0.3, t_comm=0.1)
 PROBLEM = Problem(Topology(3, 2), 3, frozenset({(1, 1)}), COSTS, memory_limit=6)
 CANONICAL = normalize(PROBLEM).problem

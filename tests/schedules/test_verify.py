@@ -14,7 +14,7 @@ from swift.schedules.verify import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, ver
 from swift.topology import Topology
 
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
-COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "stage", "start", "end")
+COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")
 
 
 class Rows:
@@ -45,13 +45,13 @@ class Rows:
 
     def peer_of(self, op):
         """Any other live worker of the op's stage."""
-        peers = [(d, op.stage) for d in self.problem.survivors[op.stage] if (d, op.stage) != self.rows[op].worker]
+        peers = [(d, op.chunk) for d in self.problem.survivors[op.chunk] if (d, op.chunk) != self.rows[op].worker]
         assume(peers)
         return self.data.draw(st.sampled_from(peers))
 
     def updates(self, op):
         """The Us of the op's stage and iteration."""
-        return [u for u in self.rows if (u.kind, u.iteration, u.stage) == (Kind.U, op.iteration, op.stage)]
+        return [u for u in self.rows if (u.kind, u.iteration, u.chunk) == (Kind.U, op.iteration, op.chunk)]
 
     def last_end(self):
         return max(timed.end for timed in self.rows.values())
@@ -92,7 +92,7 @@ def duplicate_at_the_end(rows):
 
 
 def begin_before_0(rows):
-    rows.at(rows.any(Kind.F, where=lambda op: op.stage == 0), -0.05)
+    rows.at(rows.any(Kind.F, where=lambda op: op.chunk == 0), -0.05)
     return "before 0"
 
 
@@ -105,14 +105,14 @@ def overlap(rows):
 
 
 def ignore_a_message(rows):
-    op = rows.any(Kind.F, where=lambda op: op.stage > 0)
-    rows.at(op, rows.rows[op._replace(stage=op.stage - 1)].end + rows.costs.t_comm - 0.01)
+    op = rows.any(Kind.F, where=lambda op: op.chunk > 0)
+    rows.at(op, rows.rows[op._replace(chunk=op.chunk - 1)].end + rows.costs.t_comm - 0.01)
     return "before the output of F of micro-batch"
 
 
 def ignore_a_message_back(rows):
-    op = rows.any(Kind.B, where=lambda op: op.stage + 1 < rows.problem.num_stages)
-    sender = op._replace(stage=op.stage + 1, kind=Kind.B if rows.problem.decoupled else Kind.W)
+    op = rows.any(Kind.B, where=lambda op: op.chunk + 1 < rows.problem.num_stages)
+    sender = op._replace(chunk=op.chunk + 1, kind=Kind.B if rows.problem.decoupled else Kind.W)
     start = rows.rows[sender].end + rows.costs.t_comm - 0.01
     rows.at(op, start)
     rows.at(op._replace(kind=Kind.W), start + rows.costs.t_b)
@@ -121,9 +121,9 @@ def ignore_a_message_back(rows):
 
 def move_to_a_dead_worker(rows):
     dead = {p: d for d, p in rows.problem.failed}
-    op = rows.any(*Kind, where=lambda op: op.stage in dead)
+    op = rows.any(*Kind, where=lambda op: op.chunk in dead)
     for kind in (Kind.U,) if op.kind == Kind.U else (Kind.F, Kind.B, Kind.W):
-        rows.on(op._replace(kind=kind), (dead[op.stage], op.stage))
+        rows.on(op._replace(kind=kind), (dead[op.chunk], op.chunk))
     return "which has failed"
 
 
@@ -135,8 +135,8 @@ def move_one_kind_to_a_peer(rows):
 
 def move_to_another_stage(rows):
     op = rows.any(Kind.F)
-    stage = (op.stage + 1) % rows.problem.num_stages
-    assume(stage != op.stage)
+    stage = (op.chunk + 1) % rows.problem.num_stages
+    assume(stage != op.chunk)
     for kind in (Kind.F, Kind.B, Kind.W):
         rows.on(op._replace(kind=kind), (rows.problem.survivors[stage][0], stage))
     return "not its own"
@@ -259,7 +259,7 @@ def slow_peaks(schedule):
         )
         holdings += [(w, f_start, b_start, costs.f_stash), (w, b_end, w_end, costs.w_stash)]
         holdings.append((w, b_start, b_end, max(costs.f_stash, costs.w_stash)))
-        ahead, behind = op._replace(stage=op.stage - 1), op._replace(stage=op.stage + 1)
+        ahead, behind = op._replace(chunk=op.chunk - 1), op._replace(chunk=op.chunk + 1)
         if ahead in at:
             holdings.append((w, at[ahead][2], f_end, costs.inbox))
         if behind in at:
@@ -348,7 +348,7 @@ def test_rounding_errors_break_no_rule():
 def test_a_late_op_does_not_make_others_pass():
     """The tolerance is relative to the makespan, but never a part of an op."""
     rows = {timed.op: timed for timed in SMALL.ops()}
-    for op in [op for op in rows if (op.kind, op.iteration, op.stage) == (Kind.U, 2, 1)]:
+    for op in [op for op in rows if (op.kind, op.iteration, op.chunk) == (Kind.U, 2, 1)]:
         rows[op] = rows[op]._replace(start=1e12, end=1e12)
     verify(Schedule.from_ops(SMALL.problem, "late", rows.values()))
     op = Op(Kind.F, 0, 0, 0, 1)
@@ -363,7 +363,7 @@ def test_a_late_op_does_not_make_others_pass():
 def test_malformed_columns_are_named():
     whole = f"is not an array of {SMALL.num_ops} whole numbers"
     assert violations(replace(SMALL, kind=SMALL.kind[:-1])) == [f"column kind {whole}"]
-    assert violations(replace(SMALL, stage=SMALL.stage.astype(float))) == [f"column stage {whole}"]
+    assert violations(replace(SMALL, chunk=SMALL.chunk.astype(float))) == [f"column chunk {whole}"]
     assert "column end is not an array of" in violations(replace(SMALL, end=SMALL.end.tolist()))[0]
     assert "column start is not an array of" in violations(replace(SMALL, start=SMALL.start.astype("U9")))[0]
 

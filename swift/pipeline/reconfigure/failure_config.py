@@ -66,8 +66,9 @@ class Plan:
     @property
     def period(self) -> float:
         """Time of an iteration, in the unit of the costs: the sum over all ticks, divided by the iterations."""
-        op_times = np.array([0.0, *self.schedule.problem.costs.op_times])
-        return float(op_times[self.table.opcode_TR].max(axis=1).sum()) / self.schedule.problem.num_iterations
+        opcode_TR, problem = self.table.opcode_TR, self.schedule.problem
+        time_TR = np.where(opcode_TR > 0, problem.time_4P[opcode_TR - 1, self.table.chunk_TR], 0.0)
+        return float(time_TR.max(axis=1).sum()) / problem.num_iterations
 
     @property
     def bubble_share(self) -> float:

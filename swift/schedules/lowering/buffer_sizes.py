@@ -54,6 +54,7 @@ def held_bytes(table: TickTable, sizes: SlotBytes) -> HeldBytes:
     kept, reads = table.held_TR != NONE, table.inbox_TR != NONE
     written_TR = is_f * kept * (sizes.b_stash + sizes.held) + is_b * sizes.w_stash
     written_TR += (table.loss_TR != NONE) * sizes.gradient
+    written_TR += (table.own_slot_TR != NONE) * (is_f * sizes.activation + is_b * sizes.gradient)
     read_TR = is_b * sizes.b_stash + is_w * (sizes.held + sizes.w_stash)
     read_TR += (is_f & reads) * sizes.activation + (is_b & reads) * sizes.gradient
     came_TR = _messages(table.activations) * sizes.activation + _messages(table.gradients) * sizes.gradient

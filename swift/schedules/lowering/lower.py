@@ -1,6 +1,7 @@
 """Lowering of a schedule to the table that one SPMD program interprets, tick by tick.
 
-T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule.
+T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule; K iterations, n micro-batches and P chunks are
+the dims of arrays of op numbers.
 """
 
 from dataclasses import dataclass, replace
@@ -23,22 +24,23 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
         schedule: schedule to lower.
         tick_n: int64[n], tick of every op; by default those of ``assign_ticks``.
     """
-    problem, P = schedule.problem, schedule.problem.num_stages
+    problem = schedule.problem
     tick_n = assign_ticks(schedule) if tick_n is None else tick_n
-    live = problem.topology.live_workers(problem.failed)
-    row_of = np.full(problem.num_pipelines * P, NONE)
-    row_of[[d * P + p for d, p in live]] = np.arange(len(live))
+    live = problem.live_workers
+    row_of = np.full(problem.num_pipelines * problem.num_stages, NONE)
+    row_of[[d * problem.num_stages + p for d, p in live]] = np.arange(len(live))
     placed = _Placed(tick_n, row_of[schedule.worker], int(tick_n.max()) + 1, len(live))
-    f_KDMP, b_KDMP, w_KDMP = schedule.row_3KDMP
-    b_stash, held, w_stash = (placed.slots(*pair) for pair in ((f_KDMP, b_KDMP), (f_KDMP, w_KDMP), (b_KDMP, w_KDMP)))
-    activation = placed.slots(f_KDMP[..., :-1], f_KDMP[..., 1:])
-    gradient = placed.slots(b_KDMP[..., 1:], b_KDMP[..., :-1])
-    loss = placed.slots(f_KDMP[..., -1], b_KDMP[..., -1])
-    inboxes = ((f_KDMP[..., 1:], activation), (b_KDMP[..., :-1], gradient), (b_KDMP[..., -1], loss))
-    gradients = placed.moves(b_KDMP[..., 1:], b_KDMP[..., :-1], gradient)
+    f_KnP, b_KnP, w_KnP = schedule.rows_of_microbatches
+    b_stash, held, w_stash = (placed.slots(*pair) for pair in ((f_KnP, b_KnP), (f_KnP, w_KnP), (b_KnP, w_KnP)))
+    activation = placed.slots(f_KnP[..., :-1], f_KnP[..., 1:])
+    gradient = placed.slots(b_KnP[..., 1:], b_KnP[..., :-1])
+    loss = placed.slots(f_KnP[..., -1], b_KnP[..., -1])
+    inboxes = ((f_KnP[..., 1:], activation), (b_KnP[..., :-1], gradient), (b_KnP[..., -1], loss))
+    sent = (f_KnP[..., :-1], f_KnP[..., 1:], activation), (b_KnP[..., 1:], b_KnP[..., :-1], gradient)
+    activations, gradients = (placed.moves(*each) for each in sent)
     every, updates = np.arange(schedule.num_ops), np.flatnonzero(schedule.kind == Kind.U)
-    data = placed.turns(f_KDMP)
-    phase_bounds, update_HR = placed.phases(updates, schedule.iteration[updates])
+    data = placed.turns(f_KnP)
+    phase_bounds, phase_of_updates = placed.phases(updates)
     names = np.stack([schedule.iteration, schedule.pipeline, schedule.microbatch], axis=1)
     return TickTable(
         workers=live,
@@ -46,17 +48,20 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
         iteration_TR=placed.spread((every, schedule.iteration)),
         pipeline_TR=placed.spread((every, schedule.pipeline)),
         microbatch_TR=placed.spread((every, schedule.microbatch)),
-        data_TR=placed.spread((f_KDMP, data), (b_KDMP, data), (w_KDMP, data)),
-        b_stash_TR=placed.spread((f_KDMP, b_stash), (b_KDMP, b_stash)),
-        held_TR=placed.spread((f_KDMP, held), (b_KDMP, held), (w_KDMP, held)),
-        w_stash_TR=placed.spread((b_KDMP, w_stash), (w_KDMP, w_stash)),
+        chunk_TR=placed.spread((every, schedule.chunk)),
+        data_TR=placed.spread((f_KnP, data), (b_KnP, data), (w_KnP, data)),
+        b_stash_TR=placed.spread((f_KnP, b_stash), (b_KnP, b_stash)),
+        held_TR=placed.spread((f_KnP, held), (b_KnP, held), (w_KnP, held)),
+        w_stash_TR=placed.spread((b_KnP, w_stash), (w_KnP, w_stash)),
         inbox_TR=placed.spread(*inboxes),
-        loss_TR=placed.spread((f_KDMP[..., -1], loss)),
-        data_Rn=placed.listed(f_KDMP, data, names[f_KDMP]),
+        loss_TR=placed.spread((f_KnP[..., -1], loss)),
+        own_slot_TR=placed.spread(*(placed.staying(*each) for each in sent)),
+        data_Rn=placed.listed(f_KnP, data, names[f_KnP]),
         phase_bounds=phase_bounds,
-        update_HR=update_HR,
-        activations=placed.moves(f_KDMP[..., :-1], f_KDMP[..., 1:], activation),
-        gradients=replace(gradients, num_slots=max(gradients.num_slots, _count(loss))),
+        update_HR=placed.of_phases(phase_bounds, phase_of_updates, updates, schedule.iteration),
+        update_chunk_HR=placed.of_phases(phase_bounds, phase_of_updates, updates, schedule.chunk),
+        activations=replace(activations, num_slots=_count(activation)),
+        gradients=replace(gradients, num_slots=max(_count(gradient), _count(loss))),
         num_b_stash=_count(b_stash),
         num_held=_count(held),
         num_w_stash=_count(w_stash),
@@ -87,16 +92,33 @@ class _Placed:
         return flat.reshape(readers.shape)
 
     def moves(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> Moves:
-        """Makes the messages from the writers to the readers."""
-        ticks, senders, receivers = self.tick_n[writers], self.row_n[writers], self.row_n[readers]
-        return move(ticks.ravel(), senders.ravel(), receivers.ravel(), slots.ravel(), self.num_ticks, self.num_live)
+        """Makes the messages from the writers to the readers on other workers."""
+        sent = self.row_n[writers] != self.row_n[readers]
+        ticks, senders, receivers = self.tick_n[writers[sent]], self.row_n[writers[sent]], self.row_n[readers[sent]]
+        return move(ticks, senders, receivers, slots[sent], self.num_ticks, self.num_live)
+
+    def staying(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Selects the writers whose readers are on the same worker, and their slots."""
+        stays = self.row_n[writers] == self.row_n[readers]
+        return writers[stays], slots[stays]
 
     def turns(self, ops: np.ndarray) -> np.ndarray:
-        """Number of these ops that the same row ran before, for each op."""
+        """Index of the micro-batch of each of these ops among those that its row has met, ``[K, n, P]``.
+
+        A micro-batch of which a row runs several chunks counts once.
+        """
         row, tick = self.row_n[ops].ravel(), self.tick_n[ops].ravel()
+        microbatch = np.arange(ops.size) // ops.shape[-1]
         order = np.lexsort((tick, row))
-        turn = np.empty(len(order), np.int64)
-        turn[order] = np.arange(len(order)) - np.searchsorted(row[order], row[order])
+        key = row[order] * (ops.size // ops.shape[-1]) + microbatch[order]
+        _, first, met = np.unique(key, return_index=True, return_inverse=True)
+        is_first = np.zeros(len(key), bool)
+        is_first[first] = True
+        count = np.cumsum(is_first)
+        index = count[first] - 1
+        before = (count - is_first)[np.searchsorted(row[order], row[order])]
+        turn = np.empty(len(key), np.int64)
+        turn[order] = index[met] - before
         return turn.reshape(ops.shape)
 
     def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -105,13 +127,19 @@ class _Placed:
         list_Rn[self.row_n[ops], places] = values
         return list_Rn
 
-    def phases(self, updates: np.ndarray, iterations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Computes the bounds of the phases that end with these Us, int32[H + 1], and their iterations, int32[H, R]."""
+    def phases(self, updates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Computes the bounds of the phases that end with these Us, int32[H + 1], and the phase of each U."""
         last_ticks, phase = np.unique(self.tick_n[updates], return_inverse=True)
         assert last_ticks[-1] == self.num_ticks - 1, "an op after all updates"
-        update_HR = np.full((len(last_ticks), self.num_live), NONE, np.int32)
-        update_HR[phase, self.row_n[updates]] = iterations
-        return np.append(0, last_ticks + 1).astype(np.int32), update_HR
+        return np.append(0, last_ticks + 1).astype(np.int32), phase
+
+    def of_phases(
+        self, phase_bounds: np.ndarray, phase: np.ndarray, updates: np.ndarray, values_n: np.ndarray
+    ) -> np.ndarray:
+        """Scatters values of Us into a table, int32[H, R]."""
+        table_HR = np.full((len(phase_bounds) - 1, self.num_live), NONE, np.int32)
+        table_HR[phase, self.row_n[updates]] = values_n[updates]
+        return table_HR
 
 
 def _count(slots: np.ndarray) -> int:

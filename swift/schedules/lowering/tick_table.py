@@ -48,8 +48,9 @@ class TickTable:
     """The ops of every live worker in every tick; ``NONE`` where a field does not apply.
 
     In a tick a worker first runs its op, which may read any slot written in an earlier tick. Then messages move: the
-    output of F to the activation inbox of the next stage, the output of B to the gradient inbox of the previous stage.
-    The slot that an op is the last to read may be written again from the end of its tick on.
+    output of F to the activation inbox of the worker that runs the next chunk, the output of B to the gradient inbox of
+    that of the previous chunk. Where this is the same worker, the op writes its output there itself. The slot that an
+    op is the last to read may be written again from the end of its tick on.
 
     Updates are rare, so the ticks are divided into phases during which no parameters change: all Us of a phase are in
     its last tick. Ticks after the last phase are padding and need not be run.
@@ -59,16 +60,19 @@ class TickTable:
         opcode_TR: int32, ``NOTHING`` or ``Kind`` + 1.
         iteration_TR, pipeline_TR, microbatch_TR: int32, identity of the op's data; for U, the worker's own pipeline and
             no micro-batch.
+        chunk_TR: int32, chunk of the op.
         data_TR: int32, index of the op's micro-batch among those of its worker; ``NONE`` for U.
         b_stash_TR: int32, slot of the values that F keeps for B only.
         held_TR: int32, slot of the values that F keeps for W, which B may read as well.
         w_stash_TR: int32, slot of the values that B keeps for W.
-        inbox_TR: int32, slot that the op reads: in the activation inbox for F (except on the first stage), in the
+        inbox_TR: int32, slot that the op reads: in the activation inbox for F (except of the first chunk), in the
             gradient inbox for B.
-        loss_TR: int32, slot of the gradient inbox into which the last stage's F writes the gradient of the loss.
+        loss_TR: int32, slot of the gradient inbox into which the last chunk's F writes the gradient of the loss.
+        own_slot_TR: int32, slot of the worker's own inbox for the output of an op whose reader is on the same worker.
         data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of all micro-batches of a worker, in F order.
         phase_bounds: int32[H + 1], phase h is the ticks ``phase_bounds[h]:phase_bounds[h + 1]``.
         update_HR: int32, iteration whose U a worker runs at the end of each phase.
+        update_chunk_HR: int32, chunk of that U.
         activations: messages of Fs.
         gradients: messages of Bs.
         num_b_stash, num_held, num_w_stash: slots that every worker needs.
@@ -79,15 +83,18 @@ class TickTable:
     iteration_TR: np.ndarray
     pipeline_TR: np.ndarray
     microbatch_TR: np.ndarray
+    chunk_TR: np.ndarray
     data_TR: np.ndarray
     b_stash_TR: np.ndarray
     held_TR: np.ndarray
     w_stash_TR: np.ndarray
     inbox_TR: np.ndarray
     loss_TR: np.ndarray
+    own_slot_TR: np.ndarray
     data_Rn: np.ndarray
     phase_bounds: np.ndarray
     update_HR: np.ndarray
+    update_chunk_HR: np.ndarray
     activations: Moves
     gradients: Moves
     num_b_stash: int
@@ -143,6 +150,7 @@ class TickTable:
             data_Rn=_filled(self.data_Rn, (R, n, 3)),
             phase_bounds=_filled(self.phase_bounds, (H + 1,), int(self.phase_bounds[-1])),
             update_HR=_filled(self.update_HR, (H, R)),
+            update_chunk_HR=_filled(self.update_chunk_HR, (H, R)),
             activations=_padded_moves(
                 self.activations, T, shape.num_activation_rounds, shape.activation_permutations, shape.num_activations
             ),
@@ -165,6 +173,7 @@ class TickTable:
             **columns | dict.fromkeys(("b_stash_TR", "held_TR", "w_stash_TR", "loss_TR"), unused),
             phase_bounds=np.array([0, len(ticks)], np.int32),
             update_HR=np.full((1, len(self.workers)), NONE, np.int32),
+            update_chunk_HR=np.full((1, len(self.workers)), NONE, np.int32),
             activations=replace(
                 self.activations,
                 permutation_TQ=self.activations.permutation_TQ[ticks],

@@ -3,7 +3,7 @@
 A worker that keeps its order gains nothing from idling while an op that fits into the tick is ready. So the only choice
 is the length of each tick: longer ops have to wait for a tick that more workers can use.
 
-T: ticks, R: live workers in mesh order, S: states of the search, n: ops of a schedule in its order.
+T: ticks, R: live workers in mesh order, S: states of the search, P: chunks, n: ops of a schedule in its order.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ def assign_ticks(schedule: Schedule) -> np.ndarray:
     """Assigns the ops of a valid schedule to ticks, minimizing the total length of the ticks by a short search.
 
     Every worker runs at most one op per tick, in its order, and every op runs in a later tick than the sender of its
-    message. All peers of a stage run U in the same tick; without staggering, all stages do.
+    message. All peers of a chunk run its U in the same tick; without staggering, all stages do if each holds one chunk.
 
     Returns:
         int64[n], from 0.
     """
     lines = Lines.of(schedule)
     space = FixedOrder(lines)
-    width = max(1, min(_WIDTH, _MAX_STATES // len(lines.stage_R)))
+    width = max(1, min(_WIDTH, _MAX_STATES // len(lines.worker_R)))
     cost_per_tick = COST_PER_TICK * float(lines.duration_n[lines.duration_n > 0].min())
     ran_TcR = beam_search(space, width, cost_per_tick)
     assert ran_TcR is not None, "the workers wait for each other in a cycle"
@@ -67,7 +67,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
 
 def durations(schedule: Schedule) -> np.ndarray:
     """Durations of all ops, float64[n]."""
-    return np.array(schedule.problem.costs.op_times)[schedule.kind]
+    return schedule.problem.time_4P[schedule.kind, schedule.chunk]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +79,11 @@ class Lines:
         bounds: int64[R + 1], the ops of line r are ``bounds[r]:bounds[r + 1]``.
         row_n: int64[n], line of each op.
         place_n: int64[n], position of each op in its line.
-        sender_n: int64[n], op of another stage that each op has to follow, or ``NONE``.
-        stage_R: int64[R], stage of each line.
-        updates_PR: bool, lines that run U together, for every stage; without staggering, all lines do.
+        sender_n: int64[n], op of another chunk that each op has to follow, or ``NONE``.
+        worker_R: int64[R], worker of each line.
+        group_P: int64[P], group of the chunk's Us, which run together; without staggering, if every stage holds one
+            chunk, all do.
+        num_in_group_P: int64[P], number of lines that run a U of the group.
     """
 
     schedule: Schedule
@@ -89,62 +91,58 @@ class Lines:
     row_n: np.ndarray
     place_n: np.ndarray
     sender_n: np.ndarray
-    stage_R: np.ndarray
-    updates_PR: np.ndarray
+    worker_R: np.ndarray
+    group_P: np.ndarray
+    num_in_group_P: np.ndarray
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Lines":
         """Makes the lines of a valid schedule."""
-        problem, P = schedule.problem, schedule.problem.num_stages
-        worker_R = np.array([d * P + p for d, p in problem.topology.live_workers(problem.failed)])
+        problem, P = schedule.problem, schedule.problem.num_chunks
+        worker_R = np.array([d * problem.num_stages + p for d, p in problem.live_workers])
         bounds = np.append(schedule.bounds[worker_R], schedule.num_ops)
         row_n = np.repeat(np.arange(len(worker_R)), np.diff(bounds))
         assert (worker_R[row_n] == schedule.worker).all(), "a failed worker runs an op"
-        updates_PR = np.arange(P)[:, None] == worker_R % P
-        if not problem.staggered:
-            updates_PR = np.ones((1, len(worker_R)), bool)
-        return cls(
-            schedule,
-            bounds,
-            row_n,
-            np.arange(schedule.num_ops) - bounds[row_n],
-            _senders(schedule),
-            worker_R % P,
-            updates_PR,
-        )
+        group_P = np.arange(P) if problem.staggered or not problem.is_plain else np.zeros(P, np.int64)
+        num_in_group_P = np.bincount(group_P, [len(peers) for peers in problem.survivors], P).astype(np.int64)
+        place_n = np.arange(schedule.num_ops) - bounds[row_n]
+        return cls(schedule, bounds, row_n, place_n, _senders(schedule), worker_R, group_P, num_in_group_P)
 
     @cached_property
     def duration_n(self) -> np.ndarray:
         """Durations of all ops, float64[n]."""
         return durations(self.schedule)
 
-    @cached_property
-    def group_R(self) -> np.ndarray:
-        """Group of each line, of lines that run U together, int64[R]."""
-        return np.argmax(self.updates_PR, axis=0)
-
     def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Replaces the values of Us by the largest among Us that run together; returns other values unchanged."""
         is_u = self.schedule.kind[ops] == Kind.U
         if not is_u.any():
             return values
-        largest, group = np.zeros(len(self.updates_PR)), self.group_R[self.row_n[ops]]
+        largest, group = np.zeros(len(self.group_P)), self.group_P[self.schedule.chunk[ops]]
         np.maximum.at(largest, group[is_u], values[is_u])
         return np.where(is_u, largest[group], values)
 
-    def all_at_update(self, at_update_SR: np.ndarray) -> np.ndarray:
-        """True where a line and all lines that update with it have reached their U, bool[S, R]."""
-        missing_SP = (~at_update_SR).astype(np.float32) @ self.updates_PR.T.astype(np.float32)
-        return (missing_SP == 0)[:, self.group_R]
+    def all_at_update(self, at_update_SR: np.ndarray, chunk_SR: np.ndarray) -> np.ndarray:
+        """True where a line and all lines that update with it have reached their U, bool[S, R].
+
+        Args:
+            at_update_SR: bool, True where a line has reached a U.
+            chunk_SR: chunk of that U; anything elsewhere.
+        """
+        S, P = len(at_update_SR), len(self.group_P)
+        group_SR = np.where(at_update_SR, self.group_P[chunk_SR], 0)
+        key_SR = group_SR + np.arange(S)[:, None] * P
+        there_SP = np.bincount(key_SR[at_update_SR], minlength=S * P)
+        return at_update_SR & (there_SP[key_SR] == self.num_in_group_P[group_SR])
 
 
 def _senders(schedule: Schedule) -> np.ndarray:
-    row_3KDMP = schedule.row_3KDMP
-    assert (row_3KDMP >= 0).all(), "an op is missing"
+    row_3KnP = schedule.rows_of_microbatches
+    assert (row_3KnP >= 0).all(), "an op is missing"
     sender_n = np.full(schedule.num_ops, NONE, np.int64)
-    sender_n[row_3KDMP[Kind.F, ..., 1:]] = row_3KDMP[Kind.F, ..., :-1]
+    sender_n[row_3KnP[Kind.F, ..., 1:]] = row_3KnP[Kind.F, ..., :-1]
     back = Kind.B if schedule.problem.decoupled else Kind.W
-    sender_n[row_3KDMP[Kind.B, ..., :-1]] = row_3KDMP[back, ..., 1:]
+    sender_n[row_3KnP[Kind.B, ..., :-1]] = row_3KnP[back, ..., 1:]
     return sender_n
 
 
@@ -155,7 +153,7 @@ class FixedOrder:
     """
 
     def __init__(self, lines: Lines):
-        n, R = len(lines.row_n), len(lines.stage_R)
+        n, R = len(lines.row_n), len(lines.worker_R)
         self.lines = lines
         self.node_n = np.arange(n) + lines.row_n
         self.first_R = lines.bounds[:-1] + np.arange(R)
@@ -165,6 +163,11 @@ class FixedOrder:
         self.duration[self.node_n] = lines.duration_n
         self.is_u = np.zeros(n + R, bool)
         self.is_u[self.node_n] = lines.schedule.kind == Kind.U
+        self.chunk = np.zeros(n + R, np.int64)
+        self.chunk[self.node_n] = lines.schedule.chunk
+        # Iterations whose Ws a line has run before a node.
+        self.iterations_done = np.full(n + R, lines.schedule.problem.num_iterations)
+        self.iterations_done[self.node_n] = lines.schedule.iteration + (lines.schedule.kind == Kind.U)
         self.lengths = np.unique(lines.duration_n)
         # An op waits until line ``sender_row`` is beyond ``sender_place``.
         self.sender_row, self.sender_place = np.zeros(n + R, np.int64), np.full(n + R, -1)
@@ -180,7 +183,10 @@ class FixedOrder:
         ready_SR = (sender_SR > self.sender_place[node_SR]) & (place_SR < self.end_cR)
         at_update_SR = self.is_u[node_SR]
         if at_update_SR.any():
-            ready_SR &= ~at_update_SR | self.lines.all_at_update(at_update_SR)
+            ready_SR &= ~at_update_SR | self.lines.all_at_update(at_update_SR, self.chunk[node_SR])
+            if not self.lines.schedule.problem.staggered:
+                done_SR = self.iterations_done[node_SR]
+                ready_SR &= ~at_update_SR | (done_SR == done_SR.min(axis=1, keepdims=True))
         return node_SR, ready_SR
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from swift.schedules.bounds import max_held, tight_bound
 from swift.schedules.memory import fits
-from swift.schedules.planners.list_scheduling import Listing, Policy
+from swift.schedules.ops import Kind
+from swift.schedules.planners.list_scheduling import Listing, Policy, names_of
 from swift.schedules.planners.search import LEAST_TRIALS, best_listing, share_out
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
@@ -29,15 +30,20 @@ def _plan_with_inboxes(problem: Problem) -> Round:
     limit, costs = problem.memory_limit, problem.costs
     if limit is None or not costs.inbox:
         return _plan(problem, _MAX_OPS)
-    stash = max(costs.f_stash, costs.w_stash)
-    least, most = 1, min(problem.num_pipelines * problem.num_microbatches, int(max_held(problem, stash)))
+    stash = float(problem.stash_2P.max())
+    # What a single micro-batch takes without its message.
+    alone = problem.microbatch_peak - costs.inbox
+    least, most = 1, int(max_held(problem, stash))
+    most = min(
+        problem.total_microbatches * problem.num_chunks if problem.stage_of_chunk else problem.total_microbatches, most
+    )
     num_tries = max(2, min(most.bit_length(), 5 * _MAX_OPS // problem.num_ops // LEAST_TRIALS))
     held, best = most, _one_after_another(problem)
     for _ in range(num_tries):
         if least > most:
             break
         # Messages are counted afterwards, because their times are not known earlier.
-        stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=held * stash)
+        stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=max(alone, held * stash))
         found = _plan(stashes, _MAX_OPS // num_tries)
         if fits(problem, found):
             least = held + 1
@@ -49,33 +55,42 @@ def _plan_with_inboxes(problem: Problem) -> Round:
 
 
 def _one_after_another(problem: Problem) -> Round:
-    """Runs each micro-batch through all stages and back before the next; fits whenever a single micro-batch does."""
-    costs, D, M, P = problem.costs, problem.num_pipelines, problem.num_microbatches, problem.num_stages
-    back = costs.t_b if problem.decoupled else costs.t_b + costs.t_w
-    f_P = np.arange(P) * (costs.t_f + costs.t_comm)
-    b_P = f_P[-1] + costs.t_f + np.arange(P)[::-1] * (back + costs.t_comm)
-    start_3P = np.stack([f_P, b_P, b_P + costs.t_b])
-    span = start_3P.max() + costs.t_w
-    turn_DM = np.arange(D * M).reshape(D, M)
-    end_P = start_3P[2] + costs.t_w + (D * M - 1) * span
-    update_P = end_P if problem.staggered else np.full(P, end_P.max())
-    period = (end_P - f_P).max() if problem.staggered else end_P.max()
-    executor_DMP = np.array(share_out(problem), np.int32).reshape(D, M, P)
-    start_3DMP = start_3P[:, None, None] + span * turn_DM[:, :, None]
-    return Round(executor_DMP, start_3DMP, update_P, float(period) + costs.t_u)
+    """Runs each micro-batch through all chunks and back before the next; fits whenever a single micro-batch does."""
+    D, M, C, comm = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, problem.costs.t_comm
+    f_P, b_P, w_P, u_P = problem.time_4P
+    # Where a worker may hold the previous chunk as well, its B waits for this W.
+    back_P = b_P if problem.decoupled and problem.is_plain else b_P + w_P
+    start_f_P = np.cumsum(np.append(0.0, f_P + comm))
+    start_b_P = start_f_P[-1] - comm + np.cumsum(np.append(0.0, (back_P + comm)[::-1]))[-2::-1]
+    start_3P = np.stack([start_f_P[:-1], start_b_P, start_b_P + b_P])
+    span = (start_3P[2] + w_P).max()
+    end_P = start_3P[2] + w_P + (problem.total_microbatches - 1) * span
+    executor_DMP, start_3DMP = np.full((D, M, C), -1, np.int32), np.full((3, D, M, C), np.nan)
+    executor = np.array(share_out(problem), np.int32).reshape(-1, C)
+    for turn, name in enumerate(names_of(problem)):
+        executor_DMP[name], start_3DMP[:, *name] = executor[turn], start_3P + span * turn
+    if not problem.is_plain:
+        update_P = end_P.max() + np.cumsum(u_P) - u_P
+        return Round(executor_DMP, start_3DMP, update_P, float((update_P + u_P).max()))
+    update_P = end_P if problem.staggered else np.full(C, end_P.max())
+    first_P = start_3P[0] if problem.staggered else 0.0
+    return Round(executor_DMP, start_3DMP, update_P, float((update_P + u_P - first_P).max()))
 
 
 def _plan(problem: Problem, max_ops: int) -> Round:
     drained = problem.if_drained()
     best = best_listing(drained, tight_bound(drained), max_ops)
-    return _as_round(problem, best.policy, best.listing)
+    return (
+        _as_round(problem, best.policy, best.listing) if best.listing.period < np.inf else _one_after_another(problem)
+    )
 
 
 def _as_round(problem: Problem, policy: Policy, listing: Listing) -> Round:
-    D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
-    return Round(
-        np.array(policy.executor, np.int32).reshape(D, M, P),
-        np.array(listing.start).reshape(D, M, P, 3).transpose(3, 0, 1, 2),
-        np.array(listing.end) if problem.staggered else np.full(P, max(listing.end)),
-        listing.period(problem),
-    )
+    D, M, C = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
+    executor_DMP, start_3DMP = np.full((D, M, C), -1, np.int32), np.full((3, D, M, C), np.nan)
+    d, m = np.array(names_of(problem)).T
+    executor_DMP[d, m] = np.array(policy.executor, np.int32).reshape(-1, C)
+    start_3DMP[:, d, m] = np.array(listing.start).reshape(-1, C, 3).transpose(2, 0, 1)
+    # What was planned with a barrier since only the end counts has none if Us take a worker no time from other chunks.
+    is_free = problem.staggered and (problem.is_plain or not problem.time_4P[Kind.U].any())
+    return Round(executor_DMP, start_3DMP, np.array(listing.end if is_free else listing.update), listing.period)

@@ -13,9 +13,9 @@ from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequences import SequencedOp, time_round
+from swift.schedules.sequences import time_round
 
-Order = Callable[[Problem, int, int], list[SequencedOp]]
+Order = Callable[[Problem, int, int], list[tuple[int, int, int]]]
 """(problem, stage, most micro-batches held at once) -> the ops of that stage of pipeline 0."""
 
 
@@ -30,7 +30,7 @@ def gpipe(problem: Problem) -> Schedule:
     Raises:
         SettingError: the problem has a failed worker.
     """
-    return _repeated(problem, "gpipe", _flushes, problem.num_microbatches)
+    return _repeated(problem, "gpipe", _flushes, problem.most_microbatches)
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
@@ -62,19 +62,19 @@ def zero_bubble(problem: Problem) -> Schedule:
     return replace(adaptive(problem), solver="zero_bubble")
 
 
-def _flushes(problem: Problem, _: int, num_held: int) -> list[SequencedOp]:
-    microbatches = range(problem.num_microbatches)
-    order: list[SequencedOp] = []
+def _flushes(problem: Problem, _: int, num_held: int) -> list[tuple[int, int, int]]:
+    microbatches = range(problem.total_microbatches)
+    order: list[tuple[int, int, int]] = []
     for flush in (microbatches[i : i + num_held] for i in range(0, len(microbatches), num_held)):
         order += [(Kind.F, 0, m) for m in flush]
         order += [(kind, 0, m) for m in flush for kind in (Kind.B, Kind.W)]
     return order
 
 
-def _alternating(problem: Problem, stage: int, num_held: int) -> list[SequencedOp]:
-    M, P = problem.num_microbatches, problem.num_stages
+def _alternating(problem: Problem, stage: int, num_held: int) -> list[tuple[int, int, int]]:
+    M, P = problem.total_microbatches, problem.num_stages
     ahead = math.ceil(num_held * (P - stage) / P)
-    order: list[SequencedOp] = [(Kind.F, 0, m) for m in range(min(ahead, M))]
+    order: list[tuple[int, int, int]] = [(Kind.F, 0, m) for m in range(min(ahead, M))]
     for m in range(M):
         order += [(Kind.B, 0, m), (Kind.W, 0, m)]
         if m + ahead < M:
@@ -85,6 +85,9 @@ def _alternating(problem: Problem, stage: int, num_held: int) -> list[SequencedO
 def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Schedule:
     """Plans one pipeline, using as much of the memory limit as possible, and repeats it for all pipelines."""
     _refuse_failures(problem, name)
+    if not (problem.is_plain and problem.is_alike):
+        allowed = f"{name} plans pipelines that are alike, with one chunk on each stage: try adaptive"
+        raise SettingError("Problem.stage_of_chunk", problem.stage_of_chunk or problem.num_microbatches, allowed)
     problem = replace(problem, decoupled=False, staggered=False)
     return Schedule.planned(
         problem, name, lambda lone: _largest_that_fits(replace(lone, num_iterations=1), order, most_held)
@@ -97,9 +100,9 @@ def _refuse_failures(problem: Problem, name: str) -> None:
 
 
 def _largest_that_fits(problem: Problem, order: Order, num_held: int) -> Round:
-    executor_DMP = np.zeros((1, problem.num_microbatches, problem.num_stages), np.int32)
-    num_stashes = max_held(problem, problem.costs.f_stash)
-    if num_stashes < problem.num_microbatches:
+    executor_DMP = np.zeros((1, problem.most_microbatches, problem.num_stages), np.int32)
+    num_stashes = max_held(problem, float(problem.stash_2P[0].max()))
+    if num_stashes < problem.most_microbatches:
         num_held = min(num_held, int(num_stashes))
     while True:
         sequences = [order(problem, p, num_held) for p in range(problem.num_stages)]

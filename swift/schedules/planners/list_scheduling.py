@@ -1,7 +1,8 @@
 """Event-driven list scheduling of one iteration, which the adaptive planner runs for every policy that it tries.
 
-A micro-batch at a stage has the number x = (d * M + m) * P + p, and its F, B and W are 3x, 3x + 1 and 3x + 2. Plain
-lists are several times faster than arrays here, because every step depends on the previous one.
+The j-th micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k, and its F, B and W are
+3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends on the previous
+one.
 """
 
 import heapq
@@ -22,7 +23,8 @@ class Policy:
 
     Attributes:
         executor: pipeline whose worker runs each x.
-        rank: priority of each micro-batch d * M + m; the lowest is served first.
+        rank: priority of each micro-batch; the lowest is served first. On a worker with several chunks those that are
+            further on go first.
         in_flight: target number of micro-batches between F and B for each worker d * P + p. Below it, a waiting F goes
             first, as does a W that frees memory for that F; at or above it, B goes first.
         patience: a W is postponed if a message will arrive before the W has run for this share of its time.
@@ -40,19 +42,22 @@ class Listing:
 
     Attributes:
         start: start of every op 3x + kind.
-        first_f: start of each stage's first F.
-        end: end of each stage's last W.
+        end: end of each chunk's last W.
+        update: start of each chunk's U.
+        spans: times from the first op of each stage, or of each worker that holds several chunks, to its last U.
+        period: time after which the next iteration can start in the same way; infinite if memory ran out on the way.
     """
 
     start: list[float]
-    first_f: list[float]
     end: list[float]
+    update: list[float]
+    spans: list[float]
+    period: float
 
-    def period(self, problem: Problem) -> float:
-        """Time after which the next iteration can start in the same way."""
-        if not problem.staggered:
-            return max(self.end) + problem.costs.t_u
-        return max(end - first for first, end in zip(self.first_f, self.end, strict=True)) + problem.costs.t_u
+
+def names_of(problem: Problem) -> list[tuple[int, int]]:
+    """Lists all micro-batches (pipeline, index), in the order of their numbers."""
+    return [(d, m) for d, number in enumerate(problem.microbatches) for m in range(number)]
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Listing:
@@ -62,33 +67,57 @@ def list_schedule(problem: Problem, policy: Policy) -> Listing:
 
 class _Simulation:
     def __init__(self, problem: Problem, policy: Policy):
-        costs, self.P = problem.costs, problem.num_stages
-        self.policy, self.comm = policy, costs.t_comm
+        self.problem, self.C = problem, problem.num_chunks
+        self.policy, self.comm = policy, problem.costs.t_comm
         self.fused = not problem.decoupled
-        self.t_f, self.t_w = costs.t_f, costs.t_w
-        self.t_b = costs.t_b + costs.t_w if self.fused else costs.t_b
+        self.t_f, self.t_b, self.t_w, self.t_u = problem.time_4P.tolist()
         # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
-        self.f_stash, self.w_stash = costs.f_stash, 0.0 if self.fused else costs.w_stash
-        self.growth = max(0.0, costs.w_stash - costs.f_stash)
+        self.f_stash, self.w_stash = problem.stash_2P.tolist()
+        self.growth = max(0.0, *(w - f for f, w in zip(self.f_stash, self.w_stash, strict=True)))
+        if self.fused:
+            self.t_b = [b + w for b, w in zip(self.t_b, self.t_w, strict=True)]
+            self.w_stash = [0.0] * self.C
         self.limit = math.inf if problem.memory_limit is None else problem.memory_limit * (1 + 1e-12)
-        num_workers, num_x = problem.num_pipelines * self.P, problem.num_pipelines * problem.num_microbatches * self.P
-        self.rank = [rank for rank in policy.rank for _ in range(self.P)]
-        self.worker = [d * self.P + x % self.P for x, d in enumerate(policy.executor)]
+        num_workers, num_x = problem.num_pipelines * problem.num_stages, problem.total_microbatches * self.C
+        worker_DP = problem.worker_DP.tolist()
+        self.rank = [rank for rank in policy.rank for _ in range(self.C)]
+        self.worker = [worker_DP[d][x % self.C] for x, d in enumerate(policy.executor)]
         self.free = [0.0] * num_workers
         self.held = [0.0] * num_workers
-        self.flying = [0] * num_workers
+        self.flying = [0.0] * num_workers
         self.f_ready: list[list[tuple[float, int]]] = [[] for _ in range(num_workers)]
         self.b_ready: list[list[tuple[float, int]]] = [[] for _ in range(num_workers)]
         self.w_ready: list[deque[int]] = [deque() for _ in range(num_workers)]
         self.coming: list[list[float]] = [[] for _ in range(num_workers)]  # arrival times of messages in flight
         self.events: list[tuple[float, int]] = []  # (time, op that arrives) or (time, -1 - worker that becomes free)
         self.start = [0.0] * (3 * num_x)
-        self.first_f, self.end = [math.inf] * self.P, [0.0] * self.P
+        self.first, self.end = [math.inf] * num_workers, [0.0] * self.C
+        self.room = [self.f_stash[x % self.C] for x in range(num_x)]
+        self.f_rank, self.share = self.rank, [1.0] * num_x
+        if not problem.is_plain:
+            self.count_chunks_of_workers()
+        self.joint = None if problem.is_plain or not problem.staggered or not any(self.t_u) else _Updates(problem)
+
+    def count_chunks_of_workers(self) -> None:
+        """Reserves memory for all chunks of a micro-batch on a worker at once: otherwise the later ones may lack it."""
+        self.f_rank, C = list(self.rank), self.C
+        most = 2 * (max(self.rank) - min(self.rank)) + 1
+        for first in range(0, len(self.worker), C):
+            of_worker: dict[int, list[int]] = {}
+            for x in range(first, first + C):
+                of_worker.setdefault(self.worker[x], []).append(x)
+            for mine in of_worker.values():
+                self.room[mine[0]] = sum(self.room[x] for x in mine)
+                for turn, x in enumerate(mine):
+                    self.share[x] = 1.0 / len(mine)
+                    if turn:
+                        self.room[x], self.f_rank[x] = 0.0, self.rank[x] - turn * most
 
     def run(self) -> Listing:
-        for x in range(0, len(self.worker), self.P):
+        for x in range(0, len(self.worker), self.C):
             heapq.heappush(self.events, (0.0, 3 * x))
-        events, free, worker, rank = self.events, self.free, self.worker, self.rank
+        events, free, worker, rank, f_rank = self.events, self.free, self.worker, self.rank, self.f_rank
+        num_workers = len(free)
         while events:
             now = events[0][0]
             horizon = now * (1 + 1e-12)
@@ -96,22 +125,70 @@ class _Simulation:
             while events and events[0][0] <= horizon:
                 code = heapq.heappop(events)[1]
                 if code < 0:
+                    if code < -num_workers:
+                        woken += self.ask(-1 - num_workers - code)
+                        continue
                     woken.append(-1 - code)
                     continue
                 x, kind = divmod(code, 3)
                 w = worker[x]
-                heapq.heappush(self.b_ready[w] if kind else self.f_ready[w], (rank[x], x))
+                heapq.heappush(*((self.b_ready[w], (rank[x], x)) if kind else (self.f_ready[w], (f_rank[x], x))))
                 woken.append(w)
             for w in woken:
-                if free[w] <= horizon:
+                if free[w] <= horizon and not (self.joint and self.meet(w, now, horizon)):
                     self.choose(w, now)
-        assert all(not waiting for waiting in (*self.f_ready, *self.b_ready, *self.w_ready)), "ops left over"
-        return Listing(self.start, self.first_f, self.end)
+        if any(self.f_ready) or any(self.b_ready) or any(self.w_ready):
+            assert not self.problem.is_plain, "ops left over"
+            return Listing(self.start, self.end, self.end, [math.inf], math.inf)
+        return self.listing()
+
+    def listing(self) -> Listing:
+        problem, update = self.problem, self.end
+        first = [min(self.first[w] for w in workers) for workers in problem.worker_DP.T.tolist()]
+        if not problem.staggered:
+            update, after = [max(self.end)] * self.C, [0.0] * len(self.free)
+            for k, workers in enumerate(problem.worker_DP.T.tolist()):
+                latest = max(after[w] for w in workers)
+                update[k] += latest
+                for w in workers:
+                    after[w] = latest + self.t_u[k]
+            spans = [end - start for start, end in zip(first, self.end, strict=True)]
+            return Listing(self.start, self.end, update, spans, max(self.end) + max(after))
+        if problem.is_plain:
+            spans = [end - start for start, end in zip(first, update, strict=True)]
+            return Listing(self.start, self.end, update, spans, max(map(sum, zip(spans, self.t_u, strict=True))))
+        update = self.joint.start if self.joint else update
+        spans = []
+        for d, p in problem.live_workers:
+            ends = [update[k] + self.t_u[k] for k in problem.held_by((d, p))]
+            w = d * problem.num_stages + p
+            spans += [max(ends) - min(self.first[w], max(ends))] if ends else []
+        return Listing(self.start, self.end, update, spans, max(spans))
+
+    def ask(self, k: int) -> list[int]:
+        """Notes that a chunk's Us are due; returns the workers that they need."""
+        assert self.joint is not None
+        for w in self.joint.holders[k]:
+            self.joint.due[w].append(k)
+        return self.joint.holders[k]
+
+    def meet(self, w: int, now: float, horizon: float) -> bool:
+        """Runs a U that is due if all its workers are free; True if the worker runs or waits for one."""
+        joint = self.joint
+        assert joint is not None
+        for k in joint.due[w]:
+            if all(self.free[other] <= horizon for other in joint.holders[k]):
+                joint.start[k] = now
+                for other in joint.holders[k]:
+                    joint.due[other].remove(k)
+                    self.occupy(other, now + self.t_u[k])
+                return True
+        return bool(joint.due[w])
 
     def choose(self, w: int, now: float) -> None:
         f_waits, b_waits, w_waits = self.f_ready[w], self.b_ready[w], self.w_ready[w]
         if f_waits:
-            room = self.held[w] + self.f_stash + self.growth <= self.limit
+            room = self.held[w] + self.room[f_waits[0][1]] + self.growth <= self.limit
             if self.flying[w] < self.policy.in_flight[w]:
                 if room:
                     return self.run_f(w, now)
@@ -129,47 +206,77 @@ class _Simulation:
         coming = self.coming[w]
         while coming and coming[0] <= now * (1 + 1e-12):
             heapq.heappop(coming)
-        return bool(coming) and coming[0] < now + self.policy.patience * self.t_w
+        return bool(coming) and coming[0] < now + self.policy.patience * self.t_w[self.w_ready[w][0] % self.C]
 
     def run_f(self, w: int, now: float) -> None:
-        x, p = heapq.heappop(self.f_ready[w])[1], w % self.P
+        x = heapq.heappop(self.f_ready[w])[1]
+        k = x % self.C
         self.start[3 * x] = now
-        self.first_f[p] = min(self.first_f[p], now)
-        self.held[w] += self.f_stash
-        self.flying[w] += 1
-        end = self.occupy(w, now + self.t_f)
-        if p + 1 < self.P:
-            self.send(x + 1, F, end)
+        self.first[w] = min(self.first[w], now)
+        self.held[w] += self.room[x]
+        self.flying[w] += self.share[x]
+        end = self.occupy(w, now + self.t_f[k])
+        if k + 1 < self.C:
+            self.send(w, x + 1, F, end)
         else:
             heapq.heappush(self.b_ready[w], (self.rank[x], x))
 
     def run_b(self, w: int, now: float) -> None:
-        x, p = heapq.heappop(self.b_ready[w])[1], w % self.P
+        x = heapq.heappop(self.b_ready[w])[1]
+        k = x % self.C
         self.start[3 * x + B] = now
-        self.held[w] += self.w_stash - self.f_stash
-        self.flying[w] -= 1
-        end = self.occupy(w, now + self.t_b)
-        if p:
-            self.send(x - 1, B, end)
+        self.held[w] += self.w_stash[k] - self.f_stash[k]
+        self.flying[w] -= self.share[x]
+        end = self.occupy(w, now + self.t_b[k])
+        if k:
+            self.send(w, x - 1, B, end)
         if self.fused:
-            self.start[3 * x + W] = end - self.t_w
-            self.end[p] = max(self.end[p], end)
+            self.start[3 * x + W] = end - self.t_w[k]
+            self.finish(k, end)
         else:
             self.w_ready[w].append(x)
 
     def run_w(self, w: int, now: float) -> None:
-        x, p = self.w_ready[w].popleft(), w % self.P
+        x = self.w_ready[w].popleft()
+        k = x % self.C
         self.start[3 * x + W] = now
-        self.held[w] -= self.w_stash
-        self.end[p] = max(self.end[p], self.occupy(w, now + self.t_w))
+        self.held[w] -= self.w_stash[k]
+        self.finish(k, self.occupy(w, now + self.t_w[k]))
+
+    def finish(self, k: int, end: float) -> None:
+        """Notes the end of a W."""
+        self.end[k] = max(self.end[k], end)
+        if self.joint:
+            self.joint.left[k] -= 1
+            if not self.joint.left[k]:
+                heapq.heappush(self.events, (end, -1 - len(self.free) - k))
 
     def occupy(self, w: int, end: float) -> float:
         self.free[w] = end
         heapq.heappush(self.events, (end, -1 - w))
         return end
 
-    def send(self, x: int, kind: Kind, end: float) -> None:
-        arrival, reader = end + self.comm, self.worker[x]
+    def send(self, w: int, x: int, kind: Kind, end: float) -> None:
+        reader = self.worker[x]
+        arrival = end + self.comm if reader != w else end
         heapq.heappush(self.events, (arrival, 3 * x + kind))
         if self.policy.patience:
             heapq.heappush(self.coming[reader], arrival)
+
+
+class _Updates:
+    """Us that take time, and for which workers with several chunks, or with different ones, have to meet.
+
+    Attributes:
+        holders: live workers of each chunk.
+        left: Ws of each chunk that have not started.
+        due: chunks whose U each worker has to run next.
+        start: start of each chunk's Us.
+    """
+
+    def __init__(self, problem: Problem):
+        S, stage_DP = problem.num_stages, problem.stage_DP.tolist()
+        self.holders = [[d * S + stage_DP[d][k] for d in peers] for k, peers in enumerate(problem.survivors)]
+        self.left = [problem.total_microbatches] * problem.num_chunks
+        self.due: list[list[int]] = [[] for _ in range(problem.num_pipelines * S)]
+        self.start = [0.0] * problem.num_chunks

@@ -5,7 +5,7 @@ tick and pays for the longest. Here the adaptive plan assigns micro-batches to w
 worker's Fs, of its Bs and of its Ws; their interleaving is searched again, tick by tick: a tick has the length of one
 kind of op, and in it every worker runs a B if one is ready and fits, else an F, else a W.
 
-R: live workers in mesh order, S: states of the search, n: ops, 4: the kinds F, B, W, U, D: pipelines, P: stages.
+R: live workers in mesh order, S: states of the search, n: ops, 4: the kinds F, B, W, U, D: pipelines, P: chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,8 @@ from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.problem import Problem
 from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequences import SequencedOp, time_round
+from swift.schedules.sequence_graph import SequencedOp
+from swift.schedules.sequences import time_round
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
 """(stretch, weight of the mean), see ``_FreeOrder``, of each search; the best result counts."""
@@ -81,22 +82,52 @@ class _FreeOrder:
     def __init__(self, schedule: Schedule):
         problem, self.schedule, lines = schedule.problem, schedule, Lines.of(schedule)
         self.lines, self.costs = lines, problem.costs
-        self.time_4 = np.array(self.costs.op_times)
-        kind, R = schedule.kind, len(lines.stage_R)
+        self.lengths = np.unique(lines.duration_n)
+        kind, R = schedule.kind, len(lines.worker_R)
         self.end_cR = np.stack([np.bincount(lines.row_n[kind == k], minlength=R) for k in Kind])
         self.start_cR = np.zeros_like(self.end_cR)
         self.first_4R = np.concatenate([[0], np.cumsum(self.end_cR + 1)[:-1]]).reshape(4, R)
         num_nodes = int(self.end_cR.sum()) + 4 * R
-        order = np.lexsort((lines.place_n, lines.row_n, kind))
+        # Us are last here, in the order of the chunks, whichever place the plan gives them.
+        place_n = np.where(kind == Kind.U, schedule.iteration * problem.num_chunks + schedule.chunk, lines.place_n)
+        order = np.lexsort((place_n, lines.row_n, kind))
         self.op = np.full(num_nodes, NONE)
         self.op[np.delete(np.arange(num_nodes), (self.first_4R + self.end_cR).ravel())] = order
         self.node_n = np.empty(schedule.num_ops, np.int64)
         self.node_n[order] = np.flatnonzero(self.op != NONE)
         self.place_n = self.node_n - self.first_4R[kind, lines.row_n]
         self.sender_row, self.sender_place = self.after_senders(num_nodes)
+        self.length, self.chunk = np.full(num_nodes, np.inf), np.zeros(num_nodes, np.int64)
+        self.length[self.node_n], self.chunk[self.node_n] = lines.duration_n, schedule.chunk
+        self.done = self.sums_before(lines.duration_n)
+        (f_stash_n, w_stash_n), is_b = problem.stash_2P[:, schedule.chunk], kind == Kind.B
+        self.f_held = self.sums_before(f_stash_n)
+        self.w_held = self.sums_before(w_stash_n)
+        self.growth = max(0.0, float((w_stash_n - f_stash_n)[is_b].max()))
+        self.num_updates = self.end_cR[Kind.U] // problem.num_iterations
+        self.time_4R = self.mean_times()
         self.num_own = self.end_cR[Kind.F] // problem.num_iterations
         self.own_place = self.after_own(num_nodes)
         self.levels = FixedOrder(lines).levels
+
+    def sums_before(self, values_n: np.ndarray) -> np.ndarray:
+        """Sum of the values of the ops before each node in its list, float64[nodes]."""
+        of_node = np.zeros(len(self.op))
+        of_node[self.node_n] = values_n
+        lists = np.split(of_node, self.first_4R.ravel()[1:])
+        return np.concatenate([np.cumsum(values) - values for values in lists])
+
+    def mean_times(self) -> np.ndarray:
+        """Mean time of the ops of each kind in every line, with all Us of an iteration as one; float64[4, R]."""
+        problem, R = self.schedule.problem, len(self.lines.worker_R)
+        times_4R = np.zeros((4, R))
+        for row, w in enumerate(self.lines.worker_R.tolist()):
+            held = list(problem.held_by(divmod(w, problem.num_stages)))
+            if held:
+                times_4R[:, row] = (
+                    problem.time_4P[:, held].mean(axis=1) if len(held) > 1 else problem.time_4P[:, held[0]]
+                )
+        return np.concatenate([times_4R[: Kind.U], times_4R[Kind.U :] * self.num_updates])
 
     def after_senders(self, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
         """Finds, for every node, the line and the position in its list of the same kind that the node waits for."""
@@ -112,9 +143,9 @@ class _FreeOrder:
         F waits for the U of the previous iteration, B for F, W for B, and U for the last W.
         """
         kind, iteration = self.schedule.kind, self.schedule.iteration
-        (f_n, b_n, w_n), is_f, is_u = self.schedule.row_3KDMP, kind == Kind.F, kind == Kind.U
+        (f_n, b_n, w_n), is_f, is_u = self.schedule.rows_of_microbatches, kind == Kind.F, kind == Kind.U
         place = np.full(num_nodes, _NEVER)
-        place[self.node_n[is_f]] = iteration[is_f] - 1
+        place[self.node_n[is_f]] = self.num_updates[self.lines.row_n[is_f]] * iteration[is_f] - 1
         place[self.node_n[b_n]] = self.place_n[f_n]
         place[self.node_n[w_n]] = self.place_n[b_n]
         place[self.node_n[is_u]] = (self.num_own[self.lines.row_n] * (iteration + 1) - 1)[is_u]
@@ -134,20 +165,21 @@ class _FreeOrder:
 
     def best_way(self) -> np.ndarray | None:
         """Searches for what runs in every tick, bool[T, 4, R]; None if memory or the fixed orders lead to dead ends."""
-        width = max(1, min(_WIDTH, _MAX_STATES // len(self.lines.stage_R)))
-        return beam_search(self, width, COST_PER_TICK * float(self.time_4[: Kind.U].min()))
+        width = max(1, min(_WIDTH, _MAX_STATES // len(self.lines.worker_R)))
+        shortest = float(self.schedule.problem.time_4P[: Kind.U].min())
+        return beam_search(self, width, COST_PER_TICK * shortest)
 
     def longest_paths(self, stretch: float) -> np.ndarray:
         """Estimates the time from the start of each node to the end of the window, float64[nodes]."""
         lines, kind, iteration = self.lines, self.schedule.kind, self.schedule.iteration
-        f_n, b_n, w_n = self.schedule.row_3KDMP
+        f_n, b_n, w_n = self.schedule.rows_of_microbatches
         nowhere, row_n = len(self.op), lines.row_n
         reader_n, follower_n = np.full((2, len(kind)), nowhere)
         sent = np.flatnonzero(lines.sender_n != NONE)
         reader_n[lines.sender_n[sent]] = self.node_n[sent]
         follower_n[f_n], follower_n[b_n] = self.node_n[b_n], self.node_n[w_n]
         is_w, is_u = kind == Kind.W, kind == Kind.U
-        follower_n[is_w] = (self.first_4R[Kind.U, row_n] + iteration)[is_w]
+        follower_n[is_w] = (self.first_4R[Kind.U, row_n] + self.num_updates[row_n] * iteration)[is_w]
         follower_n[is_u] = (self.first_4R[Kind.F, row_n] + self.num_own[row_n] * (iteration + 1))[is_u]
         work_n, left = self.work_ahead(), np.zeros(nowhere + 1)
         for ops in reversed(self.levels):
@@ -159,25 +191,24 @@ class _FreeOrder:
 
     def work_ahead(self) -> np.ndarray:
         """Work that a worker has left when it starts each op, float64[n]."""
-        t_f, t_b, t_w, t_u = self.time_4
-        own_n = self.num_own[self.lines.row_n]
+        t_f, t_b, t_w, t_u = self.time_4R[:, self.lines.row_n]
+        own_n, kind = self.num_own[self.lines.row_n], self.schedule.kind
         iterations_ahead = self.schedule.problem.num_iterations - 1 - self.schedule.iteration
-        of_kind = np.array([t_f + t_b + t_w, t_b + t_w, t_w, 0.0])[self.schedule.kind]
+        of_kind = np.choose(kind, [t_f + t_b + t_w, t_b + t_w, t_w, np.zeros_like(t_w)])
         ahead_n = own_n * (self.schedule.iteration + 1) - self.place_n
         return ahead_n * of_kind + t_u + iterations_ahead * (own_n * (t_f + t_b + t_w) + t_u)
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
         """Yields the ways to run the next tick: one for each op duration."""
         ready_4SR = self.ready(state_cSR)
-        for length in np.unique(self.time_4):
+        length_4SR = np.where(ready_4SR, self.length[self.first_4R[:, None] + state_cSR], np.inf)
+        for length in self.lengths:
             free_SR = np.ones(ready_4SR.shape[1:], bool)
             ran_4SR, possible_S = np.zeros_like(ready_4SR), np.zeros(len(free_SR), bool)
             for kind in (Kind.U, Kind.B, Kind.F, Kind.W):
-                if self.time_4[kind] <= length:
-                    ran_4SR[kind] = ready_4SR[kind] & free_SR
-                    free_SR &= ~ran_4SR[kind]
-                if self.time_4[kind] == length:
-                    possible_S |= ran_4SR[kind].any(axis=1)
+                ran_4SR[kind] = (length_4SR[kind] <= length) & free_SR
+                free_SR &= ~ran_4SR[kind]
+                possible_S |= (ran_4SR[kind] & (length_4SR[kind] == length)).any(axis=1)
             yield Step(float(length), ran_4SR, possible_S)
 
     def ready(self, state_4SR: np.ndarray) -> np.ndarray:
@@ -189,22 +220,29 @@ class _FreeOrder:
             if kind in (Kind.F, Kind.B):
                 sender_SR = np.take_along_axis(done_SR, self.sender_row[node_SR], axis=1)
                 ready_4SR[kind] &= sender_SR > self.sender_place[node_SR]
-        ready_4SR[Kind.U] &= self.lines.all_at_update(ready_4SR[Kind.U])
+        problem, node_4SR = self.schedule.problem, self.first_4R[:, None] + state_4SR
+        ready_4SR[Kind.U] &= self.lines.all_at_update(ready_4SR[Kind.U], self.chunk[node_4SR[Kind.U]])
+        if not problem.staggered and not problem.is_plain:
+            done_SR = np.where(
+                self.num_own > 0, state_4SR[Kind.W] // np.maximum(self.num_own, 1), problem.num_iterations
+            )
+            due_SR = state_4SR[Kind.U] // np.maximum(self.num_updates, 1)
+            ready_4SR[Kind.U] &= done_SR.min(axis=1, keepdims=True) > due_SR
         if np.isfinite(self.limit):
             # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
-            f, b, w, _ = state_4SR
-            held_SR = self.costs.f_stash * (f - b) + self.costs.w_stash * (b - w)
-            held_SR = held_SR + max(0.0, self.costs.w_stash - self.costs.f_stash)
-            ready_4SR[Kind.F] &= held_SR + self.costs.f_stash <= self.limit
+            f, b, w, _ = node_4SR
+            held_SR = self.f_held[f] - self.f_held[b] + self.w_held[b] - self.w_held[w] + self.growth
+            f_stash_SR = problem.stash_2P[0, self.chunk[f]]
+            ready_4SR[Kind.F] &= held_SR + f_stash_SR <= self.limit
             ready_4SR[Kind.B] &= held_SR <= self.limit
         return ready_4SR
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
         """Estimates the time left from each state, float64[S]."""
-        work_R = (self.end_cR * self.time_4[:, None]).sum(axis=0)
-        left_SR = work_R - np.einsum("kSR,k->SR", state_cSR, self.time_4)
+        node_4SR = self.first_4R[:, None] + state_cSR
+        left_SR = (self.done[self.first_4R + self.end_cR][:, None] - self.done[node_4SR]).sum(axis=0)
         for kind in (Kind.F, Kind.B, Kind.W):
-            left_SR = np.maximum(left_SR, self.left[self.first_4R[kind] + state_cSR[kind]])
+            left_SR = np.maximum(left_SR, self.left[node_4SR[kind]])
         return left_SR.max(axis=1) + self.weight * left_SR.mean(axis=1)
 
     def sequences(self, ran_T4R: np.ndarray, iteration: int) -> Sequence[Sequence[SequencedOp]]:
@@ -216,7 +254,7 @@ class _FreeOrder:
             tick, kind = np.nonzero(ran_T4R[:, : Kind.U, row])
             ops = self.op[first_4[kind] + place_T4R[tick, kind, row]]
             ops = ops[schedule.iteration[ops] == iteration]
-            columns = (schedule.kind[ops], schedule.pipeline[ops], schedule.microbatch[ops])
-            worker = schedule.worker[lines.bounds[row]]
+            columns = (schedule.kind[ops], schedule.pipeline[ops], schedule.microbatch[ops], schedule.chunk[ops])
+            worker = int(lines.worker_R[row])
             by_worker[worker] = list(zip(*(column.tolist() for column in columns), strict=True))
         return by_worker

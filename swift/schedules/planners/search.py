@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swift.schedules.bounds import max_held, tight_bound
-from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
 from swift.schedules.problem import Problem
 
 _PATIENCE = (0.3, 0.6, 0.0)
@@ -45,11 +45,11 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     num_in_vain = 0
     # A policy that suits the stages without a failure is found cheaply on one pipeline.
     lone = problem.single_pipeline()
-    pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if problem.failed else None
+    is_reduced = problem.failed and problem.is_alike
+    pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if is_reduced else None
     for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)
-        spans = [end - first for first, end in zip(listing.first_f, listing.end, strict=True)]
-        cost = listing.period(problem), sum(max(0.0, span - goal) for span in spans)
+        cost = listing.period, sum(max(0.0, span - goal) for span in listing.spans)
         leaders.insert(0, Candidate(cost, policy, listing))  # ahead of its equals: drifting among them helps
         num_in_vain = 0 if cost < min((leader.cost for leader in leaders[1:]), default=(math.inf,)) else num_in_vain + 1
         leaders.sort(key=lambda candidate: candidate.cost)
@@ -92,16 +92,27 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
 
 def share_out(problem: Problem) -> list[int]:
     """Assigns micro-batches: live workers keep theirs, those of failed workers go to the least loaded peer."""
-    D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
-    executor = [d for d in range(D) for _ in range(M * P)]
-    for p, peers in enumerate(problem.survivors):
-        load = dict.fromkeys(peers, 0)
-        down = [d for d in range(D) if d not in load]
-        for m in range(M):
+    D, C = problem.num_pipelines, problem.num_chunks
+    names = names_of(problem)
+    executor = [d for d, _ in names for _ in range(C)]
+    number = {name: j for j, name in enumerate(names)}
+    # Where pipelines are alike, every micro-batch of a chunk is as much work as any other, and own work is equal.
+    work = [1.0] * C if problem.is_alike else problem.time_4P[:3].sum(axis=0).tolist()
+    load_of = [0.0] * (D * problem.num_stages)
+    if not problem.is_alike:
+        for d, _ in names:
+            for k, w in enumerate(problem.worker_DP[d].tolist()):
+                load_of[w] += work[k]
+    for k, peers in enumerate(problem.survivors):
+        workers = problem.worker_DP[:, k].tolist()
+        load = dict.fromkeys(workers, 0.0) if problem.is_alike else load_of
+        down = [d for d in range(D) if d not in peers]
+        for m in range(problem.most_microbatches):
             for d in down:
-                peer = min(peers, key=lambda peer: (load[peer], (peer - d) % D))
-                load[peer] += 1
-                executor[(d * M + m) * P + p] = peer
+                if (d, m) in number:
+                    peer = min(peers, key=lambda peer: (load[workers[peer]], (peer - d) % D))
+                    load[workers[peer]] += work[k]
+                    executor[number[d, m] * C + k] = peer
     return executor
 
 
@@ -109,29 +120,32 @@ def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> l
     """Ranks every micro-batch: by its index, or, if its worker failed, at a position among its host's own.
 
     Args:
-        problem: problem with D * M micro-batches.
-        executor: pipeline that runs every micro-batch at every stage.
+        problem: problem, whose micro-batches are numbered as by ``names_of``.
+        executor: pipeline that runs every micro-batch at every chunk.
         place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
     """
-    D, M, P = problem.num_pipelines, problem.num_microbatches, problem.num_stages
-    rank = [m + d / D for d in range(D) for m in range(M)]
+    D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, names_of(problem)
+    # Pipelines with fewer micro-batches take as long for them.
+    rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names]
     if place is None:
         return rank
-    for p, peers in enumerate(problem.survivors):
+    by_index = sorted(range(len(names)), key=lambda j: names[j][1])
+    for k, peers in enumerate(problem.survivors):
         guests: dict[int, list[int]] = {}
-        for m in range(M):
-            for d in set(range(D)).difference(peers):
-                guests.setdefault(executor[(d * M + m) * P + p], []).append(d * M + m)
+        for j in by_index:
+            if names[j][0] not in peers:
+                guests.setdefault(executor[j * C + k], []).append(j)
         for group in guests.values():
             for index, number in enumerate(group):
-                rank[number] = (index + place) * M / len(group) + (number // M) / D - 1.0 / D
+                rank[number] = (index + place) * M / len(group) + names[number][0] / D - 1.0 / D
     return rank
 
 
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
     """Yields target numbers of micro-batches in flight by stage: as few as possible, as in 1F1B, and so on."""
     P = problem.num_stages
-    loads = [problem.most_loaded(len(peers)) for peers in problem.survivors]
+    live = [sum(stage == p for _, stage in problem.live_workers) for p in range(P)]
+    loads = [problem.most_loaded(number) if number else 0 for number in live]
     most = max(loads)
     busiest = {p for p in range(P) if loads[p] == most}
     room = min(2.0 * P, most, max_held(problem, problem.costs.f_stash))
@@ -149,13 +163,15 @@ def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
 
 def _is_uneven(problem: Problem) -> bool:
     costs = problem.costs
-    return len({costs.t_f, costs.t_b, costs.t_w, costs.t_comm or costs.t_f}) > 1
+    return bool(problem.chunks) or len({costs.t_f, costs.t_b, costs.t_w, costs.t_comm or costs.t_f}) > 1
 
 
 def _change(problem: Problem, policy: Policy, source: random.Random) -> Policy:
     D, P = problem.num_pipelines, problem.num_stages
-    wounded = [p for p, peers in enumerate(problem.survivors) if len(peers) < D]
-    stage = source.choice(wounded) if wounded and source.random() < 0.7 else source.randrange(P)
+    wounded = [k for k, peers in enumerate(problem.survivors) if len(peers) < D]
+    stage = (
+        int(problem.stage_DP[0, source.choice(wounded)]) if wounded and source.random() < 0.7 else source.randrange(P)
+    )
     way = source.random()
     if way < 0.4:
         return replace(policy, in_flight=_changed_at(policy.in_flight, [source.randrange(D) * P + stage], P, source))
@@ -180,10 +196,12 @@ def _changed_at(in_flight: Sequence[float], workers: list[int], P: int, source: 
     return changed
 
 
-def _exchanged(problem: Problem, executor: Sequence[int], stage: int, source: random.Random) -> list[int]:
-    """Swaps the hosts of two re-routed micro-batches at a stage."""
-    M, P, peers = problem.num_microbatches, problem.num_stages, problem.survivors[stage]
-    guests = [(d * M + m) * P + stage for d in range(problem.num_pipelines) if d not in peers for m in range(M)]
+def _exchanged(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
+    """Swaps the hosts of two re-routed micro-batches at a chunk."""
+    C, peers = problem.num_chunks, problem.survivors[chunk]
+    guests = [j * C + chunk for j, (d, _) in enumerate(names_of(problem)) if d not in peers]
+    if not guests:
+        return list(executor)
     changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))
     changed[one], changed[other] = changed[other], changed[one]
     return changed

@@ -4,7 +4,10 @@ Times are in the unit of the costs, memory is in F-stashes, workers are written 
 
 - ``topology`` {``num_pipelines``, ``num_stages``}, ``failed``, ``num_microbatches``, ``costs``, ``memory_limit``,
   ``decoupled``, ``staggered``, ``iterations``: the problem. Costs are named as ``--costs`` takes them, and
-  their stashes and inbox are in the unit used there.
+  their stashes and inbox are in the unit used there. ``num_microbatches`` is a list where pipelines have different
+  numbers of them. Where chunks are not alike, ``chunks``: what each costs, as factors, and its number of blocks; where
+  stages are not the chunks, ``stage_of_chunk``, pipeline by pipeline. Where blocks are known, ``blocks``: the first
+  block and the end of each run of blocks that a worker holds.
 - ``solver``, ``planning_ms``: the planner, and the time that it took; 0 if the plan came from a store.
 - ``period``, ``window_period``, ``lockstep_period``, ``makespan``: the steady-state time of an iteration, its time in a
   window that drains, its time where all workers run the ops tick by tick, and the time of the whole window.
@@ -16,12 +19,13 @@ Times are in the unit of the costs, memory is in F-stashes, workers are written 
 - ``peak_memory``: peak of each worker; 0 for a failed one.
 - ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: their periods at the same costs and limit, without failures;
   ``throughput_vs_one_f_one_b``, ``throughput_vs_zero_bubble``: these periods / period; above 1 the schedule is faster.
+  Empty, and missing, where pipelines are not alike or stages are not the chunks.
 - ``ops``, on request: ``worker``, ``kind``, ``iteration``, ``pipeline``, ``microbatch`` (null for U), ``stage``,
-  ``start``, ``end`` of every op, worker by worker.
+  ``start``, ``end`` of every op, worker by worker; ``chunk`` as well where stages are not the chunks.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from swift.schedules.bounds import lower_bound, tight_bound
@@ -71,8 +75,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
         "bubble_share": bubble_share(schedule),
         "peak_memory": _peaks(schedule),
         "fault_free": fault_free,
-        "throughput_vs_one_f_one_b": fault_free["one_f_one_b"] / own_period,
-        "throughput_vs_zero_bubble": fault_free["zero_bubble"] / own_period,
+        **{f"throughput_vs_{name}": without / own_period for name, without in fault_free.items()},
         "tick_table": _sizes(lower(schedule, tick_n)),
     }
     return described | {"ops": list(_ops(schedule))} if with_ops else described
@@ -85,6 +88,8 @@ def fault_free_periods(problem: Problem) -> dict[str, float]:
         SettingError: the memory limit is too small for one of them.
     """
     problem = replace(problem, failed=frozenset(), decoupled=True, staggered=True)
+    if not (problem.is_plain and problem.is_alike):
+        return {}
     return {
         "one_f_one_b": period(one_f_one_b(problem)),
         "zero_bubble": period(zero_bubble(problem)),
@@ -92,11 +97,19 @@ def fault_free_periods(problem: Problem) -> dict[str, float]:
 
 
 def _describe(problem: Problem) -> dict[str, Any]:
-    limit = problem.memory_limit
-    return {
+    limit, number = problem.memory_limit, problem.num_microbatches
+    of_chunks: dict[str, Any] = {}
+    if problem.chunks:
+        of_chunks["chunks"] = [asdict(chunk) for chunk in problem.chunks]
+    if problem.stage_of_chunk:
+        of_chunks["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
+    runs = {f"{d}:{p}": problem.runs_of((d, p)) for d, p in problem.live_workers}
+    if any(runs.values()):
+        of_chunks["blocks"] = {worker: [list(run) for run in found] for worker, found in runs.items()}
+    return of_chunks | {
         "topology": {"num_pipelines": problem.num_pipelines, "num_stages": problem.num_stages},
         "failed": [f"{d}:{p}" for d, p in sorted(problem.failed)],
-        "num_microbatches": problem.num_microbatches,
+        "num_microbatches": number if isinstance(number, int) else list(number),
         "iterations": problem.num_iterations,
         "costs": {name: getattr(problem.costs, field) for name, field in COST_NAMES.items()},
         "memory_limit": None if limit is None else limit / problem.costs.f_stash,
@@ -126,14 +139,16 @@ def _sizes(table: TickTable) -> dict[str, int]:
 
 
 def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    for (kind, iteration, pipeline, microbatch, stage), (d, p), start, end in schedule.ops():
+    is_plain = schedule.problem.is_plain
+    for (kind, iteration, pipeline, microbatch, chunk), (d, p), start, end in schedule.ops():
         yield {
             "worker": f"{d}:{p}",
             "kind": kind.name,
             "iteration": iteration,
             "pipeline": pipeline,
             "microbatch": None if kind == Kind.U else microbatch,
-            "stage": stage,
+            "stage": p,
+            **({} if is_plain else {"chunk": chunk}),
             "start": start,
             "end": end,
         }

@@ -2,7 +2,8 @@
 
 The workers of a stage hold the same parameters, so a schedule stays valid if they swap places, stage by stage; and
 pipelines have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. Only the counts
-remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum.
+remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum. Where
+pipelines are not alike, every failure set is a problem of its own.
 
 D: pipelines, P: stages.
 """
@@ -49,15 +50,18 @@ class Move(NamedTuple):
 
 def failure_counts(problem: Problem) -> tuple[int, ...]:
     """Counts the failed workers of every stage."""
-    return tuple(problem.num_pipelines - len(peers) for peers in problem.survivors)
+    return tuple(sum(stage == p for _, stage in problem.failed) for p in range(problem.num_stages))
 
 
 def canonical(problem: Problem, counts: tuple[int, ...]) -> Problem:
     """Makes the canonical problem: the same work with ``counts[p]`` failures at stage p, in the first pipelines.
 
     Raises:
-        SettingError: the counts are not one per stage, or leave a stage without a survivor.
+        SettingError: the counts are not one per stage, leave a stage without a survivor, or the pipelines differ.
     """
+    if not problem.is_alike:
+        allowed = "only where pipelines are alike does the number of failures of each stage say all"
+        raise SettingError("Problem.num_microbatches, stage_of_chunk", problem.num_microbatches, allowed)
     if len(counts) != problem.num_stages or min(counts) < 0:
         raise SettingError("failure counts", counts, f"must be one for each of the {problem.num_stages} stages")
     failed = frozenset((d, p) for p, count in enumerate(counts) for d in range(count))
@@ -69,8 +73,13 @@ def normalize(problem: Problem) -> Normalized:
 
     As many workers as possible keep the micro-batches of their own pipeline, which keeps messages within pipelines. A
     worker's micro-batches go elsewhere only if it has failed, or if failures that the canonical problem has in one
-    pipeline are in several. A canonical problem is mapped to itself.
+    pipeline are in several. A canonical problem is mapped to itself, and so is one whose pipelines are not alike, but
+    for its expert ranks.
     """
+    if not problem.is_alike:
+        D, P = problem.num_pipelines, problem.num_stages
+        same = tuple(range(D))
+        return Normalized(problem, replace(problem, topology=Topology(D, P)), same, (same,) * P)
     # Imported with the first plan, when a run starts: scipy.optimize takes 0.4 s, which a recovery should not pay.
     from scipy.optimize import linear_sum_assignment
 
@@ -106,7 +115,7 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
         iteration=schedule.iteration[rows],
         pipeline=np.where(kind == Kind.U, worker // P, of_microbatch).astype(np.int32),
         microbatch=schedule.microbatch[rows],
-        stage=schedule.stage[rows],
+        chunk=schedule.chunk[rows],
         start=schedule.start[rows],
         end=schedule.end[rows],
     )

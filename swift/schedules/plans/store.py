@@ -2,12 +2,13 @@
 
 A file holds one iteration. Its name is a hash of the problem and planner, and it contains a hash of its content:
 ``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists, in C order; floats
-round-trip exactly.
+round-trip exactly, and null stands for the times of micro-batches that a pipeline does not have.
 
-D: pipelines, M: micro-batches of a pipeline, P: stages, 3: the kinds F, B, W.
+D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 3: the kinds F, B, W.
 """
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.files import replace_file
+from swift.schedules.chunks import Chunk
 from swift.schedules.planners import Planner
 from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
 from swift.schedules.problem import Costs, Problem
@@ -127,7 +129,7 @@ def plan_key(problem: Problem, solver: str) -> str:
 def plan_document(schedule: Schedule) -> dict[str, Any]:
     """Describes the plan of a normalized problem as JSON: the ``plan`` of a file."""
     one = round_of(schedule)
-    arrays = {name: value.ravel().tolist() for name, value in vars(one).items() if name != "period"}
+    arrays = {name: _flat(value) for name, value in vars(one).items() if name != "period"}
     return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": one.period}}
 
 
@@ -142,8 +144,14 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
         topology = Topology(said["num_pipelines"], said["num_stages"])
         costs = Costs(**said["costs"])
         names = ("num_microbatches", "memory_limit", "num_iterations", "decoupled", "staggered")
-        problem = Problem(topology, costs=costs, **{name: said[name] for name in names})
-        return _read_plan(dict(document), canonical(problem, tuple(said["failures"])), document["solver"])
+        chunks = tuple(Chunk(**chunk) for chunk in said.get("chunks", ()))
+        holders = tuple(map(tuple, said.get("stage_of_chunk", ())))
+        failed = frozenset((d, p) for d, p in said.get("failed", ()))
+        fields = {name: said[name] for name in names} | {"chunks": chunks, "stage_of_chunk": holders}
+        problem = Problem(topology, costs=costs, failed=failed, **fields)
+        if problem.is_alike:
+            problem = canonical(problem, tuple(said["failures"]))
+        return _read_plan(dict(document), problem, document["solver"])
 
 
 def encode(schedule: Schedule) -> bytes:
@@ -185,33 +193,47 @@ def _read_plan(plan: dict[str, Any], problem: Problem, solver: str) -> Schedule:
     fields = plan.pop("round")
     if plan != _header(problem, solver):
         raise DamagedPlanError("it holds the plan of another problem")
-    one = _read_round(fields, (problem.num_pipelines, problem.num_microbatches, problem.num_stages))
+    one = _read_round(fields, problem)
     schedule = Schedule.from_round(problem, solver, one)
     verify(schedule)
     return schedule
 
 
-def _read_round(fields: dict[str, Any], shape: tuple[int, int, int]) -> Round:
-    D, _, P = shape
+def _read_round(fields: dict[str, Any], problem: Problem) -> Round:
+    shape = D, M, P = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
     executor = np.array(fields["executor_DMP"])
-    if executor.dtype.kind != "i" or executor.min() < 0 or executor.max() >= D:
+    exists = np.broadcast_to((np.arange(M) < np.array(problem.microbatches)[:, None])[:, :, None], shape)
+    right = executor.dtype.kind == "i" and executor.size == exists.size
+    if not right or executor.max() >= D or ((executor >= 0) != exists.ravel()).any():
         raise DamagedPlanError(f"its executors are not pipelines below {D}")
-    times = [np.array(fields[name], float) for name in ("start_3DMP", "update_P", "period")]
-    if not all(np.isfinite(time).all() for time in times):
+    start, update, period = (np.array(fields[name], float) for name in ("start_3DMP", "update_P", "period"))
+    start = start.reshape(3, *shape)
+    if not all(np.isfinite(times).all() for times in (start[:, exists], update, period)):
         raise DamagedPlanError("it has times that are not finite")
-    start, update, period = times
-    return Round(executor.astype(np.int32).reshape(shape), start.reshape(3, *shape), update.reshape(P), float(period))
+    return Round(executor.astype(np.int32).reshape(shape), start, update.reshape(P), float(period))
+
+
+def _flat(values: np.ndarray) -> list[Any]:
+    return [None if math.isnan(value) else value for value in values.ravel().tolist()]
 
 
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
     """Describes a problem and its planner, identically for all problems with the same normalized form."""
-    limit = problem.memory_limit
+    limit, number = problem.memory_limit, problem.num_microbatches
+    of_chunks: dict[str, Any] = {}
+    if problem.chunks:
+        of_chunks["chunks"] = [asdict(chunk) for chunk in problem.chunks]
+    if problem.stage_of_chunk:
+        of_chunks["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
+    if not problem.is_alike:
+        of_chunks["failed"] = [list(worker) for worker in sorted(problem.failed)]
     return {
         "version": VERSION,
         "solver": solver,
-        "problem": {
+        "problem": of_chunks
+        | {
             "num_pipelines": problem.num_pipelines,
-            "num_microbatches": problem.num_microbatches,
+            "num_microbatches": number if isinstance(number, int) else list(number),
             "num_stages": problem.num_stages,
             "failures": list(failure_counts(problem)),
             # Equal problems may differ in 8 and 8.0, or in 0.0 and -0.0.

@@ -47,7 +47,7 @@ def draw_picture(schedule: Schedule) -> Figure:
     problem = schedule.problem
     workers = shown_workers(problem)
     rows = rows_of(schedule, workers)
-    inches = makespan(schedule) / min(problem.costs.t_f, problem.costs.t_b, problem.costs.t_w) * OP_WIDTH + MARGIN
+    inches = makespan(schedule) / float(problem.time_4P[: Kind.U].min()) * OP_WIDTH + MARGIN
     width = float(np.clip(inches, MIN_WIDTH, MAX_WIDTH))
     figure = Figure(figsize=(width, 1.5 + min(0.26, 11.0 / len(rows)) * len(rows)), layout="constrained")
     figure.set_facecolor(GROUND)
@@ -128,14 +128,14 @@ def _draw_failed(axes: Axes, row: Row, y: int, end: float) -> None:
 
 def _label_ops(axes: Axes, rows: Sequence[Row]) -> None:
     for y, row in enumerate(rows):
-        for kind, m, rerouted, start, end in zip(
-            row.kind_n, row.microbatch_n, row.rerouted_n, row.start_n, row.end_n, strict=True
+        for kind, label, rerouted, start, end in zip(
+            row.kind_n, row.labels, row.rerouted_n, row.start_n, row.end_n, strict=True
         ):
             if kind == Kind.U:
                 continue
             middle = ((start + end) / 2, y - TOP + HEIGHT / 2 + 0.02)
             text = axes.text(
-                *middle, str(m), ha="center", va="center_baseline", fontsize=FONT_SIZE - 3, color=ON_COLOR[kind]
+                *middle, label, ha="center", va="center_baseline", fontsize=FONT_SIZE - 3, color=ON_COLOR[kind]
             )
             if rerouted:
                 text.set_path_effects([withStroke(linewidth=2.4, foreground=COLORS[kind])])
@@ -158,7 +158,7 @@ def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
     problem = schedule.problem
     axes.set_xlim(0, makespan(schedule) * 1.002)
     axes.set_ylim(len(rows) - 0.5, -1.7 if problem.num_iterations > 1 else -0.7)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_yticks(range(len(rows)), [row.title for row in rows])
     axes.set_xlabel("time (in the unit of the costs)", fontsize=FONT_SIZE, color=INK)
     axes.set_ylabel("worker (pipeline:stage)", fontsize=FONT_SIZE, color=INK)
     axes.tick_params(colors=INK, labelsize=FONT_SIZE - 1)
@@ -170,6 +170,8 @@ def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
         if rows[y].worker[0] != rows[y - 1].worker[0]:
             axes.axhline(y - 0.5, color="#cccccc", linewidth=0.6, zorder=0)
     title = f"{schedule.solver}: {describe(problem)}"
+    if any(map(problem.runs_of, problem.live_workers)):
+        axes.set_ylabel("worker (pipeline:stage) and its blocks", fontsize=FONT_SIZE, color=INK)
     note = left_out(problem, [row.worker for row in rows])
     axes.set_title("\n".join([title, note] if note else [title]), fontsize=FONT_SIZE, color=INK, loc="left")
 

@@ -32,6 +32,8 @@ class Row:
         kind_n, iteration_n, microbatch_n: int32[n], as in ``Op``.
         rerouted_n: bool[n], True if the micro-batch is another pipeline's.
         start_n, end_n: float64[n], times in the unit of the costs.
+        labels: micro-batch of each op; with its chunk in letters, a for the first, if the worker holds several.
+        blocks: blocks that the worker holds, where they are known, such as ``0-3 12-15``.
     """
 
     worker: Worker
@@ -42,6 +44,13 @@ class Row:
     rerouted_n: np.ndarray
     start_n: np.ndarray
     end_n: np.ndarray
+    labels: tuple[str, ...]
+    blocks: str
+
+    @property
+    def title(self) -> str:
+        """Name of the worker, and its blocks."""
+        return f"{self.name} [{self.blocks}]" if self.blocks else self.name
 
     @property
     def name(self) -> str:
@@ -54,11 +63,33 @@ def worker_name(worker: Worker) -> str:
     return f"{worker[0]}:{worker[1]}"
 
 
+def blocks_name(problem: Problem, worker: Worker) -> str:
+    """Formats the runs of blocks that a worker holds, such as ``0-3 12-15``; empty where they are not known."""
+    return " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in problem.runs_of(worker))
+
+
+def microbatch_names(problem: Problem) -> str:
+    """Formats the number of micro-batches of each pipeline."""
+    if isinstance(problem.num_microbatches, int):
+        return f"{counted(problem.num_microbatches, 'micro-batch')} per pipeline"
+    return f"{', '.join(map(str, problem.num_microbatches))} micro-batches"
+
+
+def chunk_letter(chunk: int) -> str:
+    """Formats a chunk as letters: a to z, then aa.
+
+    >>> chunk_letter(0), chunk_letter(27)
+    ('a', 'ab')
+    """
+    later, last = divmod(chunk, 26)
+    return (chunk_letter(later - 1) if later else "") + chr(ord("a") + last)
+
+
 def describe(problem: Problem) -> str:
     """Describes the topology, the work and the failures in one line."""
     parts = (
         f"{counted(problem.num_pipelines, 'pipeline')} x {counted(problem.num_stages, 'stage')}",
-        f"{counted(problem.num_microbatches, 'micro-batch')} per pipeline",
+        microbatch_names(problem),
         failures(problem),
     )
     return ", ".join(parts)
@@ -106,6 +137,9 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
     d, p = worker
     index = d * schedule.problem.num_stages + p
     ops = slice(int(schedule.bounds[index]), int(schedule.bounds[index + 1]))
+    has_several = len(schedule.problem.held_by(worker)) > 1
+    names = zip(schedule.microbatch[ops].tolist(), schedule.chunk[ops].tolist(), strict=True)
+    labels = tuple(f"{m}{chunk_letter(k) if has_several else ''}" for m, k in names)
     return Row(
         worker=worker,
         is_live=worker not in schedule.problem.failed,
@@ -115,4 +149,6 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
         rerouted_n=schedule.pipeline[ops] != d,
         start_n=schedule.start[ops],
         end_n=schedule.end[ops],
+        labels=labels,
+        blocks=blocks_name(schedule.problem, worker) if worker not in schedule.problem.failed else "",
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from swift.schedules import Problem
-from swift.tools.draw.rows import counted, describe
+from swift.tools.draw.rows import blocks_name, counted, describe
 
 MAX_COLUMNS, MAX_LINES, STAGES_PER_LINE = 12, 16, 12
 
@@ -19,13 +19,28 @@ def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
     planned = f"in {document['planning_ms']:,.0f} ms" if document["planning_ms"] else "before, found in the store"
     yield describe(problem)
     held = ["each W held to its B"] * (not problem.decoupled) + ["all updates at once"] * (not problem.staggered)
+    yield from _cuts(problem)
     yield ", ".join([f"planned by {document['solver']} {planned}", *held])
     yield ""
     yield from _times(document)
     yield ""
-    yield from _costs_of_failures(document)
-    yield ""
+    if document["fault_free"]:
+        yield from _costs_of_failures(document)
+        yield ""
     yield from _memory(problem, document["peak_memory"])
+
+
+def _cuts(problem: Problem) -> Iterator[str]:
+    """Yields the blocks of the stages, once for all pipelines that are cut alike."""
+    cuts: dict[tuple[str, ...], list[int]] = {}
+    for d in range(problem.num_pipelines):
+        blocks = tuple(blocks_name(problem, (d, p)) or "none" for p in range(problem.num_stages))
+        cuts.setdefault(blocks, []).append(d)
+    if not any(map(problem.runs_of, problem.topology.workers)):
+        return
+    for stages, pipelines in cuts.items():
+        whose = "" if len(cuts) == 1 else f" of pipeline{'s' * (len(pipelines) > 1)} {', '.join(map(str, pipelines))}"
+        yield f"blocks by stage{whose}: {' | '.join(stages)}"
 
 
 def _times(document: Mapping[str, Any]) -> Iterator[str]:

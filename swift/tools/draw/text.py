@@ -12,7 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from swift.schedules import Kind, Problem, Schedule, makespan
-from swift.tools.draw.rows import KIND_NAMES, Row, left_out, rows_of, shown_workers
+from swift.tools.draw.rows import KIND_NAMES, Row, chunk_letter, left_out, rows_of, shown_workers
 
 MAX_LINES = 72
 """Limit on the rows of workers in all panels together."""
@@ -58,7 +58,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
     """
     workers = shown_workers(schedule.problem)
     rows = rows_of(schedule, workers)
-    names = max(len("time"), *(len(row.name) for row in rows)) + 1
+    names = max(len("time"), *(len(row.title) for row in rows)) + 1
     axis = _fit(schedule, len(rows), max(MIN_COLUMNS, width - names))
     cells = [_paint(row, axis, schedule.problem) for row in rows]
     lines: list[Text] = []
@@ -70,7 +70,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
             if i and not _are_neighbours(rows[i - 1], row, schedule.problem):
                 lines.append(Text("..."))
             letters_N, styles_N = cells[i]
-            line = Text(row.name.ljust(names), style="" if row.is_live else "red")
+            line = Text(row.title.ljust(names), style="" if row.is_live else "red")
             lines.append(line + _styled(letters_N[columns], styles_N[columns]))
         lines.append(Text())
     chart = Text("\n").join([*lines, *_legend(used), *map(Text, _notes(schedule.problem, axis))])
@@ -81,8 +81,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
 
 def _fit(schedule: Schedule, num_rows: int, width: int) -> _Axis:
     """Chooses the widest columns with which the chart is not too long."""
-    costs = schedule.problem.costs
-    time, shortest = makespan(schedule), min(costs.t_f, costs.t_b, costs.t_w)
+    time, shortest = makespan(schedule), float(schedule.problem.time_4P[: Kind.U].min())
     most = max(1, MAX_LINES // num_rows)
     for columns in sorted({_label_width(schedule.problem), 2, 1}, reverse=True):
         total = time * (columns / shortest)
@@ -93,7 +92,9 @@ def _fit(schedule: Schedule, num_rows: int, width: int) -> _Axis:
 
 
 def _label_width(problem: Problem) -> int:
-    return 1 + len(str(problem.num_microbatches - 1))
+    most_held = max(len(problem.held_by(worker)) for worker in problem.topology.workers)
+    letters = len(chunk_letter(problem.num_chunks - 1)) if most_held > 1 else 0
+    return 1 + len(str(problem.most_microbatches - 1)) + letters
 
 
 def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
@@ -123,12 +124,12 @@ def _paint_ops(
     row: Row, style_n: np.ndarray, axis: _Axis, problem: Problem, letters_N: np.ndarray, styles_N: np.ndarray
 ) -> None:
     first_n, end_n = axis.column(row.start_n), axis.column(row.end_n)
-    costs = problem.costs
-    has_room = [axis.scale * t * (1 + 1e-9) >= _label_width(problem) for t in (costs.t_f, costs.t_b, costs.t_w)]
-    for style, kind, m, first, end in zip(
-        style_n.tolist(), row.kind_n.tolist(), row.microbatch_n.tolist(), first_n.tolist(), end_n.tolist(), strict=True
+    shortest_4, width = problem.time_4P.min(axis=1).tolist(), _label_width(problem)
+    has_room = [axis.scale * shortest * (1 + 1e-9) >= width for shortest in shortest_4]
+    for style, kind, name, first, end in zip(
+        style_n.tolist(), row.kind_n.tolist(), row.labels, first_n.tolist(), end_n.tolist(), strict=True
     ):
-        label = _letter(style) + (str(m) if kind != Kind.U and has_room[kind] else "")
+        label = _letter(style) + (name if kind != Kind.U and has_room[kind] else "")
         letters_N[first:end] = list(label.ljust(end - first, FILL)[: end - first])
         styles_N[first:end] = style
 
@@ -204,8 +205,7 @@ def _are_neighbours(above: Row, below: Row, problem: Problem) -> bool:
 
 def _columns(axis: _Axis, problem: Problem) -> float:
     """Columns of the shortest op."""
-    costs = problem.costs
-    return axis.scale * min(costs.t_f, costs.t_b, costs.t_w) * (1 + 1e-9)
+    return axis.scale * float(problem.time_4P[: Kind.U].min()) * (1 + 1e-9)
 
 
 def _legend(used_styles: set[int]) -> Iterator[Text]:

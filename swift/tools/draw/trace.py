@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.schedules import Kind, Schedule, TimedOp, makespan
+from swift.schedules import Kind, Problem, Schedule, TimedOp, makespan
 from swift.tools.draw.rows import KIND_NAMES, worker_name
 
 UNIT_US = 1000.0
@@ -29,7 +29,7 @@ def trace_events(schedule: Schedule) -> Iterator[dict[str, Any]]:
     """Yields track names, then ops, then messages; ``pid`` is the pipeline and ``tid`` the stage of a worker."""
     yield from _tracks(schedule)
     for timed in schedule.ops():
-        yield _op_event(timed)
+        yield _op_event(timed, schedule.problem)
     yield from _messages(schedule)
 
 
@@ -49,9 +49,11 @@ def _tracks(schedule: Schedule) -> Iterator[dict[str, Any]]:
             yield {"ph": "X", "pid": d, "tid": p, "name": "failed", "cat": "failed", **whole, "args": {}}
 
 
-def _op_event(timed: TimedOp) -> dict[str, Any]:
-    (kind, iteration, pipeline, microbatch, stage), (d, p), start, end = timed
-    args: dict[str, Any] = {"iteration": iteration, "stage": stage, "does": KIND_NAMES[kind]}
+def _op_event(timed: TimedOp, problem: Problem) -> dict[str, Any]:
+    (kind, iteration, pipeline, microbatch, chunk), (d, p), start, end = timed
+    args: dict[str, Any] = {"iteration": iteration, "stage": p, "does": KIND_NAMES[kind]}
+    if not problem.is_plain:
+        args["chunk"] = chunk
     if kind != Kind.U:
         args |= {"pipeline": pipeline, "microbatch": microbatch, "rerouted": pipeline != d}
     return {
@@ -67,22 +69,25 @@ def _op_event(timed: TimedOp) -> dict[str, Any]:
 
 
 def _messages(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Yields arrows from F to the next stage's F, and from B (or its W, if coupled) to the previous stage's B."""
-    problem, row_3KDMP = schedule.problem, schedule.row_3KDMP
-    d_3KDMP, start_3KDMP = schedule.worker[row_3KDMP] // problem.num_stages, schedule.start[row_3KDMP]
+    """Yields arrows from F to the next chunk's F, and from B (or its W, if coupled) to the previous chunk's B."""
+    problem, rows = schedule.problem, schedule.rows_of_microbatches
     back, number = Kind.B if problem.decoupled else Kind.W, 0
     for name, sender, reader, step in (("activation", Kind.F, Kind.F, 1), ("gradient", back, Kind.B, -1)):
-        for k, d, m, i in np.ndindex(*row_3KDMP.shape[1:4], problem.num_stages - 1):
-            p = i if step > 0 else i + 1
+        for k, m, i in np.ndindex(*rows.shape[1:3], problem.num_chunks - 1):
+            chunk = i if step > 0 else i + 1
+            ends = ("s", rows[sender, k, m, chunk]), ("f", rows[reader, k, m, chunk + step])
+            if len({schedule.worker[row] for _, row in ends}) == 1:
+                continue
             number += 1
-            for phase, kind, stage in (("s", sender, p), ("f", reader, p + step)):
+            for phase, row in ends:
+                d, p = divmod(int(schedule.worker[row]), problem.num_stages)
                 yield {
                     "ph": phase,
                     "bp": "e",
                     "id": number,
                     "name": name,
                     "cat": "message",
-                    "pid": int(d_3KDMP[kind, k, d, m, stage]),
-                    "tid": stage,
-                    "ts": float(start_3KDMP[kind, k, d, m, stage]) * UNIT_US,
+                    "pid": d,
+                    "tid": p,
+                    "ts": float(schedule.start[row]) * UNIT_US,
                 }
