@@ -35,8 +35,7 @@ def lower_bound(problem: Problem) -> float:
 def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     """Lower bound of the time between updates of a stage with ``num_survivors`` live workers; pipelines are alike."""
     if not problem.is_plain:
-        held = problem.held_by((0, stage))
-        times = problem.time_4P[:, list(held)]
+        times = problem.time_4P[:, list(problem.held_by((0, stage)))]
         return _shared(problem.total_microbatches, times[: Kind.U].sum(axis=0), num_survivors) + float(
             times[Kind.U].sum()
         )
@@ -77,7 +76,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     comm, back_P = problem.costs.t_comm, _backward(problem)
     there_and_back = sum(f_P[:stage]) + sum(back_P[:stage]) + 2 * stage * comm
     if not problem.decoupled:
-        return there_and_back if problem.staggered else 0.0
+        return max(0.0, there_and_back + u_P[0] - u_P[stage]) if problem.staggered else 0.0
     num_microbatches = problem.most_loaded(num_survivors)
     num_weight_gradients = min(num_microbatches, max_held(problem, float(problem.stash_2P[1, stage])))
     own = w_P[0] - num_weight_gradients * w_P[stage]

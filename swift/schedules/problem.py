@@ -52,17 +52,6 @@ class Costs:
         """Times of F, B, W and U: indexed by ``Kind``."""
         return self.t_f, self.t_b, self.t_w, self.t_u
 
-    def runs_of(self, worker: Worker) -> tuple[tuple[int, int], ...]:
-        """Runs of blocks that a worker holds, as (first block, end); empty if the numbers of blocks are not said."""
-        if not any(chunk.num_blocks for chunk in self.chunks):
-            return ()
-        ends = list(accumulate((chunk.num_blocks for chunk in self.chunks), initial=0))
-        runs: list[tuple[int, int]] = []
-        for k in self.held_by(worker):
-            first = runs.pop()[0] if runs and runs[-1][1] == ends[k] else ends[k]
-            runs.append((first, ends[k + 1]))
-        return tuple(runs)
-
     @property
     def microbatch_peak(self) -> float:
         """Peak memory of one micro-batch on a worker: the F-stash turns into the W-stash while B runs."""

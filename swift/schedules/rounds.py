@@ -26,11 +26,12 @@ def round_of(schedule: Schedule) -> Round:
     starts_K = np.nanmin(start_3KDMP, (0, 2, 3, 4))
     period = float(starts_K[1] - starts_K[0]) if K > 1 else makespan(schedule)
     shift_K, tolerance = period * np.arange(K), time_tolerance(schedule)
-    near = {"rtol": 0.0, "atol": tolerance, "equal_nan": True}
     repeats = (
         np.all(executor_3KDMP == executor_3KDMP[0, 0])
-        and np.allclose(start_3KDMP, start_3KDMP[:, :1] + shift_K[:, None, None, None], **near)
-        and np.allclose(update_KP, update_KP[0] + shift_K[:, None], **near)
+        and np.allclose(
+            start_3KDMP, start_3KDMP[:, :1] + shift_K[:, None, None, None], rtol=0, atol=tolerance, equal_nan=True
+        )
+        and np.allclose(update_KP, update_KP[0] + shift_K[:, None], rtol=0, atol=tolerance, equal_nan=True)
     )
     assert repeats, "the schedule does not repeat one iteration"
     return Round(executor_3KDMP[0, 0], start_3KDMP[:, 0], update_KP[0], period)

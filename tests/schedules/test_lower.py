@@ -22,8 +22,8 @@ GARBAGE = "what a worker sends that has nothing to say"
 class Worker:
     """One row: what it holds, and what it has run."""
 
-    def __init__(self, table, num_stages, row):
-        self.table, self.row, self.stage, self.last = table, row, table.workers[row][1], num_stages - 1
+    def __init__(self, table, num_chunks, row):
+        self.table, self.row, self.last = table, row, num_chunks - 1
         self.slots = {
             "b_stash": [None] * table.num_b_stash,
             "held": [None] * table.num_held,
@@ -49,42 +49,49 @@ class Worker:
         here, table = (tick, self.row), self.table
         if table.opcode_TR[here] in (NOTHING, Kind.U + 1):
             return GARBAGE, GARBAGE
-        kind, p = Kind(table.opcode_TR[here] - 1), self.stage
+        kind, p = Kind(table.opcode_TR[here] - 1), int(table.chunk_TR[here])
         name = tuple(int(of[here]) for of in (table.iteration_TR, table.pipeline_TR, table.microbatch_TR))
         assert tuple(table.data_Rn[self.row, table.data_TR[here]]) == name
         inbox = table.inbox_TR[here]
         b_slot, held, w_slot = table.b_stash_TR[here], table.held_TR[here], table.w_stash_TR[here]
-        self.done.append((kind, *name))
+        self.done.append((kind, *name, p))
         if kind == Kind.F:
             if p > 0:
                 assert self.take("activations", inbox) == ("output of F", name, p - 1)
+            output = ("output of F", name, p)
+            if table.own_slot_TR[here] != NONE:
+                self.put("activations", table.own_slot_TR[here], output)
+                output = GARBAGE
             if not self.is_training:
                 assert b_slot == held == table.loss_TR[here] == NONE
-                return ("output of F", name, p), GARBAGE
+                return output, GARBAGE
             if p == self.last:
                 self.put("gradients", table.loss_TR[here], ("gradient of the loss", name))
-            self.put("b_stash", b_slot, ("F for B", name))
-            self.put("held", held, ("F for W", name))
-            return ("output of F", name, p), GARBAGE
+            self.put("b_stash", b_slot, ("F for B", name, p))
+            self.put("held", held, ("F for W", name, p))
+            return output, GARBAGE
         if kind == Kind.B:
             gradient = ("output of B", name, p + 1) if p < self.last else ("gradient of the loss", name)
             assert self.take("gradients", inbox) == gradient
-            assert self.take("b_stash", b_slot) == ("F for B", name)
-            assert self.slots["held"][held] == ("F for W", name)
-            self.put("w_stash", w_slot, ("B", name))
+            assert self.take("b_stash", b_slot) == ("F for B", name, p)
+            assert self.slots["held"][held] == ("F for W", name, p)
+            self.put("w_stash", w_slot, ("B", name, p))
+            if table.own_slot_TR[here] != NONE:
+                self.put("gradients", table.own_slot_TR[here], ("output of B", name, p))
+                return GARBAGE, GARBAGE
             return GARBAGE, ("output of B", name, p)
-        assert self.take("held", held) == ("F for W", name)
-        assert self.take("w_stash", w_slot) == ("B", name)
+        assert self.take("held", held) == ("F for W", name, p)
+        assert self.take("w_stash", w_slot) == ("B", name, p)
         return GARBAGE, GARBAGE
 
-    def update(self, iteration):
+    def update(self, iteration, chunk):
         """Runs the U at the end of a phase; the table has it as the op of the phase's last tick, too."""
-        self.done.append((Kind.U, int(iteration), self.table.workers[self.row][0], NONE))
+        self.done.append((Kind.U, int(iteration), self.table.workers[self.row][0], NONE, int(chunk)))
 
 
-def interpret(table, num_stages):
+def interpret(table, num_chunks):
     """Runs a table; returns every row's ops as it ran them, and in which tick."""
-    workers = [Worker(table, num_stages, row) for row in range(len(table.workers))]
+    workers = [Worker(table, num_chunks, row) for row in range(len(table.workers))]
     tick_of = {}
     for phase, (first, end) in enumerate(pairwise(table.phase_bounds)):
         for tick in range(first, end):
@@ -95,7 +102,7 @@ def interpret(table, num_stages):
             tick_of |= {(w.row, w.done[-1]): tick for w in busy}
         updating = [w for w in workers if table.update_HR[phase, w.row] != NONE]
         for worker in updating:
-            worker.update(table.update_HR[phase, worker.row])
+            worker.update(table.update_HR[phase, worker.row], table.update_chunk_HR[phase, worker.row])
             tick_of[worker.row, worker.done[-1]] = end - 1
     assert all(slot is None for worker in workers for slots in worker.slots.values() for slot in slots)
     return [worker.done for worker in workers], tick_of
@@ -118,23 +125,25 @@ def check(schedule):
         for permutation in moves.permutations:
             for rows in zip(*permutation, strict=True):
                 assert len(set(rows)) == len(permutation), "a worker sends or receives twice in one round"
-    done, tick_of = interpret(table, problem.num_stages)
-    assert table.workers == problem.topology.live_workers(problem.failed)
+    done, tick_of = interpret(table, problem.num_chunks)
+    assert table.workers == problem.live_workers
     check_phases(table, problem)
     for worker, ops in zip(table.workers, done, strict=True):
-        assert ops == [tuple(timed.op[:4]) for timed in schedule.ops_of(worker)], "each op once, in order"
+        assert ops == [tuple(timed.op) for timed in schedule.ops_of(worker)], "each op once, in order"
     updates, last_w, waiting_b = defaultdict(set), defaultdict(int), {}
-    for (row, (kind, k, d, m)), tick in tick_of.items():
-        p = table.workers[row][1]
+    for (_, (kind, k, d, m, p)), tick in tick_of.items():
         if kind == Kind.U:
-            updates[k, p if problem.staggered else None].add(tick)
+            updates[k, p if problem.staggered or not problem.is_plain else None].add(tick)
         elif kind == Kind.W:
-            last_w[k, p if problem.staggered else None] = max(tick, last_w[k, p if problem.staggered else None])
+            for key in (
+                [(k, p), (k, None)] if problem.staggered else [(k, q) for q in (None, *range(problem.num_chunks))]
+            ):
+                last_w[key] = max(tick, last_w[key])
             waiting_b[k, d, m, p - 1] = tick
     assert all(len(ticks) == 1 and min(ticks) > last_w[key] for key, ticks in updates.items())
     if not problem.decoupled:
-        for (row, (kind, *name)), tick in tick_of.items():
-            assert kind != Kind.B or tick > waiting_b.get((*name, table.workers[row][1]), -1)
+        for (_, (kind, *name)), tick in tick_of.items():
+            assert kind != Kind.B or tick > waiting_b.get(tuple(name), -1)
     return table
 
 
@@ -145,20 +154,28 @@ def check_phases(table, problem):
     np.testing.assert_array_equal(table.update_HR, np.where(is_u_TR, table.iteration_TR, NONE)[last_H])
     assert (table.data_TR[is_u_TR] == NONE).all()
     assert (table.phase_bounds[0], table.phase_bounds[-1]) == (0, table.num_ticks)
-    assert table.num_phases <= problem.num_iterations * (problem.num_stages if problem.staggered else 1)
+    assert table.num_phases <= problem.num_iterations * (
+        problem.num_chunks if problem.staggered or not problem.is_plain else 1
+    )
     lists = [[tuple(name) for name in names if name[0] != NONE] for names in table.data_Rn.tolist()]
     assert all(len(set(names)) == len(names) for names in lists)
     assert max(map(len, lists)) == table.data_Rn.shape[1]
     for row, names in enumerate(lists):
-        assert [names.index(name) for name in names] == table.data_TR[
-            table.opcode_TR[:, row] == Kind.F + 1, row
-        ].tolist()
+        forwards = table.data_TR[table.opcode_TR[:, row] == Kind.F + 1, row].tolist()
+        assert [names.index(name) for name in names] == list(dict.fromkeys(forwards))
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_table_runs_every_op_with_the_right_inputs(problems, random_schedule, data):
     problem = data.draw(problems())
+    check(random_schedule(problem, data.draw(st.randoms(use_true_random=False))))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_table_of_chunks_on_any_stages(chunk_problems, random_schedule, data):
+    problem = data.draw(chunk_problems())
     check(random_schedule(problem, data.draw(st.randoms(use_true_random=False))))
 
 

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 
@@ -73,7 +75,10 @@ class _Simulation:
         self.t_f, self.t_b, self.t_w, self.t_u = problem.time_4P.tolist()
         # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
         self.f_stash, self.w_stash = problem.stash_2P.tolist()
-        self.growth = max(0.0, *(w - f for f, w in zip(self.f_stash, self.w_stash, strict=True)))
+        more_P = np.maximum(0.0, problem.stash_2P[1] - problem.stash_2P[0])
+        growth = np.zeros(problem.num_pipelines * problem.num_stages)
+        np.maximum.at(growth, problem.worker_DP.ravel(), np.tile(more_P, problem.num_pipelines))
+        self.growth = growth.tolist()
         if self.fused:
             self.t_b = [b + w for b, w in zip(self.t_b, self.t_w, strict=True)]
             self.w_stash = [0.0] * self.C
@@ -188,7 +193,7 @@ class _Simulation:
     def choose(self, w: int, now: float) -> None:
         f_waits, b_waits, w_waits = self.f_ready[w], self.b_ready[w], self.w_ready[w]
         if f_waits:
-            room = self.held[w] + self.room[f_waits[0][1]] + self.growth <= self.limit
+            room = self.held[w] + self.room[f_waits[0][1]] + self.growth[w] <= self.limit
             if self.flying[w] < self.policy.in_flight[w]:
                 if room:
                     return self.run_f(w, now)
@@ -196,7 +201,7 @@ class _Simulation:
                     return self.run_w(w, now)
             if room and not b_waits:
                 return self.run_f(w, now)
-        if b_waits and self.held[w] + self.growth <= self.limit:
+        if b_waits and self.held[w] + self.growth[w] <= self.limit:
             return self.run_b(w, now)
         if w_waits and not self.waits_for_message(w, now):
             return self.run_w(w, now)

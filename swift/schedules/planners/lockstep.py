@@ -100,10 +100,11 @@ class _FreeOrder:
         self.length, self.chunk = np.full(num_nodes, np.inf), np.zeros(num_nodes, np.int64)
         self.length[self.node_n], self.chunk[self.node_n] = lines.duration_n, schedule.chunk
         self.done = self.sums_before(lines.duration_n)
-        (f_stash_n, w_stash_n), is_b = problem.stash_2P[:, schedule.chunk], kind == Kind.B
+        f_stash_n, w_stash_n = problem.stash_2P[:, schedule.chunk]
         self.f_held = self.sums_before(f_stash_n)
         self.w_held = self.sums_before(w_stash_n)
-        self.growth = max(0.0, float((w_stash_n - f_stash_n)[is_b].max()))
+        self.growth_R = np.zeros(R)
+        np.maximum.at(self.growth_R, lines.row_n, w_stash_n - f_stash_n)
         self.num_updates = self.end_cR[Kind.U] // problem.num_iterations
         self.time_4R = self.mean_times()
         self.num_own = self.end_cR[Kind.F] // problem.num_iterations
@@ -231,7 +232,7 @@ class _FreeOrder:
         if np.isfinite(self.limit):
             # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
             f, b, w, _ = node_4SR
-            held_SR = self.f_held[f] - self.f_held[b] + self.w_held[b] - self.w_held[w] + self.growth
+            held_SR = self.f_held[f] - self.f_held[b] + self.w_held[b] - self.w_held[w] + self.growth_R
             f_stash_SR = problem.stash_2P[0, self.chunk[f]]
             ready_4SR[Kind.F] &= held_SR + f_stash_SR <= self.limit
             ready_4SR[Kind.B] &= held_SR <= self.limit

@@ -26,6 +26,7 @@ from swift.schedules.bounds import tight_bound
 from swift.schedules.measures import period
 from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.milp_chunks import ChunkGrid, fit_chunks
 from swift.schedules.planners.milp_model import (
     Detail,
     Group,
@@ -99,7 +100,8 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
     first = replace(adaptive(problem), solver="milp")
     proof = Proof(first, tight_bound(barrier) if use_bound else 0.0)
     if not proof.proven:
-        search = _Search(barrier, first, proof.bound, time.monotonic() + time_limit_s)
+        is_simple = problem.is_plain and problem.is_alike and not problem.chunks
+        search = (_Search if is_simple else ChunkSearch)(barrier, first, proof.bound, time.monotonic() + time_limit_s)
         search.run()
         proof = search.proof
     return replace(proof, schedule=replace(proof.schedule, problem=problem))
@@ -229,12 +231,60 @@ class _Search:
                     self.proof = replace(self.proof, bound=max(self.proof.bound, low * self.grid.slot))
 
 
+class ChunkSearch:
+    """The same search where chunks or pipelines differ, with one model, in which every worker has its slots."""
+
+    def __init__(self, problem: Problem, first: Schedule, bound: float, deadline: float):
+        self.problem, self.deadline = problem, deadline
+        self.proof, self.grid = Proof(first, bound), ChunkGrid.of(problem)
+
+    def run(self) -> None:
+        """Searches until schedule and bound meet, no question is left, or time runs out."""
+        low, num_workers = 1, len(self.problem.live_workers)
+        with suppress(Undecided):
+            while True:
+                least, most = self.proof.bound / self.grid.slot, period(self.proof.schedule) / self.grid.slot
+                low, high = max(low, math.ceil(least * (1 - _SAME))), math.ceil(most * (1 - _SAME))
+                if low >= high:
+                    break
+                probe = (low + high - 1) // 2
+                if self.fits([probe] * num_workers):
+                    continue
+                low = probe + 1
+                parts = 1 / num_workers if self.problem.staggered else 1
+                self.raise_bound(low - 1 + parts)
+            # As in ``_Search.exclude_parts_of_slots``, worker by worker.
+            for turn in range(num_workers):
+                if self.proof.proven or not self.problem.staggered:
+                    break
+                if not self.fits([low - (other == turn) for other in range(num_workers)]):
+                    self.raise_bound(low)
+
+    def raise_bound(self, slots: float) -> None:
+        """Raises the bound to so many slots."""
+        self.proof = replace(self.proof, bound=max(self.proof.bound, slots * self.grid.slot))
+
+    def fits(self, slots_of: Sequence[int]) -> bool:
+        """Whether these slots suffice; keeps the schedule that shows it."""
+        limit_s = self.deadline - time.monotonic()
+        if limit_s <= 0:
+            raise Undecided
+        try:
+            one = fit_chunks(self.problem, self.grid, slots_of, limit_s)
+        except Refuted:
+            return False
+        schedule = Schedule.from_round(self.problem, "milp", one)
+        if period(schedule) < period(self.proof.schedule):
+            self.proof = replace(self.proof, schedule=schedule)
+        return True
+
+
 def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
     """Makes a schedule with the op order of the exact model's starts, each op as early as the true costs allow."""
     D, P, peers_P = problem.num_pipelines, problem.num_stages, problem.survivors
     paths, ops = _follow(problem, starts)
     names = _names(problem, [[peers_P[p][path[p]] for p in range(P)] for path in paths])
-    executor_DMP = np.empty((D, problem.num_microbatches, P), np.int32)
+    executor_DMP = np.empty((D, problem.most_microbatches, P), np.int32)
     for name, path in zip(names, paths, strict=True):
         executor_DMP[name] = [peers_P[p][path[p]] for p in range(P)]
     sequences: list[list[tuple[int, int, int]]] = [[] for _ in range(D * P)]
@@ -286,7 +336,7 @@ def _names(problem: Problem, executors: Sequence[Sequence[int]]) -> list[tuple[i
     taken = [0] * problem.num_pipelines
     names = []
     for executor in executors:
-        free = [d for d in range(problem.num_pipelines) if taken[d] < problem.num_microbatches]
+        free = [d for d in range(problem.num_pipelines) if taken[d] < problem.most_microbatches]
         d = max(free, key=lambda d: (executor.count(d), -d))
         names.append((d, taken[d]))
         taken[d] += 1

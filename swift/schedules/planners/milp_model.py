@@ -108,7 +108,7 @@ def fit(problem: Problem, costs: SlotCosts, slots_P: Sequence[int], detail: Deta
 class _Model:
     def __init__(self, problem: Problem, costs: SlotCosts, slots_P: Sequence[int], detail: Detail):
         self.problem, self.costs, self.slots_P, self.detail = problem, costs, slots_P, detail
-        self.num_all = problem.num_pipelines * problem.num_microbatches
+        self.num_all = problem.total_microbatches
         self.rows = MixedIntegerProgram()
         self.groups_P = [groups_of(problem, p, detail) for p in range(problem.num_stages)]
         self.workers_P = [sorted({group[-1:] for group in groups}) for groups in self.groups_P]

@@ -58,8 +58,8 @@ class Periods:
         Args:
             num_pipelines: number of remaining pipelines, at least one.
         """
-        share = -(-self.problem.num_microbatches * self.problem.num_pipelines // num_pipelines)
-        return self._single_period(share) / self._single_period(self.problem.num_microbatches)
+        share = self.problem.most_loaded(num_pipelines)
+        return self._single_period(share) / self._single_period(self.problem.most_microbatches)
 
     def _single_period(self, num_microbatches: int) -> float:
         if num_microbatches not in self._known_single:
