@@ -28,7 +28,8 @@ from swift.schedules import (
     tight_bound,
     violations,
 )
-from swift.schedules.planners.milp import ChunkSearch, milp_proof
+from swift.schedules.planners.milp import milp_proof
+from swift.schedules.planners.milp_chunks import prove_chunks
 from swift.topology import Topology
 
 WHOLE = st.sampled_from([1.0, 2.0])
@@ -180,10 +181,9 @@ def test_the_exact_planner_of_chunks_agrees_with_the_other_one(problems, data):
     problem = data.draw(problems(st.integers(1, 2), st.integers(1, 2), 1, **sizes))
     proof = milp_proof(problem)
     barrier = problem.if_drained()
-    search = ChunkSearch(barrier, adaptive(barrier), 0.0, np.inf)
-    search.run()
-    assert search.proof.proven
-    assert search.proof.bound == pytest.approx(proof.bound)
+    schedule, bound = prove_chunks(barrier, adaptive(barrier), 0.0, np.inf)
+    assert violations(schedule) == []
+    assert period(schedule) == pytest.approx(bound) == pytest.approx(proof.bound)
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])

@@ -26,7 +26,7 @@ from swift.schedules.bounds import tight_bound
 from swift.schedules.measures import period
 from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.milp_chunks import ChunkGrid, fit_chunks
+from swift.schedules.planners.milp_chunks import prove_chunks
 from swift.schedules.planners.milp_model import (
     Detail,
     Group,
@@ -100,10 +100,13 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
     first = replace(adaptive(problem), solver="milp")
     proof = Proof(first, tight_bound(barrier) if use_bound else 0.0)
     if not proof.proven:
-        is_simple = problem.is_plain and problem.is_alike and not problem.chunks
-        search = (_Search if is_simple else ChunkSearch)(barrier, first, proof.bound, time.monotonic() + time_limit_s)
-        search.run()
-        proof = search.proof
+        deadline = time.monotonic() + time_limit_s
+        if problem.is_plain and problem.is_alike and not problem.chunks:
+            search = _Search(barrier, first, proof.bound, deadline)
+            search.run()
+            proof = search.proof
+        else:
+            proof = Proof(*prove_chunks(barrier, first, proof.bound, deadline))
     return replace(proof, schedule=replace(proof.schedule, problem=problem))
 
 
@@ -229,54 +232,6 @@ class _Search:
                     self.fit([low - (q == p) for q in range(P)], detail)
                 except Refuted:
                     self.proof = replace(self.proof, bound=max(self.proof.bound, low * self.grid.slot))
-
-
-class ChunkSearch:
-    """The same search where chunks or pipelines differ, with one model, in which every worker has its slots."""
-
-    def __init__(self, problem: Problem, first: Schedule, bound: float, deadline: float):
-        self.problem, self.deadline = problem, deadline
-        self.proof, self.grid = Proof(first, bound), ChunkGrid.of(problem)
-
-    def run(self) -> None:
-        """Searches until schedule and bound meet, no question is left, or time runs out."""
-        low, num_workers = 1, len(self.problem.live_workers)
-        with suppress(Undecided):
-            while True:
-                least, most = self.proof.bound / self.grid.slot, period(self.proof.schedule) / self.grid.slot
-                low, high = max(low, math.ceil(least * (1 - _SAME))), math.ceil(most * (1 - _SAME))
-                if low >= high:
-                    break
-                probe = (low + high - 1) // 2
-                if self.fits([probe] * num_workers):
-                    continue
-                low = probe + 1
-                parts = 1 / num_workers if self.problem.staggered else 1
-                self.raise_bound(low - 1 + parts)
-            # As in ``_Search.exclude_parts_of_slots``, worker by worker.
-            for turn in range(num_workers):
-                if self.proof.proven or not self.problem.staggered:
-                    break
-                if not self.fits([low - (other == turn) for other in range(num_workers)]):
-                    self.raise_bound(low)
-
-    def raise_bound(self, slots: float) -> None:
-        """Raises the bound to so many slots."""
-        self.proof = replace(self.proof, bound=max(self.proof.bound, slots * self.grid.slot))
-
-    def fits(self, slots_of: Sequence[int]) -> bool:
-        """Whether these slots suffice; keeps the schedule that shows it."""
-        limit_s = self.deadline - time.monotonic()
-        if limit_s <= 0:
-            raise Undecided
-        try:
-            one = fit_chunks(self.problem, self.grid, slots_of, limit_s)
-        except Refuted:
-            return False
-        schedule = Schedule.from_round(self.problem, "milp", one)
-        if period(schedule) < period(self.proof.schedule):
-            self.proof = replace(self.proof, schedule=schedule)
-        return True
 
 
 def _as_schedule(problem: Problem, starts: Starts) -> Schedule:

@@ -8,24 +8,28 @@ Shape suffixes: D pipelines, M micro-batches of the pipeline with the most, P ch
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from swift.errors import SettingError
+from swift.schedules.measures import period
 from swift.schedules.ops import NO_MICROBATCH, Kind
 from swift.schedules.planners.list_scheduling import names_of
-from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, at
+from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, Refuted, Undecided, at
 from swift.schedules.problem import Problem
-from swift.schedules.schedule import Round
+from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequence_graph import SequencedOp
 from swift.schedules.sequences import time_round
 
 F, B, W, U = Kind
 _MAX_COLUMNS = 30_000
 _LARGEST_DENOMINATOR = 100
+_SAME = 1e-9
 
 _Ran = tuple[Kind, int, int, int]
 """(kind, micro-batch, chunk, pipeline whose worker runs it)."""
@@ -175,15 +179,15 @@ class _Model:
         problem, C = self.problem, self.problem.num_chunks
         for k, peers in enumerate(problem.survivors):
             for d in peers:
-                self.follow((F, j, k, d), F, k, [d], (B, j, k, d))
+                self.follow(F, k, [d], (B, j, k, d))
                 if problem.decoupled:
-                    self.follow((B, j, k, d), B, k, [d], (W, j, k, d))
+                    self.follow(B, k, [d], (W, j, k, d))
                 if k:
-                    self.follow(None, F, k - 1, problem.survivors[k - 1], (F, j, k, d))
+                    self.follow(F, k - 1, problem.survivors[k - 1], (F, j, k, d))
                 if k + 1 < C:
-                    self.follow(None, B, k + 1, problem.survivors[k + 1], (B, j, k, d))
+                    self.follow(B, k + 1, problem.survivors[k + 1], (B, j, k, d))
 
-    def follow(self, _: _Ran | None, kind: Kind, k: int, senders: Sequence[int], reader: _Ran) -> None:
+    def follow(self, kind: Kind, k: int, senders: Sequence[int], reader: _Ran) -> None:
         """Adds rows: an op starts no earlier than what it waits for, on whichever worker that runs, has arrived."""
         j, worker_DP = reader[1], self.problem.worker_DP
         terms = [(1.0, at(self.started[reader], self.slots_T))]
@@ -240,3 +244,66 @@ class _Model:
             if w in busy:
                 sequences[w].append(op)
         return time_round(problem, executor_DMP, sequences)
+
+
+def prove_chunks(problem: Problem, first: Schedule, bound: float, deadline: float) -> tuple[Schedule, float]:
+    """Narrows the gap between a schedule and a bound of the period until they meet or the time is over.
+
+    Args:
+        problem: problem to plan.
+        first: schedule of it.
+        bound: lower bound of the period.
+        deadline: time by ``time.monotonic``.
+
+    Raises:
+        SettingError: the problem is too large, or its times have no common unit.
+    """
+    search = _Search(problem, first, bound, deadline)
+    with suppress(Undecided):  # keeps what was found and proved by then
+        search.exclude_parts_of_slots(search.narrow())
+    return search.schedule, search.bound
+
+
+class _Search:
+    def __init__(self, problem: Problem, first: Schedule, bound: float, deadline: float):
+        self.problem, self.schedule, self.bound, self.deadline = problem, first, bound, deadline
+        self.grid, self.num_workers = ChunkGrid.of(problem), len(problem.live_workers)
+
+    def narrow(self) -> int:
+        """Finds the smallest number of slots that suffices for every worker."""
+        low = 1
+        while True:
+            least, most = self.bound / self.grid.slot, period(self.schedule) / self.grid.slot
+            low, high = max(low, math.ceil(least * (1 - _SAME))), math.ceil(most * (1 - _SAME))
+            if low >= high:
+                return low
+            probe = (low + high - 1) // 2
+            if not self.fits([probe] * self.num_workers):
+                low = probe + 1
+                # The period is the mean over a cycle of workers that wait for each other.
+                self.raise_bound(probe + (1 / self.num_workers if self.problem.staggered else 1))
+
+    def exclude_parts_of_slots(self, low: int) -> None:
+        """Proves, as ``milp`` does, that there is no shorter period with a part of a slot."""
+        for turn in range(self.num_workers):
+            if period(self.schedule) <= self.bound * (1 + _SAME):
+                return
+            if not self.fits([low - (other == turn) for other in range(self.num_workers)]):
+                self.raise_bound(low)
+
+    def raise_bound(self, slots: float) -> None:
+        self.bound = max(self.bound, slots * self.grid.slot)
+
+    def fits(self, slots_of: Sequence[int]) -> bool:
+        """Whether these slots suffice; keeps the schedule that shows it."""
+        limit_s = self.deadline - time.monotonic()
+        if limit_s <= 0:
+            raise Undecided
+        try:
+            one = fit_chunks(self.problem, self.grid, slots_of, limit_s)
+        except Refuted:
+            return False
+        schedule = Schedule.from_round(self.problem, "milp", one)
+        if period(schedule) < period(self.schedule):
+            self.schedule = schedule
+        return True
