@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.cli.options import Written, costs_of, nearest, translated, workers_of
+from swift.cli.options import BlockOptions, Written, costs_of, microbatches_of, nearest, translated, workers_of
 from swift.errors import SettingError, check_count, renamed_settings
 from swift.files import replace_file
 from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, num_plans, plans_to_prepare
@@ -28,6 +28,7 @@ _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
     "Problem.num_microbatches": "--microbatches",
+    "Problem.stage_of_chunk": "--cut",
     "Problem.num_iterations": "--iterations",
     "Problem.memory_limit": "--memory-limit",
     "Problem.failed": "--fail",
@@ -59,7 +60,7 @@ def plan(options: argparse.Namespace) -> None:
             facts = document(schedule, planning_ms, with_ops=options.ops)
             if options.prepare is not None:
                 facts["num_plans"] = num_plans(problem.topology, options.prepare)
-            lines = [*summarize(schedule.problem, facts), "", plans, ""]
+            lines = [*summarize(schedule.problem, facts), "", *([plans, ""] if plans else [])]
             content = json.dumps(facts) + "\n" if form == "json" else _text(schedule, lines, options.out)
     _write(options.out, content)
 
@@ -85,19 +86,26 @@ class _Timed:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    num_ops = 3 * options.pipelines * options.stages * options.microbatches * options.iterations
+    topology, failed = Topology(options.pipelines, options.stages), workers_of("--fail", options.fail)
+    microbatches, costs = microbatches_of(options.microbatches), costs_of(options.costs)
+    cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
+    chunks, holders = cut.chunks(topology, failed, costs)
+    most = microbatches if isinstance(microbatches, int) else max(microbatches)
+    num_ops = 3 * options.pipelines * max(options.stages, len(chunks)) * most * options.iterations
     if num_ops > MAX_OPS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
         allowed = f"makes {num_ops:,} ops in the window; at most {MAX_OPS:,} can be planned"
         raise SettingError("--pipelines x --stages x --microbatches x --iterations", Written(size), allowed)
     problem = Problem(
-        Topology(options.pipelines, options.stages),
-        options.microbatches,
-        workers_of("--fail", options.fail),
-        costs_of(options.costs),
+        topology,
+        microbatches,
+        failed,
+        costs,
         num_iterations=options.iterations,
         decoupled=not options.no_decouple,
         staggered=not options.no_stagger,
+        chunks=chunks,
+        stage_of_chunk=holders,
     )
     with renamed_settings({"Problem.memory_limit": "--memory-limit"}):
         return problem.limited(options.memory_limit)
@@ -125,6 +133,8 @@ def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | N
     Returns:
         Number of new plans.
     """
+    if options.prepare is not None and not problem.is_alike:
+        raise SettingError("--prepare", options.prepare, "needs pipelines with the same cut and as many micro-batches")
     if store is None or options.prepare is None:
         return 0
     total, num_new, shown = num_plans(problem.topology, options.prepare), 0, 0
@@ -142,6 +152,8 @@ def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | N
 
 
 def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
+    if not problem.is_alike:
+        return ""
     most = max(1, len(problem.failed)) if options.prepare is None else options.prepare
     count, moved = (num_plans(problem.topology, most, move_roles=move) for move in (False, True))
     line = f"plans to prepare for up to {counted(most, 'failure')}: {count:,} ({moved:,} if roles may be moved)"
@@ -220,6 +232,10 @@ def _translate(error: SettingError, options: argparse.Namespace) -> SettingError
         return SettingError("--costs", Written(f"{name}={value:g}"), allowed)
     if setting in ("failed workers", "Problem.failed"):
         value = " ".join(options.fail)
+    if setting == "Problem.num_microbatches" and isinstance(value, tuple):
+        value = options.microbatches
+    if setting == "Problem.stage_of_chunk":
+        value = " ".join(options.cut or ())
     if setting == "Problem.memory_limit":
         value, stash = options.memory_limit, costs_of(options.costs).f_stash
         allowed += "" if stash == 1 else f" (in the unit of --costs: an F-stash is {stash:g})"

@@ -7,7 +7,7 @@ packs parameters into the flat vectors that the optimizer shares; ``reference_mo
 """
 
 from swift.models.config import ModelConfig
-from swift.models.cut import Cut, cut_by_costs, make_cut
+from swift.models.cut import Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
@@ -23,7 +23,6 @@ __all__ = [
     "MoeFunction",
     "StackedWeights",
     "Weights",
-    "cut_by_costs",
     "make_cut",
     "model_size",
     "plain_logits",

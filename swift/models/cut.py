@@ -155,39 +155,3 @@ def make_cut(moe_layers: Sequence[bool], num_stages: int, sizes: Sequence[int] |
         allowed = f"must add up to ModelConfig.num_layers = {num_layers}, and add up to {sum(sizes)}"
         raise SettingError(setting, sizes, allowed)
     return Cut(tuple(moe_layers), sizes)
-
-
-def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
-    """Cuts blocks so that the longest stage is as short as it can be; among such cuts, the most even one.
-
-    Args:
-        costs: time of each block.
-        num_stages: P, at most as many as there are blocks.
-        first: additional time of the first stage, for the embedding.
-        last: additional time of the last stage, for the head.
-
-    Returns:
-        The number of blocks of each stage.
-
-    >>> cut_by_costs([1.0] * 7, 4), cut_by_costs([1.0] * 8, 4, last=1.0)
-    ((2, 2, 2, 1), (2, 2, 3, 1))
-    """
-    sums = [0.0, *accumulate(costs)]
-    num_blocks = len(costs)
-
-    def time(stage: int, begin: int, end: int) -> float:
-        return sums[end] - sums[begin] + first * (stage == 0) + last * (stage == num_stages - 1)
-
-    # best[e]: (longest stage, sum of squares, sizes) of the stages so far, which hold the first e blocks.
-    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
-    for stage in range(num_stages):
-        found: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        for end in range(stage + 1, num_blocks - (num_stages - 1 - stage) + 1):
-            ways = []
-            for begin, (longest, squares, sizes) in best.items():
-                if begin < end:
-                    took = time(stage, begin, end)
-                    ways.append((max(longest, took), squares + took**2, (*sizes, end - begin)))
-            found[end] = min(ways, key=lambda way: (round(way[0], 9), round(way[1], 9), [-size for size in way[2]]))
-        best = found
-    return best[num_blocks][2]

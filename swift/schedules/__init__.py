@@ -5,7 +5,7 @@ A ``Problem`` says what is to be planned, a planner from ``planners`` makes a ``
 """
 
 from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.chunks import Chunk, common_chunks
+from swift.schedules.chunks import Chunk, common_chunks, cut_by_costs
 from swift.schedules.lowering import (
     NOTHING,
     HeldBytes,
@@ -81,6 +81,7 @@ __all__ = [
     "bubble_share",
     "common_chunks",
     "common_shape",
+    "cut_by_costs",
     "denormalize",
     "gpipe",
     "held_bytes",

@@ -47,7 +47,20 @@ def add_plan(commands: Any) -> None:
     )
     plan.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
     plan.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
-    plan.add_argument("--microbatches", type=int, required=True, metavar="M", help="micro-batches of a pipeline")
+    plan.add_argument(
+        "--microbatches", required=True, metavar="M", help="micro-batches of a pipeline, or M,M,... of each pipeline"
+    )
+    plan.add_argument("--blocks", type=int, metavar="L", help="layers of the model, cut by their costs into stages")
+    plan.add_argument(
+        "--cut",
+        nargs="+",
+        metavar="N,N,...",
+        help="blocks of each stage, of all pipelines or of each (default: by costs)",
+    )
+    plan.add_argument(
+        "--embedding", type=float, default=0.0, metavar="X", help="time of its gradient, in blocks (default: 0)"
+    )
+    plan.add_argument("--head", type=float, default=0.0, metavar="X", help="time of the head, in blocks (default: 0)")
     plan.add_argument(
         "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down, as pipeline:stage"
     )

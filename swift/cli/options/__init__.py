@@ -1,5 +1,6 @@
 """Options and settings of the command line: types checked, numbers and workers by name, mistakes explained."""
 
+from swift.cli.options.cuts import BlockOptions, microbatches_of
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
 from swift.cli.options.kinds import Written, checked, described, fitting
 from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
@@ -8,6 +9,7 @@ from swift.cli.options.named import costs_of, named_numbers, workers_of
 __all__ = [
     "OF_ONE",
     "OF_PROCESSES",
+    "BlockOptions",
     "Source",
     "Written",
     "build_mistake",
@@ -16,6 +18,7 @@ __all__ = [
     "deadlines_of",
     "described",
     "fitting",
+    "microbatches_of",
     "named_numbers",
     "nearest",
     "parse_mistake",

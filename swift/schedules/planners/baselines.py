@@ -87,7 +87,9 @@ def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Sche
     _refuse_failures(problem, name)
     if not (problem.is_plain and problem.is_alike):
         allowed = f"{name} plans pipelines that are alike, with one chunk on each stage: try adaptive"
-        raise SettingError("Problem.stage_of_chunk", problem.stage_of_chunk or problem.num_microbatches, allowed)
+        if problem.is_plain:
+            raise SettingError("Problem.num_microbatches", problem.num_microbatches, allowed)
+        raise SettingError("Problem.stage_of_chunk", problem.stage_of_chunk, allowed)
     problem = replace(problem, decoupled=False, staggered=False)
     return Schedule.planned(
         problem, name, lambda lone: _largest_that_fits(replace(lone, num_iterations=1), order, most_held)

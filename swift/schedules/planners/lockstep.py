@@ -20,8 +20,7 @@ from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.problem import Problem
 from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequence_graph import SequencedOp
-from swift.schedules.sequences import time_round
+from swift.schedules.sequences import SequencedOp, time_round
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
 """(stretch, weight of the mean), see ``_FreeOrder``, of each search; the best result counts."""

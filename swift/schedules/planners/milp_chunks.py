@@ -23,8 +23,7 @@ from swift.schedules.planners.list_scheduling import names_of
 from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, Refuted, Undecided, at
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequence_graph import SequencedOp
-from swift.schedules.sequences import time_round
+from swift.schedules.sequences import SequencedOp, time_round
 
 F, B, W, U = Kind
 _MAX_COLUMNS = 30_000
@@ -37,13 +36,7 @@ _Ran = tuple[Kind, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class ChunkGrid:
-    """Costs in whole slots.
-
-    Attributes:
-        slot: length of a slot.
-        time_4P: int64, times of the ops.
-        comm: time of a message.
-    """
+    """Costs in whole slots of length ``slot``: ``time_4P`` of the ops, ``comm`` of a message."""
 
     slot: float
     time_4P: np.ndarray
@@ -249,11 +242,7 @@ class _Model:
 def prove_chunks(problem: Problem, first: Schedule, bound: float, deadline: float) -> tuple[Schedule, float]:
     """Narrows the gap between a schedule and a bound of the period until they meet or the time is over.
 
-    Args:
-        problem: problem to plan.
-        first: schedule of it.
-        bound: lower bound of the period.
-        deadline: time by ``time.monotonic``.
+    ``first`` is a schedule of the problem, ``deadline`` a time of ``time.monotonic``.
 
     Raises:
         SettingError: the problem is too large, or its times have no common unit.

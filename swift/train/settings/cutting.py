@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from swift.experts import ExpertConfig
-from swift.models import Cut, ModelConfig, cut_by_costs, make_cut
+from swift.models import Cut, ModelConfig, make_cut
+from swift.schedules import cut_by_costs
 
 
 def cut_model(

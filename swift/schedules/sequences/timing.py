@@ -10,7 +10,7 @@ import numpy as np
 
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round
-from swift.schedules.sequence_graph import SequencedOp, SequenceGraph
+from swift.schedules.sequences.graph import SequencedOp, SequenceGraph
 
 
 def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]) -> Round:

@@ -1,0 +1,96 @@
+"""How a model is cut, on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swift.errors import SettingError, check_count, check_number
+from swift.schedules import Chunk, Costs, common_chunks, cut_by_costs
+from swift.topology import Topology, Worker
+
+
+@dataclass(frozen=True)
+class BlockOptions:
+    """The options that say what the stages hold.
+
+    Attributes:
+        num_blocks: ``--blocks``; None: one chunk a stage, all alike.
+        cuts: ``--cut``, as written.
+        embedding: ``--embedding``, time of the embedding's gradient, in blocks.
+        head: ``--head``, time of the head, in blocks.
+    """
+
+    num_blocks: int | None
+    cuts: Sequence[str] | None
+    embedding: float
+    head: float
+
+    def chunks(
+        self, topology: Topology, failed: frozenset[Worker], costs: Costs
+    ) -> tuple[tuple[Chunk, ...], tuple[tuple[int, ...], ...]]:
+        """Returns ``Problem.chunks`` and ``Problem.stage_of_chunk``; ``costs`` are those of a stage of mean size.
+
+        Raises:
+            SettingError: there are more stages than blocks, a stage without a block, or a cut does not add up.
+        """
+        if self.num_blocks is None:
+            for option, is_set in (("--cut", self.cuts), ("--embedding", self.embedding), ("--head", self.head)):
+                if is_set:
+                    raise SettingError(option, is_set, "needs --blocks, the number of blocks of the model")
+            return (), ()
+        for option, number in (("--embedding", self.embedding), ("--head", self.head)):
+            check_number(option, number, least=0)
+        sizes, holders = common_chunks(self._cuts(self.num_blocks, topology, failed))
+        block = topology.num_stages / self.num_blocks
+        whole = costs.t_f + costs.t_b + costs.t_w
+        more = [(0.0, 0.0) for _ in sizes]
+        more[0] = (0.0, self.embedding * whole / costs.t_b * block)
+        more[-1] = (self.head * whole / costs.t_f * block, more[-1][1])
+        chunks = (
+            Chunk.of_size(size * block, size, more_f=more_f, more_b=more_b)
+            for size, (more_f, more_b) in zip(sizes, more, strict=True)
+        )
+        return tuple(chunks), holders
+
+    def _cuts(self, num_blocks: int, topology: Topology, failed: frozenset[Worker]) -> list[tuple[int, ...]]:
+        D, P = topology.num_pipelines, topology.num_stages
+        check_count("--blocks", num_blocks, least=1)
+        if self.cuts is None:
+            if num_blocks < P:
+                raise SettingError("--stages", P, f"must be at most --blocks = {num_blocks}: every stage needs a block")
+            return [cut_by_costs([1.0] * num_blocks, P, self.embedding, self.head)] * D
+        if len(self.cuts) not in (1, D):
+            raise SettingError("--cut", " ".join(self.cuts), f"must be one cut, or one for each of the {D} pipelines")
+        cuts = [_cut(text, num_blocks, P) for text in self.cuts]
+        cuts *= D if len(cuts) == 1 else 1
+        for d, cut in enumerate(cuts):
+            for p, size in enumerate(cut):
+                if not size and (d, p) not in failed:
+                    text = self.cuts[d if len(self.cuts) > 1 else 0]
+                    raise SettingError("--cut", text, f"must give stage {p} a block, as its worker {d}:{p} is not down")
+        return cuts
+
+
+def microbatches_of(text: str) -> int | tuple[int, ...]:
+    """Parses ``--microbatches``: a number, or one for each pipeline.
+
+    Raises:
+        SettingError: the text has another form.
+    """
+    numbers = _numbers("--microbatches", text, "must be a whole number, or one for each pipeline, such as 17,17,17,13")
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _cut(text: str, num_blocks: int, num_stages: int) -> tuple[int, ...]:
+    sizes = _numbers("--cut", text, "must be numbers of blocks, such as 16,15,15,15")
+    if len(sizes) != num_stages:
+        raise SettingError("--cut", text, f"must be one number of blocks for each of the {num_stages} stages")
+    if sum(sizes) != num_blocks:
+        raise SettingError("--cut", text, f"must add up to --blocks = {num_blocks}, and adds up to {sum(sizes)}")
+    return sizes
+
+
+def _numbers(option: str, text: str, allowed: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingError(option, text, allowed)
+    return tuple(map(int, parts))
