@@ -202,8 +202,8 @@ MUTATIONS = (
     ),
     Mutation(
         "schedules/rules.py",
-        "for op in np.argwhere(count_3KDMP != 1):",
-        "for op in np.argwhere(count_3KDMP > 1):",
+        "for op in np.argwhere((count_3KDMP != 1) & exists_DM[:, :, None]):",
+        "for op in np.argwhere((count_3KDMP > 1) & exists_DM[:, :, None]):",
         SCHEDULES,
     ),
     Mutation(

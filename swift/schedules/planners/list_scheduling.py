@@ -30,12 +30,15 @@ class Policy:
         in_flight: target number of micro-batches between F and B for each worker d * P + p. Below it, a waiting F goes
             first, as does a W that frees memory for that F; at or above it, B goes first.
         patience: a W is postponed if a message will arrive before the W has run for this share of its time.
+        reserves: whether the first F of a micro-batch on a worker takes the memory for all its chunks there. Otherwise
+            that has only to be free then, and other micro-batches may take it: more of them fit, or none can go on.
     """
 
     executor: Sequence[int]
     rank: Sequence[float]
     in_flight: Sequence[float]
     patience: float = 0.0
+    reserves: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,25 +101,26 @@ class _Simulation:
         self.start = [0.0] * (3 * num_x)
         self.first, self.end = [math.inf] * num_workers, [0.0] * self.C
         self.room = [self.f_stash[x % self.C] for x in range(num_x)]
-        self.f_rank, self.share = self.rank, [1.0] * num_x
+        self.stash, self.f_rank, self.share = self.room, self.rank, [1.0] * num_x
         if not problem.is_plain:
             self.count_chunks_of_workers()
         self.joint = None if problem.is_plain or not problem.staggered or not any(self.t_u) else _Updates(problem)
 
     def count_chunks_of_workers(self) -> None:
-        """Reserves memory for all chunks of a micro-batch on a worker at once: otherwise the later ones may lack it."""
-        self.f_rank, C = list(self.rank), self.C
+        """Wants memory for all chunks of a micro-batch on a worker at once: otherwise the later ones may lack it."""
+        self.f_rank, self.stash, C = list(self.rank), list(self.room), self.C
         most = 2 * (max(self.rank) - min(self.rank)) + 1
         for first in range(0, len(self.worker), C):
             of_worker: dict[int, list[int]] = {}
             for x in range(first, first + C):
                 of_worker.setdefault(self.worker[x], []).append(x)
             for mine in of_worker.values():
-                self.room[mine[0]] = sum(self.room[x] for x in mine)
                 for turn, x in enumerate(mine):
-                    self.share[x] = 1.0 / len(mine)
-                    if turn:
-                        self.room[x], self.f_rank[x] = 0.0, self.rank[x] - turn * most
+                    self.share[x], self.f_rank[x] = 1.0 / len(mine), self.rank[x] - turn * most
+                    self.room[x] = sum(self.stash[later] for later in mine[turn:])
+                if self.policy.reserves:
+                    for x in mine:
+                        self.room[x] = self.stash[x] = self.room[x] if x == mine[0] else 0.0
 
     def run(self) -> Listing:
         for x in range(0, len(self.worker), self.C):
@@ -218,7 +222,7 @@ class _Simulation:
         k = x % self.C
         self.start[3 * x] = now
         self.first[w] = min(self.first[w], now)
-        self.held[w] += self.room[x]
+        self.held[w] += self.stash[x]
         self.flying[w] += self.share[x]
         end = self.occupy(w, now + self.t_f[k])
         if k + 1 < self.C:

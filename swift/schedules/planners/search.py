@@ -83,11 +83,11 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
     if pilot is not None:
         depths.insert(2, list(pilot.in_flight))
         patience.sort(key=lambda share: share != pilot.patience)
-    choices = depths, patience, _PLACES if problem.failed else (None,)
-    for i, j, k in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
-        yield Policy(
-            executor, line_up(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines, patience[j]
-        )
+    reserves = (True,) if problem.is_plain else (False, True)
+    choices = depths, patience, _PLACES if problem.failed else (None,), reserves
+    for i, j, k, r in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
+        rank, in_flight = line_up(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines
+        yield Policy(executor, rank, in_flight, patience[j], reserves[r])
 
 
 def share_out(problem: Problem) -> list[int]:
