@@ -42,14 +42,15 @@ V = Problem(Topology(2, 2), 3, costs=Costs(t_comm=0.5), stage_of_chunk=((0, 1, 1
 UNEVEN = Problem(
     Topology(2, 2), (4, 2), chunks=tuple(Chunk.of_size(n, n) for n in (2, 1, 3)), stage_of_chunk=((0, 0, 1), (0, 1, 1))
 )
-no_time_limit = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+no_time_limit = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_search():
     """A search of a few policies: what is held here is that plans are valid."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["swift.schedules.planners.adaptive"], "_MAX_OPS", 5_000)
+        patch.setattr(sys.modules["swift.schedules.planners.adaptive"], "_MAX_OPS", 2_000)
+        patch.setattr(sys.modules["swift.schedules.planners.lockstep"], "_MAX_OPS", 1)
         yield
 
 
@@ -57,7 +58,8 @@ def short_search():
 @given(data=st.data())
 def test_plans_are_valid_and_never_below_the_bound(chunk_problems, data):
     problem = data.draw(chunk_problems())
-    for plan in (adaptive, lockstep):
+    is_small = problem.num_ops * problem.num_iterations <= 200
+    for plan in (adaptive, lockstep) if is_small else (adaptive,):
         schedule = plan(problem)
         assert violations(schedule) == []
         assert lower_bound(problem) <= tight_bound(problem) * (1 + 1e-9)
@@ -83,7 +85,8 @@ def test_any_order_that_can_be_kept_is_valid_in_its_memory(chunk_problems, rando
 @no_time_limit
 @given(data=st.data())
 def test_a_plan_is_read_back_to_the_bit(chunk_problems, random_schedule, data):
-    problem = normalize(data.draw(chunk_problems(memory_limit=None, num_iterations=3))).problem
+    drawn = data.draw(chunk_problems(num_iterations=3))
+    problem = normalize(replace(drawn, memory_limit=None)).problem
     schedule = random_schedule(problem, data.draw(st.randoms(use_true_random=False)))
     again = read_plan(json.loads(json.dumps(plan_document(schedule))))
     assert again.problem == problem

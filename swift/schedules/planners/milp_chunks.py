@@ -20,7 +20,7 @@ from swift.errors import SettingError
 from swift.schedules.measures import period
 from swift.schedules.ops import NO_MICROBATCH, Kind
 from swift.schedules.planners.list_scheduling import names_of
-from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, Refuted, Undecided, at
+from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, Refuted, Terms, Undecided, at
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round
@@ -140,7 +140,7 @@ class _Model:
     def hold_to_window(self, w: int) -> None:
         """Adds rows: a worker runs one op at a time, all of them within its slots."""
         slots_T, begun, slots = self.slots_T, self.begun[w], self.workers[w]
-        terms = [(-1.0, at(begun, slots_T)), (1.0, at(begun, slots_T - slots))]
+        terms: Terms = [(-1.0, at(begun, slots_T)), (1.0, at(begun, slots_T - slots))]
         ops = self.of_worker(w)
         held = self.problem.held_by(divmod(w, self.problem.num_stages))
         for kind, k, columns in [*ops, *((U, k, self.updated[k]) for k in held)]:
@@ -152,7 +152,8 @@ class _Model:
             self.rows.add([(1, at(self.updated[k], slots_T)), (-1, at(begun, slots_T))], -math.inf, 0)
 
     def hold_to_memory(self, w: int) -> None:
-        limit, slots_T, terms = self.problem.memory_limit, self.slots_T, []
+        limit, slots_T = self.problem.memory_limit, self.slots_T
+        terms: Terms = []
         if limit is None:
             return
         for kind, k, columns in self.of_worker(w):
@@ -183,7 +184,7 @@ class _Model:
     def follow(self, kind: Kind, k: int, senders: Sequence[int], reader: _Ran) -> None:
         """Adds rows: an op starts no earlier than what it waits for, on whichever worker that runs, has arrived."""
         j, worker_DP = reader[1], self.problem.worker_DP
-        terms = [(1.0, at(self.started[reader], self.slots_T))]
+        terms: Terms = [(1.0, at(self.started[reader], self.slots_T))]
         for d in senders:
             is_sent = worker_DP[d, k] != worker_DP[reader[3], reader[2]]
             lag = self.time(kind, k) + self.grid.comm * int(is_sent)
@@ -198,17 +199,17 @@ class _Model:
                 if q == k or not problem.staggered:
                     ended_T = self.slots_T - self.time(last, q)
                     for j in range(len(self.names)):
-                        ended = [(-1.0, at(self.started[last, j, q, d], ended_T)) for d in peers]
-                        self.rows.add([(1.0, at(updated, self.slots_T)), *ended], -math.inf, 0)
+                        terms: Terms = [(-1.0, at(self.started[last, j, q, d], ended_T)) for d in peers]
+                        self.rows.add([(1.0, at(updated, self.slots_T)), *terms], -math.inf, 0)
 
     def break_symmetry(self) -> None:
         # The micro-batches of a pipeline are interchangeable, so they start in order.
         for j in range(len(self.names) - 1):
             if self.names[j][0] == self.names[j + 1][0]:
                 peers, slots_T = self.problem.survivors[0], self.slots_T
-                earlier = [(-1.0, at(self.started[F, j, 0, d], slots_T)) for d in peers]
-                later = [(1.0, at(self.started[F, j + 1, 0, d], slots_T)) for d in peers]
-                self.rows.add(earlier + later, -math.inf, 0)
+                terms: Terms = [(-1.0, at(self.started[F, j, 0, d], slots_T)) for d in peers]
+                terms += [(1.0, at(self.started[F, j + 1, 0, d], slots_T)) for d in peers]
+                self.rows.add(terms, -math.inf, 0)
 
     def solve(self, time_limit_s: float) -> Round:
         values_n = self.rows.solve(time_limit_s)
