@@ -33,8 +33,9 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
     f_KnP, b_KnP, w_KnP = schedule.rows_of_microbatches
     b_stash, held, w_stash = (placed.slots(*pair) for pair in ((f_KnP, b_KnP), (f_KnP, w_KnP), (b_KnP, w_KnP)))
     activation = placed.slots(f_KnP[..., :-1], f_KnP[..., 1:])
-    gradient = placed.slots(b_KnP[..., 1:], b_KnP[..., :-1])
-    loss = placed.slots(f_KnP[..., -1], b_KnP[..., -1])
+    # The gradient of the loss shares the gradient inbox with that of other chunks on its worker.
+    gradients_and_loss = placed.slots(np.append(b_KnP[..., 1:], f_KnP[..., -1:], axis=-1), b_KnP)
+    gradient, loss = gradients_and_loss[..., :-1], gradients_and_loss[..., -1]
     inboxes = ((f_KnP[..., 1:], activation), (b_KnP[..., :-1], gradient), (b_KnP[..., -1], loss))
     sent = (f_KnP[..., :-1], f_KnP[..., 1:], activation), (b_KnP[..., 1:], b_KnP[..., :-1], gradient)
     activations, gradients = (placed.moves(*each) for each in sent)
