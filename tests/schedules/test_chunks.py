@@ -126,9 +126,10 @@ def test_the_rules_of_chunks_are_told():
     for kind, chunk, lag in ((Kind.F, 1, 0.5), (Kind.F, 2, 0.0), (Kind.B, 2, 0.5), (Kind.B, 1, 0.0)):
         reader, sender = row(plan, kind, chunk), row(plan, kind, chunk - 1 if kind == Kind.F else chunk + 1)
         arrives = plan.end[sender] + lag
-        words = f"{kind.name} of micro-batch 0:0 at chunk {chunk}, iteration 0 starts at"
-        assert found(shifted(plan, reader, arrives - 0.01), words)
-        assert not found(shifted(plan, reader, arrives), words)
+        op = f"{kind.name} of micro-batch 0:0 at chunk {chunk}, iteration 0"
+        early, late = (shifted(plan, reader, start) for start in (arrives - 0.01, arrives))
+        assert found(early, f"{op} starts at {arrives - 0.01:.9g}, before the output of {kind.name}")
+        assert not found(late, f"{op} starts at {arrives:.9g}, before the output of {kind.name}")
     at = row(plan, Kind.F, 0)
     assert found(moved(plan, at, worker=1), "not its own")
     assert found(moved(plan, at, end=plan.end[at] + 0.1), "instead of 1")
