@@ -1,4 +1,4 @@
-"""How a model is cut, on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``."""
+"""Cuts of a model on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
