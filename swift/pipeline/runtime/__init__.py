@@ -5,7 +5,7 @@ worker.
 """
 
 from swift.pipeline.runtime.batch_layout import sequences_per_rank, share_sequences
-from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_sizes, stash_bytes
+from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_costs_and_sizes, stash_bytes
 from swift.pipeline.runtime.metrics import Sums, by_iteration
 from swift.pipeline.runtime.single_worker import (
     put_batch,
@@ -39,7 +39,7 @@ __all__ = [
     "single_worker_step",
     "split_stage",
     "stage_costs",
-    "stage_sizes",
+    "stage_costs_and_sizes",
     "stash_bytes",
     "table_arrays",
     "window_step",

@@ -49,6 +49,11 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
         spec: step spec, on any mesh.
         num_sequences: sequences of a micro-batch on one rank.
     """
+    return stage_costs_and_sizes(spec, num_sequences)[0]
+
+
+def stage_costs_and_sizes(spec: StepSpec, num_sequences: int) -> tuple[Costs, SlotBytes]:
+    """The costs of a stage's layers, and bytes of one buffer slot of each kind on a rank; see ``stage_costs``."""
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
     axes = [(EXPERT_AXIS, spec.live.num_ranks)]
 
@@ -63,13 +68,8 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
         t_b += num * flops(one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux))
         t_w += num * flops(one.backward_weight, *given, one.h_shapes, one.w_shapes)
     b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
-    return Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
-
-
-def stage_sizes(spec: StepSpec, num_sequences: int) -> SlotBytes:
-    """Bytes of one buffer slot of each kind on a rank; arguments as for ``stage_costs``."""
-    stage, (_, _, x) = split_stage(spec, num_sequences)
-    return SlotBytes(*map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x, x)))
+    costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
+    return costs, SlotBytes(b, h, w, message, message)
 
 
 def stash_bytes(shapes: Any) -> int:

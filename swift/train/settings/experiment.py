@@ -23,7 +23,7 @@ from swift.experts import (
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Cut, Group, ModelConfig, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs, stage_sizes
+from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs_and_sizes
 from swift.schedules import FAULT_FREE, PLANNERS, Costs, OwnPlanner, Problem
 from swift.topology import Topology, Worker
 from swift.train.settings.compatibility import check_coupled, check_snapshots
@@ -259,8 +259,8 @@ class Experiment:
             SettingError: there is too little memory for a single micro-batch.
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
-        problem = self.problem(stage_costs(spec, per_rank))
-        return PlanSettings(problem, self.planner, stage_sizes(spec, per_rank), self.move_roles)
+        costs, sizes = stage_costs_and_sizes(spec, per_rank)
+        return PlanSettings(self.problem(costs), self.planner, sizes, self.move_roles)
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that a checkpoint must share with the run that reads it.
