@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
-from swift.train import Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
+from swift.train import Experiment, ModelSource, Sampling, TrainOptions, WeightSource, export_model, is_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, OF_RUN, copy_config
@@ -30,6 +30,8 @@ _OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation
 """The same for a trained model, which has no state of the policy and the optimizer."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
+DEFAULT_PROMPT = "def "
+"""The text that `generate` continues unless one is given."""
 DEVICES_PER_CORE = 12
 """Emulated devices for each core of the machine, beyond which a run is warned of."""
 
@@ -151,20 +153,30 @@ def generate(options: argparse.Namespace) -> None:
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
     experiment = load_stored(options.model, "MODEL", options.config, spared=_OF_TRAINING)
     prepare([experiment], num_devices=1)
-    pieces = generate_text(
-        experiment,
-        options.model,
-        options.prompt,
-        options.tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        seed=options.seed,
-    )
-    sys.stdout.write(options.prompt)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    prompts = options.prompt or [DEFAULT_PROMPT]
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
+    pieces = generate_text(experiment, options.model, prompts, options.tokens, sampling)
+    if options.format == "json":
+        texts = _joined(len(prompts), pieces)
+        for prompt, text in zip(prompts, texts, strict=True):
+            print(json.dumps({"prompt": prompt, "text": text}))
+    elif len(prompts) > 1:
+        texts = _joined(len(prompts), pieces)
+        print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
+    else:
+        sys.stdout.write(prompts[0])
+        for _, piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+
+
+def _joined(num_texts: int, pieces: Iterable[tuple[int, str]]) -> list[str]:
+    """The whole continuation of each prompt, from pieces with their prompt's number."""
+    texts = [""] * num_texts
+    for number, piece in pieces:
+        texts[number] += piece
+    return texts
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:

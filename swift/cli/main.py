@@ -244,11 +244,22 @@ def command_line() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="continue a text with an exported model")
     generate.add_argument("model", type=path_of, metavar="MODEL")
     add_config(generate)
-    generate.add_argument("--prompt", default="def ", help="the text to continue (default: %(default)r)")
+    generate.add_argument(
+        "--prompt", action="append", help="the text to continue (default: 'def '); several at once, each with --prompt"
+    )
     generate.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest (default: %(default)s)")
     generate.add_argument("--top-k", type=int, default=40, help="choose among so many (default: %(default)s)")
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, help="choose among the likeliest of this probability (default: %(default)s)"
+    )
     generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument(
+        "--format",
+        choices=["text", "json"],
+        default="text",
+        help="json: a line with prompt and text for each prompt (default: %(default)s)",
+    )
 
     checkpoint = commands.add_parser("checkpoint", help="list, inspect or verify the checkpoints of a run")
     actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")

@@ -1,14 +1,15 @@
 """Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
-``cut`` says where; ``attention`` (with ``rope``) and ``modules`` (with ``norms``) are its parts; ``parameter_groups``
-packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle;
-``hugging_face`` has the hub's names for the same.
+``cut`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``parameter_groups``
+packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle, and
+``kv_cache`` continues texts; ``hugging_face`` has the hub's names for the same.
 """
 
 from swift.models.config import ModelConfig
 from swift.models.cut import Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
+from swift.models.kv_cache import KvCache, extend
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
@@ -19,10 +20,12 @@ __all__ = [
     "MODEL_SIZES",
     "Cut",
     "Group",
+    "KvCache",
     "ModelConfig",
     "MoeFunction",
     "StackedWeights",
     "Weights",
+    "extend",
     "make_cut",
     "model_size",
     "plain_logits",

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from swift.models.config import ModelConfig
-from swift.models.norms import at_least_float32, linear, make_norm, residual_std, rms_norm
+from swift.models.modules import at_least_float32, linear, make_norm, residual_std, rms_norm
 from swift.models.rope import Rope
 
 

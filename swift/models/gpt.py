@@ -140,9 +140,18 @@ class GPT:
         packed = {name: group.pack(weights[name]) for name, group in self.groups.items()}
         return {name: rows if self.groups[name].is_expert else rows[:, None] for name, rows in packed.items()}
 
-    def embed(self, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD."""
-        return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT)
+    def embed(self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
+        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones."""
+        return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT, position_BT)
+
+    def layers(self, weights: Weights, pattern: Sequence[bool]) -> list[dict[str, Any]]:
+        """The weights of each layer, by group, of layers that are mixtures of experts where the pattern says so."""
+        layers, counts = [], {True: 0, False: 0}
+        for layer, is_moe in enumerate(pattern):
+            row = counts[is_moe]
+            counts[is_moe] += 1
+            layers.append({n: weights[n][layer if n == "attention" else row] for n in BLOCK_GROUPS[is_moe]})
+        return layers
 
     def stage(
         self, weights: Weights, pattern: Sequence[bool], x_BTD: jax.Array, valid_BT: jax.Array, moe: MoeFunction
@@ -159,16 +168,12 @@ class GPT:
         Returns:
             (x_BTD, sum of the layers' auxiliary losses, load of each MoE layer).
         """
-        aux, num_mlp = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32)), 0
+        aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
         loads: list[Load] = []
-        for layer, is_moe in enumerate(pattern):
-            row = len(loads) if is_moe else num_mlp
-            block = {name: weights[name][layer if name == "attention" else row] for name in BLOCK_GROUPS[is_moe]}
-            x_BTD, layer_aux, load = self.block(block, x_BTD, valid_BT, partial(moe, row))
+        for layer in self.layers(weights, pattern):
+            x_BTD, layer_aux, load = self.block(layer, x_BTD, valid_BT, partial(moe, len(loads)))
             aux = aux + layer_aux
-            if load is None:
-                num_mlp += 1
-            else:
+            if load is not None:
                 loads.append(load)
         return x_BTD, aux, loads
 
@@ -187,6 +192,12 @@ class GPT:
             (x_BTD, auxiliary loss, load of the experts or None).
         """
         x_BTD = x_BTD + self.groups["attention"].module(weights["attention"])(x_BTD)
+        return self.feed_forward(weights, x_BTD, valid_BT, moe)
+
+    def feed_forward(
+        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: BlockMoeFunction
+    ) -> tuple[jax.Array, jax.Array, Load | None]:
+        """Runs what follows attention in a block; arguments and result are those of ``block``."""
         if "mlp" in weights:
             no_aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
             return x_BTD + self.groups["mlp"].module(weights["mlp"])(x_BTD), no_aux, None

@@ -8,11 +8,40 @@ Legend: B sequences, T positions, D model dim, V vocabulary, E experts, R rows.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from swift.experts import Matmul
 from swift.models.config import ModelConfig
 from swift.models.initial_values import Normal
-from swift.models.norms import INIT_STD, at_least_float32, linear, make_norm, residual_std
+
+INIT_STD = 0.02  # GPT-2's
+
+
+def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = INIT_STD) -> nnx.Linear:
+    """Makes a matrix without a bias."""
+    return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=Normal(std), rngs=rngs)
+
+
+def make_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Makes the norm before a part of a layer."""
+    if config.norm == "rmsnorm":
+        return rms_norm(config, rngs, config.model_dim)
+    return nnx.LayerNorm(config.model_dim, epsilon=config.norm_epsilon, use_fast_variance=False, rngs=rngs)
+
+
+def rms_norm(config: ModelConfig, rngs: nnx.Rngs, dim: int) -> nnx.RMSNorm:
+    """Makes a norm by the root of the mean square, with a scale for each channel."""
+    return nnx.RMSNorm(dim, epsilon=config.norm_epsilon, use_fast_variance=False, rngs=rngs)
+
+
+def residual_std(config: ModelConfig) -> float:
+    """Standard deviation of the matrices that write to the residual stream, scaled down by the root of their number."""
+    return INIT_STD / (2 * config.num_layers) ** 0.5
+
+
+def at_least_float32(dtype: DTypeLike) -> DTypeLike:
+    """A dtype, or float32 if it is narrower."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 @jax.custom_vjp
@@ -51,10 +80,13 @@ class Embedding(nnx.Module):
         if self.has_positions:
             self.position_TD = nnx.Param(init(rngs.params(), (config.sequence_length, config.model_dim)))
 
-    def __call__(self, tokens_BT: jax.Array) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD."""
+    def __call__(self, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
+        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones."""
         x_BTD = look_up(self.token_VD[...], tokens_BT)
-        return x_BTD + self.position_TD[...][None, : tokens_BT.shape[1]] if self.has_positions else x_BTD
+        if not self.has_positions:
+            return x_BTD
+        position_TD = self.position_TD[...]
+        return x_BTD + (position_TD[None, : tokens_BT.shape[1]] if position_BT is None else position_TD[position_BT])
 
 
 class Expert(nnx.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from swift.experts import ExpertConfig, Load, dropless_moe, reference_moe
-from swift.models.gpt import GPT, Weights
+from swift.models.gpt import GPT, MoeFunction, Weights
 
 
 def plain_sums(
@@ -47,6 +47,13 @@ def plain_sums(
 
 def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
     """Computes logits_BTV as at inference: every token is served by the experts that it is routed to."""
+    moe, valid_BT = dropless(gpt, experts), jnp.ones(tokens_BT.shape, bool)
+    x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, tokens_BT), valid_BT, moe)
+    return gpt.logits(weights, x_BTD)
+
+
+def dropless(gpt: GPT, experts: ExpertConfig) -> MoeFunction:
+    """Makes the function of a mixture that serves every token, and counts nothing."""
     none = jnp.zeros(experts.num_classes, jnp.int32)
 
     def moe(row: int, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
@@ -54,9 +61,7 @@ def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: j
         y_TD = dropless_moe(experts, logits_TE, x_TD, _all_classes(gpt, state))
         return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
 
-    valid_BT = jnp.ones(tokens_BT.shape, bool)
-    x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, tokens_BT), valid_BT, moe)
-    return gpt.logits(weights, x_BTD)
+    return moe
 
 
 def _all_classes(gpt: GPT, state: Any) -> Any:

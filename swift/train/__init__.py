@@ -1,4 +1,4 @@
-"""Training: the loop, runs in one process with emulated failures, and export of the model.
+"""Training: the loop, runs in one process with emulated failures, export of the model, and texts by it.
 
 ``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run.
 """
@@ -6,7 +6,8 @@
 from swift.train.checkpoints import ModelSource, WeightSource, is_model, load_exported
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
-from swift.train.export import export_model, find_checkpoint, generate, load_weights
+from swift.train.export import export_model, find_checkpoint, load_weights
+from swift.train.generation import Sampling, generate
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.settings import Experiment
@@ -33,6 +34,7 @@ __all__ = [
     "Interrupt",
     "LiveWorkers",
     "ModelSource",
+    "Sampling",
     "Series",
     "StateKeeper",
     "StepTimer",

@@ -17,9 +17,9 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
-from swift.train import Experiment, export_model, generate
+from swift.train import Experiment, Sampling, export_model, generate, load_exported
 from swift.train.checkpoints.saved_state import split_of
-from swift.train.export import load_exported, whole_characters
+from swift.train.generation import whole_characters
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -114,8 +114,8 @@ def test_an_iteration_that_is_asked_for_is_that_one_or_none(run, tmp_path):
 
 
 def write(model: Path, prompt: str = "def ", num_tokens: int = 12, **options) -> str:
-    settings = {"temperature": 1.0, "top_k": 50, "seed": 0} | options
-    return "".join(generate(TINY, model, prompt, num_tokens, **settings))
+    sampling = Sampling(**{"temperature": 1.0, "top_k": 50, "seed": 0} | options)
+    return "".join(piece for _, piece in generate(TINY, model, [prompt], num_tokens, sampling))
 
 
 def test_the_same_seed_writes_the_same_text_and_another_seed_another(model):
