@@ -161,6 +161,14 @@ class Problem:
         return np.array([self.costs.f_stash, self.costs.w_stash])[:, None] * factors
 
     @cached_property
+    def growth_W(self) -> list[float]:
+        """Most by which the stash of a chunk of each worker d * P + p grows while its B runs."""
+        growth = np.zeros(self.num_pipelines * self.num_stages)
+        more_P = np.tile(self.stash_2P[1] - self.stash_2P[0], self.num_pipelines)
+        np.maximum.at(growth, self.worker_DP.ravel(), more_P)
+        return growth.tolist()
+
+    @cached_property
     def stage_DP(self) -> np.ndarray:
         """Stage that holds each chunk, int64[D, chunks]."""
         if self.stage_of_chunk:

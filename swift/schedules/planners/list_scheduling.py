@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 
@@ -78,14 +76,11 @@ class _Simulation:
         self.t_f, self.t_b, self.t_w, self.t_u = problem.time_4P.tolist()
         # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
         self.f_stash, self.w_stash = problem.stash_2P.tolist()
-        more_P = np.maximum(0.0, problem.stash_2P[1] - problem.stash_2P[0])
-        growth = np.zeros(problem.num_pipelines * problem.num_stages)
-        np.maximum.at(growth, problem.worker_DP.ravel(), np.tile(more_P, problem.num_pipelines))
-        self.growth = growth.tolist()
         if self.fused:
             self.t_b = [b + w for b, w in zip(self.t_b, self.t_w, strict=True)]
             self.w_stash = [0.0] * self.C
-        self.limit = math.inf if problem.memory_limit is None else problem.memory_limit * (1 + 1e-12)
+        limit = math.inf if problem.memory_limit is None else problem.memory_limit * (1 + 1e-12)
+        self.limit = [limit - growth for growth in problem.growth_W]
         num_workers, num_x = problem.num_pipelines * problem.num_stages, problem.total_microbatches * self.C
         worker_DP = problem.worker_DP.tolist()
         self.rank = [rank for rank in policy.rank for _ in range(self.C)]
@@ -126,7 +121,7 @@ class _Simulation:
         for x in range(0, len(self.worker), self.C):
             heapq.heappush(self.events, (0.0, 3 * x))
         events, free, worker, rank, f_rank = self.events, self.free, self.worker, self.rank, self.f_rank
-        num_workers = len(free)
+        f_ready, b_ready, joint, num_workers = self.f_ready, self.b_ready, self.joint, len(free)
         while events:
             now = events[0][0]
             horizon = now * (1 + 1e-12)
@@ -141,10 +136,13 @@ class _Simulation:
                     continue
                 x, kind = divmod(code, 3)
                 w = worker[x]
-                heapq.heappush(*((self.b_ready[w], (rank[x], x)) if kind else (self.f_ready[w], (f_rank[x], x))))
+                if kind:
+                    heapq.heappush(b_ready[w], (rank[x], x))
+                else:
+                    heapq.heappush(f_ready[w], (f_rank[x], x))
                 woken.append(w)
             for w in woken:
-                if free[w] <= horizon and not (self.joint and self.meet(w, now, horizon)):
+                if free[w] <= horizon and not (joint and self.meet(w, now, horizon)):
                     self.choose(w, now)
         if any(self.f_ready) or any(self.b_ready) or any(self.w_ready):
             assert not self.problem.is_plain, "ops left over"
@@ -197,7 +195,7 @@ class _Simulation:
     def choose(self, w: int, now: float) -> None:
         f_waits, b_waits, w_waits = self.f_ready[w], self.b_ready[w], self.w_ready[w]
         if f_waits:
-            room = self.held[w] + self.room[f_waits[0][1]] + self.growth[w] <= self.limit
+            room = self.held[w] + self.room[f_waits[0][1]] <= self.limit[w]
             if self.flying[w] < self.policy.in_flight[w]:
                 if room:
                     return self.run_f(w, now)
@@ -205,7 +203,7 @@ class _Simulation:
                     return self.run_w(w, now)
             if room and not b_waits:
                 return self.run_f(w, now)
-        if b_waits and self.held[w] + self.growth[w] <= self.limit:
+        if b_waits and self.held[w] <= self.limit[w]:
             return self.run_b(w, now)
         if w_waits and not self.waits_for_message(w, now):
             return self.run_w(w, now)
@@ -221,7 +219,8 @@ class _Simulation:
         x = heapq.heappop(self.f_ready[w])[1]
         k = x % self.C
         self.start[3 * x] = now
-        self.first[w] = min(self.first[w], now)
+        if now < self.first[w]:
+            self.first[w] = now
         self.held[w] += self.stash[x]
         self.flying[w] += self.share[x]
         end = self.occupy(w, now + self.t_f[k])
@@ -254,7 +253,8 @@ class _Simulation:
 
     def finish(self, k: int, end: float) -> None:
         """Notes the end of a W."""
-        self.end[k] = max(self.end[k], end)
+        if end > self.end[k]:
+            self.end[k] = end
         if self.joint:
             self.joint.left[k] -= 1
             if not self.joint.left[k]:
