@@ -48,6 +48,7 @@ PLACEMENT = ("tests/experts/placement",)
 OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
 MODEL = ("tests/models/test_oracles.py",)
 LAW = ("tests/pipeline/test_law.py",)
+CHUNKS = ("tests/pipeline/test_chunks.py",)
 HALVES = ("tests/pipeline/test_split.py",)
 SCHEDULES = ("tests/schedules/test_verify.py", "tests/schedules/test_schedule.py", "tests/schedules/test_bounds.py")
 LOWERING = ("tests/schedules/test_lower.py",)
@@ -187,6 +188,11 @@ MUTATIONS = (
         "ok = jnp.all(jnp.isfinite(norm_K))",
         ("tests/pipeline/test_transactions.py",),
     ),
+    Mutation("pipeline/runtime/tick_arrays.py", "(table.chunk_TR == 0)", "(table.chunk_TR >= 0)", CHUNKS),
+    Mutation("pipeline/runtime/interpreter.py", "(op.own_slot >= 0)", "(op.own_slot >= 1)", CHUNKS),
+    Mutation("pipeline/runtime/chunk_rows.py", "leaf.at[index].set(0, mode", "leaf.at[index].add(0, mode", CHUNKS),
+    Mutation("pipeline/chunk_rounds.py", "self.turn == turn, peer_sum,", "self.turn < turn, peer_sum,", CHUNKS),
+    Mutation("pipeline/reconfigure/block_transfer.py", "rows[worker] == block", "rows[worker] >= block", CHUNKS),
     Mutation(
         "pipeline/runtime/single_worker.py",
         "aux_loss_coefficient * divisor / spec.num_microbatches",

@@ -24,7 +24,7 @@ from swift.mesh.live import (
     own_row,
     storage_mesh,
 )
-from swift.mesh.peer_reduce import PeerSum, how_unequal
+from swift.mesh.peer_reduce import PeerSum, Unequal, how_unequal
 from swift.mesh.process_shards import Parts, fetch_parts, giving_rows, part_shapes, place_parts, share_rows
 from swift.mesh.program_cache import keep_programs
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
@@ -46,6 +46,7 @@ __all__ = [
     "Parts",
     "PeerSum",
     "RankKind",
+    "Unequal",
     "collective_bytes",
     "collectives",
     "emulate_devices",

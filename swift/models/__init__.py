@@ -1,13 +1,13 @@
 """Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
-``cut`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``parameter_groups``
+``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``parameter_groups``
 packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle, and
 ``kv_cache`` continues texts; ``hugging_face`` has the hub's names for the same.
 """
 
 from swift.models.config import ModelConfig
-from swift.models.cut import Cut, make_cut
+from swift.models.cuts import BlockRows, Chunks, Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
 from swift.models.kv_cache import KvCache, extend
 from swift.models.parameter_groups import Group
@@ -18,6 +18,8 @@ __all__ = [
     "BLOCK_GROUPS",
     "GPT",
     "MODEL_SIZES",
+    "BlockRows",
+    "Chunks",
     "Cut",
     "Group",
     "KvCache",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from swift.models import BLOCK_GROUPS, GPT, Cut
+from swift.models import BLOCK_GROUPS, GPT, BlockRows
 from swift.pipeline.rows import Index
 
 Layers: TypeAlias = dict[bool, dict[str, Any]]
@@ -28,17 +28,17 @@ class StageWeights(NamedTuple):
     head: Any  # leaves [1, ...]; used in the last stage
 
     @classmethod
-    def of(cls, gpt: GPT, cut: Cut, slots: Mapping[str, jax.Array], stage: Index) -> "StageWeights":
+    def of(cls, gpt: GPT, cut: BlockRows, slots: Mapping[str, jax.Array], stage: Index) -> "StageWeights":
         """Unpacks the slots of a rank that serves a stage, ``[row, slot, size]`` by group."""
         rows = gpt.unpack_rows(slots)
         return cls(_by_kind(cut, rows, stage), rows["embedding"], rows["head"])
 
-    def packed(self, gpt: GPT, cut: Cut, stage: Index) -> dict[str, jax.Array]:
+    def packed(self, gpt: GPT, cut: BlockRows, stage: Index) -> dict[str, jax.Array]:
         """Packs them into an array ``[row, slot, size]`` for each group: the inverse of ``of``."""
         return gpt.pack_rows({**_by_group(cut, self.layers, stage), "embedding": self.embedding, "head": self.head})
 
 
-def _by_kind(cut: Cut, rows: Mapping[str, Any], stage: Index) -> Layers:
+def _by_kind(cut: BlockRows, rows: Mapping[str, Any], stage: Index) -> Layers:
     """Divides stacked layers by kind."""
 
     def of_kind(name: str, is_moe: bool) -> Any:
@@ -50,7 +50,7 @@ def _by_kind(cut: Cut, rows: Mapping[str, Any], stage: Index) -> Layers:
     return {is_moe: {name: of_kind(name, is_moe) for name in BLOCK_GROUPS[is_moe]} for is_moe in cut.kinds}
 
 
-def _by_group(cut: Cut, layers: Layers, stage: Index) -> dict[str, Any]:
+def _by_group(cut: BlockRows, layers: Layers, stage: Index) -> dict[str, Any]:
     """Joins layers divided by kind, with zeros in the rows of attention that are padding."""
     rows = {name: rows for of_kind in layers.values() for name, rows in of_kind.items()}
     if len(cut.kinds) == 1:

@@ -56,4 +56,4 @@ def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tu
     """Reads the master weights of a checkpoint, as (architecture, weights of whole experts)."""
     spec = experiment.step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
-    return spec.gpt, spec.gpt.unpack(spec.whole_classes(state))
+    return spec.gpt, spec.gpt.unpack(spec.stored.whole_classes(state))

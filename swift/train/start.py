@@ -40,7 +40,8 @@ MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles", "cut")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "decay_steps", "clip_norm")),
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
-    *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "ExpertConfig.slots_per_rank"),
+    *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
+    "ExpertConfig.slots_per_rank",
 )
 """Settings that may change when a run is resumed: its length, records, failures, where and how the same sums are
 computed (the loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was

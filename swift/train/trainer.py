@@ -20,7 +20,7 @@ from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
-from swift.train.settings import Experiment, FailureSource, config_text
+from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
 from swift.train.start import (
     TrainOptions,
     begin,
@@ -195,7 +195,7 @@ def _announce(
         parameters=parameters,
         pipelines=topology.num_pipelines,
         stages=topology.num_stages,
-        layers_of_stages=spec.cut.sizes,
+        layers_of_stages=layers_of_stages(experiment.cuts),
         ranks=topology.num_expert_ranks,
         live_workers=spec.live.num_live,
         failed=cluster.down,
@@ -209,7 +209,9 @@ def _announce(
         peak_flops=record.utilization.peak_flops,
     )
     record.plan(done, engine.steps)
-    workers = f"{topology.num_pipelines} pipelines x {spec.cut.text} x " if not spec.is_single_worker else ""
+    workers = (
+        f"{topology.num_pipelines} pipelines x {cuts_text(experiment.cuts)} x " if not spec.is_single_worker else ""
+    )
     note(
         f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {experiment.ranks} expert "
         f"ranks; embedding, head and their moments: {spec.embedding_and_head_bytes / 1e6:.1f} MB per worker"

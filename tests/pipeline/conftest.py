@@ -21,10 +21,9 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import Static
 from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
-from swift.models import ModelConfig, plain_sums
+from swift.models import Chunks, ModelConfig, plain_sums
 from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
-from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD
-from swift.schedules import Problem
+from swift.schedules import Costs
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -87,7 +86,9 @@ class Case(NamedTuple):
     dtype: str = "float64"
     by: str = "slot"
     decoder: str = ""  # one of DECODERS
-    cut: tuple[int, ...] | None = None  # of a model with the pattern's layers, which otherwise is that of a stage
+    cut: Any = None  # of a model with the pattern's layers, which otherwise is that of a stage
+    counts: tuple[int, ...] | None = None  # micro-batches of each pipeline
+    held_by: tuple[tuple[int, ...], ...] | None = None  # stage of each chunk, by pipeline; the cut is then of chunks
 
 
 class Drawn(NamedTuple):
@@ -142,18 +143,24 @@ class Rig:
             compute_dtype=case.dtype,
             num_steps=40,
             num_microbatches=case.microbatches,
+            microbatches=case.counts,
             window=case.window,
             planner=case.planner,
             remat=case.remat,
-            cut=case.cut,
+            cut=None if case.held_by else case.cut,
             move_roles=case.move_roles,
             sequences_per_microbatch=2 * N,
         )
-        problem = Problem(self.experiment.topology, case.microbatches, num_iterations=case.window)
+        problem = self.experiment.problem(Costs())
+        if case.held_by:
+            problem = replace(problem, stage_of_chunk=case.held_by)
         settings = PlanSettings(problem, case.planner, move_roles=case.move_roles)
         self.configuration = Configurator(settings).configure(case.failed)
         live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.places)
         self.spec = self.experiment.step_spec(live)
+        if case.held_by:
+            chunks = Chunks(self.spec.cut.moe_layers, case.cut, case.held_by)
+            self.spec = replace(self.spec, chunks=chunks, row_shapes=None)
 
     @property
     def table(self):
@@ -173,7 +180,7 @@ class Rig:
         random = np.random.default_rng(seed)
         groups = self.spec.gpt.groups.items()
         params = {name: scale * random.standard_normal((g.num_layers, g.num_classes, g.size)) for name, g in groups}
-        experts, rows = self.experiment.experts, self.spec.num_moe_layers
+        experts, rows = self.experiment.experts, self.spec.cut.num_rows(is_moe=True)
         more = self.num_ranks * experts.slots_per_rank - NUM_CLASSES
         placements = [
             random.permutation([*range(NUM_CLASSES), *random.integers(0, NUM_CLASSES, more)])
@@ -202,7 +209,9 @@ class Rig:
     def start(self, drawn: Drawn):
         """The state before the first iteration."""
         # Emulated devices share few threads: no other program with collectives is to be under way.
-        return jax.block_until_ready(self._begin(drawn.params, drawn.placement_PLNS[self.spec.live.stage_R]))
+        by_layer = drawn.placement_PLNS[self.spec.cut.places(is_moe=True)]
+        rows = self.spec.chunks.model_rows(is_moe=True)[self.spec.holding_R]
+        return jax.block_until_ready(self._begin(drawn.params, by_layer[rows]))
 
     def put_table(self, table):
         """Its arrays on the devices."""
@@ -211,7 +220,8 @@ class Rig:
 
     def put_batches(self, batches: list[Batch], table):
         """The batches of a window on the devices of the rows that meet them."""
-        rows = batch_of_rows(batches, table, self.configuration.pipeline_D, self.num_ranks)
+        counts = self.experiment.problem(Costs()).microbatches
+        rows = batch_of_rows(batches, table, self.configuration.pipeline_D, self.num_ranks, counts)
         return self.spec.live.put(rows, RANKED)
 
     def run(self, drawn: Drawn, step=None, table=None):
@@ -239,15 +249,16 @@ class Rig:
             np.testing.assert_array_equal(value, np.broadcast_to(value[:1], value.shape))
         for k, expected in enumerate(self.plain(drawn)[0]):
             assert_metrics(found[k], expected)
-            for row, place in enumerate(self.spec.live.places):
-                self._check_gradients({name: g[row, k] for name, g in gradients.items()}, expected, place.stage)
+            for row, holding in enumerate(self.spec.holding_R):
+                self._check_gradients({name: g[row, k] for name, g in gradients.items()}, expected, holding)
 
-    def _check_gradients(self, found, expected: Plain, stage: int) -> None:
+    def _check_gradients(self, found, expected: Plain, holding: int) -> None:
         """Those of a row ``[rank, row, ...]``, of the groups that its stage uses; those of padding are zero."""
-        spec, last = self.spec, self.num_stages - 1
+        spec, mine = self.spec, self.spec.chunks.holdings[holding]
+        ends = {"embedding": 0, "head": len(spec.chunks.sizes) - 1}
         for name, per_rank in found.items():
-            if (name, stage) in (("embedding", 0), ("head", last)) or name not in EMBEDDING_AND_HEAD:
-                rows = spec.model_rows[name][stage]
+            if ends.get(name, mine[0]) in mine:
+                rows = spec.model_rows[name][holding]
                 classes = np.asarray(spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None))
                 assert not classes[rows < 0].any()
                 if (rows >= 0).any():

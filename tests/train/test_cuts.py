@@ -46,7 +46,7 @@ def experiment(tmp_path_factory):
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
         compute_dtype="float64",
         num_steps=LAST,
-        num_microbatches=2,
+        num_microbatches=4,
         sequences_per_microbatch=2,
         cut=(3, 1),
         eval_every=0,
@@ -56,7 +56,7 @@ def experiment(tmp_path_factory):
 
 def layers(experiment, directory, step):
     """(master weights, moments, experts in the slots) of every layer in the model's order, by group."""
-    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)), directory / "checkpoints"
+    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)).stored, directory / "checkpoints"
     state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)
     moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
 
@@ -72,13 +72,39 @@ def layers(experiment, directory, step):
     return [{name: in_order(name, slices) for name, slices in tree.items()} for tree in trees], placement
 
 
-def test_a_run_goes_on_with_another_cut(experiment, tmp_path):
-    train(experiment, TrainOptions(tmp_path / "whole", "the same", prepare="none"))
-    half = shutil.copytree(tmp_path / "whole", tmp_path / "half")
+@pytest.fixture(scope="module")
+def whole(experiment, tmp_path_factory):
+    """The directory of a run on one pipeline, to the end."""
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    train(experiment, TrainOptions(directory, "the same", prepare="none"))
+    return directory
+
+
+APART = {
+    "topology": Topology(2, 2, 2),
+    "num_microbatches": 2,
+    "cut": ((1, 3), (2, 2)),
+    "microbatches": (1, 3),
+    "checkpoint": CheckpointConfig(every=2, num_kept=5),
+}
+"""Two pipelines that are cut differently, one of which runs most of the same micro-batches."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cut": (1, 3)},
+        APART,
+        pytest.param({**APART, "failures": ("step 5: fail 0:1", "step 6: rejoin 0:1")}, marks=pytest.mark.slow),
+    ],
+    ids=["cut", "pipelines", "failure"],
+)
+def test_a_run_goes_on_with_another_cut(experiment, whole, tmp_path, changes):
+    half = shutil.copytree(whole, tmp_path / "half")
     shutil.rmtree(half / f"checkpoints/step-{LAST:08d}")
     (half / "summary.json").unlink()
 
-    anew = replace(experiment, cut=(1, 3))
+    anew = replace(experiment, **changes)
     (before, placed), (after, placed_anew) = (layers(setup, half, SAVED) for setup in (experiment, anew))
     assert len(before) == 3
     for mine, theirs in zip(before, after, strict=True):
@@ -89,7 +115,10 @@ def test_a_run_goes_on_with_another_cut(experiment, tmp_path):
         assert sorted(mine.ravel()) == sorted(theirs.ravel())
 
     train(anew, TrainOptions(half, "the same", prepare="none", resume=True))
-    whole, record = (read_run(tmp_path / name) for name in ("whole", "half"))
-    distance = np.abs([m["loss"] / w["loss"] - 1 for m, w in zip(record.metrics, whole.metrics, strict=True)])
+    was, record = (read_run(directory) for directory in (whole, half))
+    distance = np.abs([m["loss"] / w["loss"] - 1 for m, w in zip(record.metrics, was.metrics, strict=True)])
     assert distance.max() < 1e-8
-    assert [step["popularity"] for step in record.metrics] == [step["popularity"] for step in whole.metrics]
+    assert [step["popularity"] for step in record.metrics] == [step["popularity"] for step in was.metrics]
+    for mine, theirs in zip(layers(experiment, whole, LAST)[0], layers(anew, half, LAST)[0], strict=True):
+        for name in mine:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-6, atol=1e-10)

@@ -40,6 +40,32 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
         ),
         ({"layers": 3, "cut": 3}, "Experiment.cut = 3: must be 2 numbers of layers"),
         ({"layers": 3, "cut": (1, 1, 1)}, "Experiment.cut = (1, 1, 1): must be Topology.num_stages = 2 numbers"),
+        (
+            {"layers": 3, "cut": ((2, 1),)},
+            "Experiment.cut = ((2, 1),): must have the numbers of each of the Topology.num_pipelines = 2",
+        ),
+        (
+            {"layers": 3, "cut": ((2, 1), (3, 0))},
+            "Experiment.cut[1] = (3, 0): must be whole numbers of at least 1: every stage needs a layer",
+        ),
+        (
+            {"layers": 3, "cut": ((2, 1), (2, 2))},
+            "Experiment.cut[1] = (2, 2): must add up to ModelConfig.num_layers = 3, and add up to 4",
+        ),
+        ({"layers": 3, "cut": ((2, 1), 3)}, "Experiment.cut[1] = 3: must be 2 numbers of layers"),
+        (
+            {"layers": 3, "cut": ((2, 1), (1, 2)), "move_roles": True},
+            "Experiment.move_roles = True: must be False where Experiment.cut differs between pipelines",
+        ),
+        (
+            {"microbatches": (1,)},
+            "Experiment.microbatches = (1,): must be a number for each of Topology.num_pipelines = 2",
+        ),
+        ({"microbatches": (2, 0)}, "Experiment.microbatches = (2, 0): must be whole numbers of at least 1"),
+        (
+            {"microbatches": (3, 2), "num_microbatches": 2},
+            "Experiment.microbatches = (3, 2): must add up to 2 times Experiment.num_microbatches = 2, and add up to 5",
+        ),
         ({"num_microbatches": 0}, "Experiment.num_microbatches = 0: must be a whole number of at least 1"),
         ({"num_microbatches": 2.0}, "Experiment.num_microbatches = 2.0: must be a whole number of at least 1"),
         (

@@ -170,7 +170,7 @@ def _log_start(experiment: Experiment, directory: RunDirectory, done: int, run_s
         done,
         pipelines=topology.num_pipelines,
         stages=topology.num_stages,
-        layers_of_stages=experiment.blocks.sizes,
+        layers_of_stages=list(experiment.blocks.sizes),
         ranks=topology.num_expert_ranks,
         processes=[str(process) for process in run_spec.processes],
     )

@@ -171,6 +171,10 @@ def _check(experiment: Experiment) -> None:
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
         "planner": (experiment.planner in FAULT_FREE, "plans without failures only"),
         "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
+        "cut": (
+            not experiment.chunks.is_one_cut,
+            "must be one for all pipelines: processes keep a stage's state",
+        ),
         "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
     }
     for name, (is_wrong, allowed) in refused.items():

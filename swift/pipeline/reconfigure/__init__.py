@@ -4,6 +4,7 @@ The plan of a failure set, its compiled steps, the cache of executables, and mov
 workers.
 """
 
+from swift.pipeline.reconfigure.block_transfer import move_state
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.engine import PREPARE, Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
@@ -37,6 +38,7 @@ __all__ = [
     "compiled_init",
     "compiled_share",
     "compiled_slots",
+    "move_state",
     "neighbours",
     "program_key",
     "reshape_state",

@@ -78,7 +78,7 @@ class Steps:
     @property
     def main(self) -> StepKind:
         """The program of most iterations. Where a sum over peers needs all workers (TPU), windows are not possible."""
-        return "window" if self.configuration.window > 1 and not self.spec.peer_sum.in_rounds else "single"
+        return "window" if self.configuration.window > 1 and not self.spec.sums_need_all else "single"
 
     @property
     def others(self) -> list[StepKind]:
@@ -140,8 +140,9 @@ class Steps:
         live = self.spec.live
         if self.spec.is_single_worker:
             return put_batch(batches[0], live)
-        table = self.configuration.plans[len(batches)].table
-        return live.put(batch_of_rows(batches, table, self.configuration.pipeline_D, live.num_ranks), RANKED)
+        plan, pipeline_D = self.configuration.plans[len(batches)], self.configuration.pipeline_D
+        counts_D = plan.schedule.problem.microbatches
+        return live.put(batch_of_rows(batches, plan.table, pipeline_D, live.num_ranks, counts_D), RANKED)
 
     def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
         """Runs K iterations: the new state, metrics ``[worker, K, ...]``, and bool[worker], whether they count."""

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import jax
 
 from swift.data import Batch
-from swift.mesh import move_rows, moved_bytes, source_rows
+from swift.pipeline.reconfigure.block_transfer import move_state
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings, neighbours
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
@@ -174,10 +174,8 @@ class Engine:
         planned = time.perf_counter()
         steps.compiled(steps.main)
         compiled = time.perf_counter()
-        old, new = self.spec.live, steps.spec.live
-        sources = source_rows(old, new)
-        num_bytes = moved_bytes(state, old, new, sources)
-        state = jax.block_until_ready(move_rows(state, old, new, steps.spec.specs, sources))
+        state, num_bytes = move_state(state, self.spec, steps.spec)
+        jax.block_until_ready(state)
         moved = time.perf_counter()
         self.steps = steps
         self._prepare_next()
@@ -198,7 +196,7 @@ class Engine:
         for future in self._pending:
             future.cancel()
         failed = self.configuration.failed
-        near = [failed, *neighbours(self._spec.live.topology, failed)]
+        near = [failed, *neighbours(self._spec.live.topology, failed, self._spec.chunks)]
         for planned in list(self._steps):
             if planned not in near:
                 del self._steps[planned]

@@ -15,6 +15,7 @@ import numpy as np
 
 from swift.data import Batch
 from swift.mesh import MeshRow
+from swift.models import Chunks
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import share_sequences
 from swift.schedules import (
@@ -150,31 +151,42 @@ class Configurator:
         return plans
 
 
-def neighbours(topology: Topology, failed: frozenset[Worker]) -> Iterator[frozenset[Worker]]:
-    """The failure sets one return or one failure away, except those that leave a stage without a worker.
+def neighbours(
+    topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None
+) -> Iterator[frozenset[Worker]]:
+    """The failure sets one return or one failure away, except those that leave a stage or a chunk without a worker.
 
     >>> [sorted(other) for other in neighbours(Topology(2, 2), frozenset({(0, 1)}))]
     [[], [(0, 0), (0, 1)], [(0, 1), (1, 0)]]
     """
     yield from (failed - {worker} for worker in sorted(failed))
     for worker in topology.workers:
-        if worker not in failed and survives(topology, failed | {worker}):
+        if worker not in failed and survives(topology, failed | {worker}, chunks):
             yield failed | {worker}
 
 
-def survives(topology: Topology, failed: frozenset[Worker]) -> bool:
-    """Whether every stage has a live worker."""
-    return all(any((d, p) not in failed for d in range(topology.num_pipelines)) for p in range(topology.num_stages))
+def survives(topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None) -> bool:
+    """Whether every stage has a live worker; and every chunk, where pipelines are cut differently."""
+    places = [(p,) * topology.num_pipelines for p in range(topology.num_stages)]
+    places += [] if chunks is None else zip(*chunks.stage_DC, strict=True)
+    return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in places)
 
 
-def batch_of_rows(batches: Sequence[Batch], table: TickTable, pipeline_D: Sequence[int], num_ranks: int) -> Batch:
+def batch_of_rows(
+    batches: Sequence[Batch],
+    table: TickTable,
+    pipeline_D: Sequence[int],
+    num_ranks: int,
+    microbatches_D: Sequence[int] | None = None,
+) -> Batch:
     """The micro-batches of every row of the mesh in a window.
 
     Args:
-        batches: batches of the window's iterations, ``[D * M, B, T]`` each, pipeline by pipeline.
+        batches: batches of the window's iterations, ``[micro-batches, B, T]`` each, pipeline by pipeline.
         table: tick table, which assigns micro-batches to rows.
         pipeline_D: see ``Configuration``.
         num_ranks: N, the ranks that share the sequences of a micro-batch.
+        microbatches_D: micro-batches of each pipeline; None: equally many.
 
     Returns:
         ``[R, n, N, B / N, T]``, see ``share_sequences``; rows with fewer micro-batches than others are padded with
@@ -182,7 +194,10 @@ def batch_of_rows(batches: Sequence[Batch], table: TickTable, pipeline_D: Sequen
     """
     iteration_Rn, pipeline_Rn, microbatch_Rn = np.moveaxis(table.data_Rn, -1, 0)
     total = len(batches[0].inputs)
-    index_Rn = np.asarray(pipeline_D)[pipeline_Rn] * (total // len(pipeline_D)) + microbatch_Rn
+    counts_D = microbatches_D or [total // len(pipeline_D)] * len(pipeline_D)
+    first_D = np.cumsum([0, *counts_D])
+    assert first_D[-1] == total, f"{counts_D} micro-batches of {total}"
+    index_Rn = first_D[np.asarray(pipeline_D)[pipeline_Rn]] + microbatch_Rn
     is_there_Rn = iteration_Rn >= 0
 
     def chosen(leaf_KX: np.ndarray) -> np.ndarray:

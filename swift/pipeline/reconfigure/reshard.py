@@ -69,6 +69,7 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
         experts=replace(spec.experts, slots_per_rank=shape.slots_per_rank),
         layouts=layouts,
         cut=make_cut(spec.cut.moe_layers, shape.num_stages, shape.cut, "Experiment.cut"),
+        chunks=None,  # type: ignore[arg-type]
         row_shapes=None,  # type: ignore[arg-type]
     )
 

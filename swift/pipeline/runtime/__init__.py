@@ -4,8 +4,8 @@ The spec of a step and its state, a stage's ops, the interpreter of tick tables,
 worker.
 """
 
-from swift.pipeline.runtime.batch_layout import sequences_per_rank, share_sequences
-from swift.pipeline.runtime.costs import split_stage, stage_costs, stage_costs_and_sizes, stash_bytes
+from swift.pipeline.batch_layout import sequences_per_rank, share_sequences
+from swift.pipeline.runtime.costs import plan_costs, split_stage, stage_costs, stash_bytes
 from swift.pipeline.runtime.metrics import Sums, by_iteration
 from swift.pipeline.runtime.single_worker import (
     put_batch,
@@ -14,12 +14,14 @@ from swift.pipeline.runtime.single_worker import (
     single_worker_step,
 )
 from swift.pipeline.runtime.stage import Stage, block_function, block_shapes
-from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, DeviceBatch, StepSpec, TrainState, materialize_all
+from swift.pipeline.runtime.step_spec import StepSpec, materialize_all
 from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, TrainState
 
 __all__ = [
     "EMBEDDING_AND_HEAD",
+    "KINDS",
     "DeviceBatch",
     "Stage",
     "StepSpec",
@@ -31,6 +33,7 @@ __all__ = [
     "by_iteration",
     "evaluation_step",
     "materialize_all",
+    "plan_costs",
     "put_batch",
     "sequences_per_rank",
     "share_sequences",
@@ -39,7 +42,6 @@ __all__ = [
     "single_worker_step",
     "split_stage",
     "stage_costs",
-    "stage_costs_and_sizes",
     "stash_bytes",
     "table_arrays",
     "window_step",

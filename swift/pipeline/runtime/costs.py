@@ -6,13 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from swift.mesh import EXPERT_AXIS
 from swift.pipeline.runtime.stage import Extras, Stage, block_shapes
 from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.split_backward import dot_flops
+from swift.pipeline.split_backward import SplitStage, dot_flops
 from swift.pipeline.stage_weights import Layers, StageWeights
-from swift.schedules import Costs, SlotBytes
+from swift.schedules import Chunk, Costs, SlotBytes
 
 
 def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers, Extras, jax.ShapeDtypeStruct]]:
@@ -29,7 +30,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
     state = jax.eval_shape(spec.init, jax.random.key(0))
 
     def of_one_rank(slots: dict[str, jax.Array]) -> Layers:
-        return StageWeights.of(spec.gpt, spec.cut, {name: leaf[0, :, 0] for name, leaf in slots.items()}, 0).layers
+        return StageWeights.of(spec.gpt, spec.chunks, {name: leaf[0, :, 0] for name, leaf in slots.items()}, 0).layers
 
     valid = jax.ShapeDtypeStruct((num_sequences, config.sequence_length), jnp.bool_)
     x = jax.ShapeDtypeStruct((*valid.shape, config.model_dim), spec.compute_dtype)
@@ -43,33 +44,46 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
     """The costs of a stage's layers: times in units of F, from FLOPs of matmuls; memory in units of F's stash.
 
-    Embedding and head are not counted: all stages are planned alike.
+    They are those of a chunk with as many blocks of each kind as any chunk has; see ``plan_costs`` for the others.
+    Embedding and head are not counted.
 
     Args:
         spec: step spec, on any mesh.
         num_sequences: sequences of a micro-batch on one rank.
     """
-    return stage_costs_and_sizes(spec, num_sequences)[0]
+    return plan_costs(spec, num_sequences)[0]
 
 
-def stage_costs_and_sizes(spec: StepSpec, num_sequences: int) -> tuple[Costs, SlotBytes]:
-    """The costs of a stage's layers, and bytes of one buffer slot of each kind on a rank; see ``stage_costs``."""
+def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
+    """The costs as of ``stage_costs``, those of each chunk as factors of them, and bytes of the buffer slots of a rank.
+
+    A slot of a stash is as large for every chunk.
+    """
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
+    flops_K3 = np.array([_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in stage.kinds.items()])
+    most_3, cut = np.array([stage.num_rows(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
+    times_C3 = np.array([cut.counts(is_moe) for is_moe in stage.kinds]).T @ flops_K3
+    t_f, t_b, t_w = most_3.tolist()
+    b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
+    costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
+    factors = zip(cut.sizes, (times_C3 / most_3).tolist(), strict=True)
+    chunks = tuple(Chunk(size, *of_chunk) for size, of_chunk in factors)
+    return costs, chunks, SlotBytes(b, h, w, message, message)
+
+
+def _block_flops(spec: StepSpec, one: SplitStage, given: tuple[Any, Extras], x: Any) -> tuple[int, int, int]:
+    """FLOPs of the matmuls in F, B and W of a block."""
     axes = [(EXPERT_AXIS, spec.live.num_ranks)]
 
     def flops(op: Callable[..., Any], *arguments: Any) -> int:
         return dot_flops(jax.make_jaxpr(op, axis_env=axes)(*arguments))
 
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
-    t_f = t_b = t_w = 0
-    for is_moe, one in stage.kinds.items():
-        given, num = block_shapes(layers, extras, is_moe), stage.num_rows(is_moe)
-        t_f += num * flops(one.forward, *given, x)
-        t_b += num * flops(one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux))
-        t_w += num * flops(one.backward_weight, *given, one.h_shapes, one.w_shapes)
-    b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
-    costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
-    return costs, SlotBytes(b, h, w, message, message)
+    return (
+        flops(one.forward, *given, x),
+        flops(one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
+        flops(one.backward_weight, *given, one.h_shapes, one.w_shapes),
+    )
 
 
 def stash_bytes(shapes: Any) -> int:

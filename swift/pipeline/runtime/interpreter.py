@@ -103,12 +103,14 @@ class Interpreter:
         common: columns of the table that are the same for all workers.
         columns: this worker's columns.
         message: zeros ``[B, T, D]``, sent where there is no message.
+        sends_itself: whether a worker may hold two consecutive chunks, whose messages stay with it.
     """
 
     permutations: tuple[tuple[Permutation, ...], tuple[Permutation, ...]]
     common: Common
     columns: Columns
     message: jax.Array
+    sends_itself: bool
 
     def run(self, ops: StageOps, first: Any, end: Any, carry: Carry) -> Carry:
         """Runs the ticks from ``first`` up to, not including, ``end``; no weight changes between them."""
@@ -127,6 +129,7 @@ class Interpreter:
                     lambda sums: (self.message, sums),
                     sums,
                 )
+            activations = self._keep(Kind.F, op, y, activations)
             return self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations), sums
 
         return lax.fori_loop(0, end, tick, (carry.activations, carry.sums))[1]
@@ -154,9 +157,17 @@ class Interpreter:
                 lambda mine: mine,
                 c.layers,
             )
-        activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, c.activations)
+        activations, gradients = self._keep(Kind.F, op, y, c.activations), self._keep(Kind.B, op, dx, gradients)
+        activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations)
         gradients = self._deliver(_GRADIENTS, dx, tick, op.gradient_slot_Q, gradients)
         return Carry(activations, gradients, b_stash, held, w_stash, sums, layers, embedding, head)
+
+    def _keep(self, kind: Kind, op: TickOp, message: jax.Array, inbox: jax.Array) -> jax.Array:
+        """The inbox with the output of an op of a kind, if this worker is the one that reads it."""
+        if not self.sends_itself:
+            return inbox
+        is_own = (op.opcode == kind + 1) & (op.own_slot >= 0)
+        return lax.cond(is_own, partial(put, slot=op.own_slot, values=message), lambda same: same, inbox)
 
     def _deliver(
         self, direction: int, message: jax.Array, tick: jax.Array, slot_Q: jax.Array, inbox: jax.Array

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 from swift.experts import Load
 from swift.experts.placement import load_imbalance, replica_counts
 from swift.mesh import EXPERT_AXIS, WORKER_AXIS, own_row
-from swift.pipeline.runtime.step_spec import StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 
 
 class Sums(NamedTuple):
@@ -86,15 +87,14 @@ def metrics_of(
 
 
 def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
-    """Per rank: the record with the layers of all stages, in model order; leaves have leading dims K and L."""
+    """Per rank: the record with the layers of all workers, in model order; leaves have leading dims K and L."""
     live = spec.live
     if live.num_live == 1:
         return record
-    stage, row = spec.cut.places(is_moe=True)
-    worker = np.array(live.first_rows)[stage]
+    worker, row = spec.places("expert") if "expert" in spec.gpt.groups else (np.zeros(0, int),) * 2
 
-    def joined(stage_KL: jax.Array) -> jax.Array:
-        return jnp.moveaxis(lax.all_gather(stage_KL, WORKER_AXIS)[worker, :, row], 0, 1)
+    def joined(own_KL: jax.Array) -> jax.Array:
+        return jnp.moveaxis(lax.all_gather(own_KL, WORKER_AXIS)[worker, :, row], 0, 1)
 
     by_layer = jax.tree.map(joined, (record.load, record.replicas_LE, record.imbalance_L))
     return UpdateRecord(record.square_norm, record.learning_rate, *by_layer)

@@ -16,14 +16,15 @@ from jax.stages import Wrapped
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
 from swift.pipeline import scopes
-from swift.pipeline.runtime.batch_layout import share_sequences
+from swift.pipeline.batch_layout import share_sequences
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of
 from swift.pipeline.runtime.stage import Extras, Stage
 from swift.pipeline.runtime.stage_ops import StageOps
-from swift.pipeline.runtime.step_spec import DeviceBatch, StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
 from swift.pipeline.stage_weights import StageWeights
+from swift.pipeline.train_state import DeviceBatch, TrainState
 
 _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
@@ -66,14 +67,16 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     start = (none, Sums.zeros(spec, 1), b_stash, held)
     (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
     sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
-    return reduce_gradients(spec, state, totals.packed(spec.gpt, spec.cut, 0), divisor, _BOTH), sums
+    return reduce_gradients(
+        spec, state, totals.packed(spec.gpt, spec.chunks, 0), divisor, _BOTH, spec.rounds.sums[0]
+    ), sums
 
 
 def _ops(spec: StepSpec, state: TrainState, batch: DeviceBatch, aux_weight: jax.Array) -> StageOps:
-    weights = StageWeights.of(spec.gpt, spec.cut, state.slots, 0)
+    weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0)
     extras = Extras(state.placement, batch.valid[0])
-    stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), index=0)
-    return StageOps(spec, stage, weights, state.placement, _BOTH, batch, aux_weight[None])
+    stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
+    return StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None])
 
 
 def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:

@@ -1,6 +1,6 @@
 """A stage as one rank sees it: its blocks, one program for each kind of block.
 
-A block is a layer: attention, then a dense network or a mixture of experts. F, B and W of a stage are loops over its
+A block is a layer: attention, then a dense network or a mixture of experts. F, B and W of a chunk are loops over its
 blocks, whose weights, gradients and stashes are rows of arrays of their kind. So a program holds every kind of block
 once, whatever the number of blocks, and which kind comes next is data. Each kind has a ``lax.cond`` of its own, around
 what only this kind updates: a buffer that two branches update is copied by XLA. The expert ranks of a worker take the
@@ -32,8 +32,8 @@ Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
 BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
 """A block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
 
-Each = Callable[[bool, Index, Any, Any], tuple[Any, Any]]
-"""(kind, row, common values, values of the kind) -> both after a block."""
+Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
+"""(kind, row in the worker's arrays, row in the stashes, common values, values of the kind) -> both after a block."""
 
 
 class Extras(NamedTuple):
@@ -66,12 +66,12 @@ class Stage:
     Attributes:
         spec: step spec.
         kinds: a split block of each kind that the model has, by whether it is a mixture of experts.
-        index: the stage that it is, an int or int32[].
+        holding: which of the holdings is the worker's, an int or int32[].
     """
 
     spec: StepSpec
     kinds: Mapping[bool, SplitStage]
-    index: Index
+    holding: Index
 
     @classmethod
     def of(
@@ -80,7 +80,7 @@ class Stage:
         layers: Layers,
         extras: Extras,
         x: Any,
-        index: Index,
+        holding: Index,
         axis_env: Sequence[tuple[str, int]] | None = None,
     ) -> "Stage":
         """Splits a block of each kind.
@@ -90,17 +90,17 @@ class Stage:
             layers: weights of the stage's blocks, or their shapes.
             extras: extras of the stage, or their shapes.
             x: the stage's input ``[B, T, D]``, or its shape.
-            index: the stage, which is data.
+            holding: see the class; it is data.
             axis_env: see ``split``.
         """
         kinds = {
             is_moe: split(block_function(spec), *block_shapes(layers, extras, is_moe), x, axis_env) for is_moe in layers
         }
-        return cls(spec, kinds, index)
+        return cls(spec, kinds, holding)
 
     def num_rows(self, is_moe: bool) -> int:
-        """Rows for blocks of a kind."""
-        return self.spec.cut.num_rows(is_moe)
+        """Rows of a stash for blocks of a kind: as many as a chunk has."""
+        return self.spec.chunks.ops.num_rows(is_moe)
 
     @property
     def b_shapes(self) -> dict[bool, Any]:
@@ -128,26 +128,29 @@ class Stage:
         b_stash: Stash,
         held: Stash,
         slots: tuple[Index, Index],
+        chunk: Index,
     ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
         """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
 
-        def block(is_moe: bool, row: Index, common: Any, own: Any) -> Any:
+        def block(is_moe: bool, row: Index, kept: Index, common: Any, own: Any) -> Any:
             load, b_stash, held = own
             common, load, for_b, for_w = self._outputs(layers, extras, is_moe, row, common, load)
-            return common, (load, put_row(b_stash, slots[0], row, for_b), put_row(held, slots[1], row, for_w))
+            return common, (load, put_row(b_stash, slots[0], kept, for_b), put_row(held, slots[1], kept, for_w))
 
         own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
-        (y, aux), own = self._each(block, (x, self._no_aux), own)
+        (y, aux), own = self._each(chunk, block, (x, self._no_aux), own)
         b_stash, held = ({is_moe: of_kind[part] for is_moe, of_kind in own.items()} for part in (1, 2))
         return y, aux, self._load({is_moe: load for is_moe, (load, *_) in own.items()}), b_stash, held
 
-    def evaluate(self, layers: Layers, extras: Extras, x: Float[Array, "B T D"]) -> tuple[jax.Array, jax.Array, Load]:
+    def evaluate(
+        self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
+    ) -> tuple[jax.Array, jax.Array, Load]:
         """F that keeps nothing: (y_BTD, auxiliary loss, load[L, E])."""
 
-        def block(is_moe: bool, row: Index, common: Any, load: Any) -> Any:
+        def block(is_moe: bool, row: Index, _: Index, common: Any, load: Any) -> Any:
             return self._outputs(layers, extras, is_moe, row, common, load)[:2]
 
-        (y, aux), loads = self._each(block, (x, self._no_aux), self._no_load)
+        (y, aux), loads = self._each(chunk, block, (x, self._no_aux), self._no_load)
         return y, aux, self._load(loads)
 
     def _outputs(self, layers: Layers, extras: Extras, is_moe: bool, row: Index, common: Any, load: Any) -> Any:
@@ -175,16 +178,17 @@ class Stage:
         w_stash: Stash,
         slots: tuple[Index, Index, Index],
         d_out: tuple[jax.Array, jax.Array],
+        chunk: Index,
     ) -> tuple[jax.Array, Stash]:
         """B: the cotangent of x, and W's stash with what it keeps; ``slots`` of the three stashes."""
 
-        def block(is_moe: bool, row: Index, dy: jax.Array, w_stash: Any) -> Any:
-            kept = take_row(b_stash[is_moe], slots[0], row), take_row(held[is_moe], slots[1], row)
+        def block(is_moe: bool, row: Index, kept: Index, dy: jax.Array, w_stash: Any) -> Any:
+            stashed = take_row(b_stash[is_moe], slots[0], kept), take_row(held[is_moe], slots[1], kept)
             given = _block(layers, extras, is_moe, row)
-            dx, for_w = self.kinds[is_moe].backward_input(*given, *kept, (dy, d_out[1]))
-            return dx, put_row(w_stash, slots[2], row, for_w)
+            dx, for_w = self.kinds[is_moe].backward_input(*given, *stashed, (dy, d_out[1]))
+            return dx, put_row(w_stash, slots[2], kept, for_w)
 
-        return self._each(block, d_out[0], w_stash, reverse=True)
+        return self._each(chunk, block, d_out[0], w_stash, reverse=True)
 
     def backward_weight(
         self,
@@ -194,15 +198,16 @@ class Stage:
         w_stash: Stash,
         slots: tuple[Index, Index],
         totals: Layers,
+        chunk: Index,
     ) -> Layers:
         """W: the totals with the gradients of the weights added; ``slots`` of the two stashes."""
 
-        def block(is_moe: bool, row: Index, common: Any, totals: Any) -> Any:
-            kept = take_row(held[is_moe], slots[0], row), take_row(w_stash[is_moe], slots[1], row)
-            gradients = self.kinds[is_moe].backward_weight(*_block(layers, extras, is_moe, row), *kept)
+        def block(is_moe: bool, row: Index, kept: Index, common: Any, totals: Any) -> Any:
+            stashed = take_row(held[is_moe], slots[0], kept), take_row(w_stash[is_moe], slots[1], kept)
+            gradients = self.kinds[is_moe].backward_weight(*_block(layers, extras, is_moe, row), *stashed)
             return common, add_to_row(totals, row, gradients)
 
-        return self._each(block, (), totals)[1]
+        return self._each(chunk, block, (), totals)[1]
 
     def backward(
         self,
@@ -212,37 +217,41 @@ class Stage:
         held: Stash,
         d_out: tuple[jax.Array, jax.Array],
         totals: Layers,
+        chunk: Index,
     ) -> tuple[jax.Array, Layers]:
         """B and W of every block at once, from slot 0 of the stashes: the cotangent of x, and the totals."""
 
-        def block(is_moe: bool, row: Index, dy: jax.Array, totals: Any) -> Any:
-            for_b, for_w = take_row(b_stash[is_moe], 0, row), take_row(held[is_moe], 0, row)
+        def block(is_moe: bool, row: Index, kept: Index, dy: jax.Array, totals: Any) -> Any:
+            for_b, for_w = take_row(b_stash[is_moe], 0, kept), take_row(held[is_moe], 0, kept)
             given, one = _block(layers, extras, is_moe, row), self.kinds[is_moe]
             dx, more_for_w = one.backward_input(*given, for_b, for_w, (dy, d_out[1]))
             return dx, add_to_row(totals, row, one.backward_weight(*given, for_w, more_for_w))
 
-        return self._each(block, d_out[0], totals, reverse=True)
+        return self._each(chunk, block, d_out[0], totals, reverse=True)
 
     @jax.named_scope(scopes.BLOCKS)
-    def _each(self, block: Each, common: Any, own: dict[bool, Any], *, reverse: bool = False) -> tuple[Any, Any]:
-        """Runs a function for every block, one after the other, on values in common and values of the block's kind."""
-        cut, (only, *others) = self.spec.cut, self.kinds
+    def _each(
+        self, chunk: Index, block: Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
+    ) -> tuple[Any, Any]:
+        """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
+        cut, (only, *others) = self.spec.chunks.ops, self.kinds
+        first = {is_moe: self._first_row(is_moe, chunk) for is_moe in self.kinds}
 
         def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
             if not others:
-                common, mine = block(only, index, common, own[only])
+                common, mine = block(only, first[only] + index, index, common, own[only])
                 return common, {only: mine}
-            row, is_moe = (jnp.asarray(table)[self.index, index] for table in (cut.row_PB, cut.is_moe_PB))
+            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.row_PB, cut.is_moe_PB))
             for kind in self.kinds:
                 runs = is_moe if kind else ~is_moe
                 same = lambda *same: same  # noqa: E731
-                common, mine = lax.cond(runs, partial(block, kind, row), same, common, own[kind])
+                common, mine = lax.cond(runs, partial(block, kind, first[kind] + kept, kept), same, common, own[kind])
                 own = own | {kind: mine}
             return common, own
 
-        # Where all stages have as many blocks, their number is known to the compiler.
+        # Where all chunks have as many blocks, their number is known to the compiler.
         is_even = len(set(cut.sizes)) == 1
-        count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[self.index]
+        count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
         if is_even and count == 1 and not others:
             return one(0, common, own)
 
@@ -251,6 +260,11 @@ class Stage:
             return one(count - 1 - index if reverse else index, *loop)
 
         return lax.fori_loop(0, count, step, (common, own))
+
+    def _first_row(self, is_moe: bool, chunk: Index) -> Index:
+        """The row of a chunk's first block of a kind among those of the worker."""
+        chunks = self.spec.chunks
+        return 0 if chunks.are_single else jnp.asarray(chunks.first_rows(is_moe))[self.holding, chunk]
 
 
 def no_load(spec: StepSpec) -> Load:

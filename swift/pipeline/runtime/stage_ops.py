@@ -1,7 +1,7 @@
 """F, B and W of one micro-batch on buffers: read the inbox or a stash, compute, write a stash or accumulate.
 
-Only the first and the last stage differ: the first stage's F embeds its tokens and its B turns the input's gradient
-into the embedding's; the last stage's F computes the loss, its gradient and the head's gradient at once, so that logits
+Only the first and the last chunk differ: the first one's F embeds its tokens and its B turns the input's gradient
+into the embedding's; the last one's F computes the loss, its gradient and the head's gradient at once, so that logits
 are never stored.
 """
 
@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from swift.pipeline.rows import put, row_of
+from swift.pipeline.rows import Index, put, row_of
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.stage import Extras, Stage, Stash
-from swift.pipeline.runtime.step_spec import DeviceBatch, StepSpec
+from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, where
 from swift.pipeline.stage_weights import Layers, StageWeights
+from swift.pipeline.train_state import DeviceBatch
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StageOps:
         stage: the stage's blocks as F, B and W.
         weights: weights of the stage, embedding and head.
         placement_LNS: int32, the expert in every slot.
-        ends: whether the worker serves the first and the last stage.
+        own_chunk: the chunk that the worker holds; None: it may hold several, and the op says which one it works on.
         batch: the worker's micro-batches, ``[n, B, T]``.
         aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
     """
@@ -39,7 +40,7 @@ class StageOps:
     stage: Stage
     weights: StageWeights
     placement_LNS: jax.Array
-    ends: EmbeddingAndHead
+    own_chunk: Index | None
     batch: DeviceBatch
     aux_weight_K: jax.Array
 
@@ -62,6 +63,7 @@ class StageOps:
             b_stash,
             held,
             (op.b_stash, op.held),
+            self._chunk(op),
         )
         own = sums_of(sums, op.iteration, aux=aux, load=load)
 
@@ -71,7 +73,7 @@ class StageOps:
             sums = sums_of(sums, op.iteration, loss=value, tokens=tokens)
             return put(gradients, op.loss, dy), sums, add(head, d_head)
 
-        gradients, own, head = where(self.ends.is_last, end, lambda *same: same, gradients, own, head)
+        gradients, own, head = where(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
         return y, (gradients, b_stash, held, own, head)
 
     def evaluate(
@@ -79,14 +81,15 @@ class StageOps:
     ) -> tuple[Float[Array, "B T D"], Sums]:
         """F without a backward pass: the message to the next stage, and the sums."""
         data = self._data(op)
-        y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), self._input(op, data, activations))
+        x = self._input(op, data, activations)
+        y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
 
         def end(sums: Sums) -> Sums:
             loss = self._loss(self.weights.head, y, data)
             return sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
 
         sums = sums_of(sums, op.iteration, aux=aux, load=load)
-        return y, where(self.ends.is_last, end, lambda same: same, sums)
+        return y, where(self._ends(op).is_last, end, lambda same: same, sums)
 
     def backward_input(
         self,
@@ -107,13 +110,14 @@ class StageOps:
             w_stash,
             (op.b_stash, op.held, op.w_stash),
             self._d_out(op, gradients),
+            self._chunk(op),
         )
-        return dx, (w_stash, self._embedded(data, dx, embedding))
+        return dx, (w_stash, self._embedded(op, data, dx, embedding))
 
     def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Layers) -> Layers:
         """W: the accumulated gradients of the stage's weights."""
         extras, slots = self._extras(self._data(op)), (op.held, op.w_stash)
-        return self.stage.backward_weight(self.weights.layers, extras, held, w_stash, slots, layers)
+        return self.stage.backward_weight(self.weights.layers, extras, held, w_stash, slots, layers, self._chunk(op))
 
     def backward(
         self,
@@ -127,21 +131,27 @@ class StageOps:
         """B and W at once, for a single worker: the accumulated gradients of its layers and of the embedding."""
         data = self._data(op)
         dx, layers = self.stage.backward(
-            self.weights.layers, self._extras(data), b_stash, held, self._d_out(op, gradients), layers
+            self.weights.layers, self._extras(data), b_stash, held, self._d_out(op, gradients), layers, self._chunk(op)
         )
-        return layers, self._embedded(data, dx, embedding)
+        return layers, self._embedded(op, data, dx, embedding)
+
+    def _chunk(self, op: TickOp) -> Index:
+        return op.chunk if self.own_chunk is None else self.own_chunk
+
+    def _ends(self, op: TickOp) -> EmbeddingAndHead:
+        return EmbeddingAndHead.of(self.spec, self._chunk(op))
 
     def _d_out(self, op: TickOp, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
         return gradients[op.inbox], self.aux_weight_K[op.iteration]
 
-    def _embedded(self, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
-        """The accumulated gradient of the embedding, in the first stage."""
+    def _embedded(self, op: TickOp, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
+        """The accumulated gradient of the embedding, if the op is on the first chunk."""
 
         def embed(embedding: Any) -> Any:
             _, pull_back = jax.vjp(lambda weights: self._embed(weights, data), self.weights.embedding)
             return add(embedding, pull_back(dx)[0])
 
-        return where(self.ends.is_first, embed, lambda same: same, embedding)
+        return where(self._ends(op).is_first, embed, lambda same: same, embedding)
 
     def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
         return self.spec.gpt.embed({"embedding": [row_of(embedding, 0)]}, data.inputs)
@@ -157,7 +167,7 @@ class StageOps:
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
         embed = lambda: self._embed(self.weights.embedding, data)  # noqa: E731
-        return where(self.ends.is_first, embed, lambda: activations[op.inbox])
+        return where(self._ends(op).is_first, embed, lambda: activations[op.inbox])
 
 
 def add(totals: Any, values: Any) -> Any:

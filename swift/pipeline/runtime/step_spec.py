@@ -1,16 +1,9 @@
-"""The spec of a training step; the training state, its layout on a live mesh, and its initialization.
+"""The spec of a training step, and the initialization of its state."""
 
-Every leaf has a leading ``worker`` dim: a row holds the state of the stage that its worker serves. Master weights,
-moments and slots are RANKED ``[worker, row, rank, ...]``; the iteration, the placement and the policy's own state are
-SHARED ``[worker, ...]``. Embedding and head are in every row, so that all rows have one shape; only the first and the
-last stage use them. For the same reason a stage with fewer blocks than another has rows of zeros, which are padding:
-their gradients are zero, and nothing reads them.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +12,13 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
+from swift.errors import SettingError
 from swift.experts import ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
-from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, how_unequal
-from swift.models import GPT, Cut, make_cut
-
-EMBEDDING_AND_HEAD = ("embedding", "head")
-"""The groups that only the first and the last stage use."""
-
-DeviceBatch: TypeAlias = Any
-"""A ``Batch`` of ``jax.Array``."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """Everything that an iteration reads and writes, or a tree of specs of the same structure."""
-
-    step: Any  # int32[worker], iterations done
-    master: Any  # {group: master weights, at least float32 [worker, row, rank, ...]}
-    moments: Any  # the optimizer's state over master; its counters are [worker]
-    slots: Any  # {group: compute type [worker, row, rank, slot, size]}, made from master and placement
-    placement: Any  # int32[worker, MoE row of the stage, rank, slot], the expert in every slot
-    policy: Any  # the placement policy's state
+from swift.mesh import RANKED, SHARED, LiveMesh, how_unequal
+from swift.models import GPT, Chunks, Cut, make_cut
+from swift.pipeline.chunk_rounds import Rounds
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, TrainState
 
 
 @dataclass(frozen=True)
@@ -61,7 +38,8 @@ class StepSpec:
         num_microbatches: micro-batches of an iteration, of all pipelines together.
         decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
         remat: whether a block keeps only its input for the backward pass and recomputes the rest.
-        cut: blocks of every stage; None: equally many.
+        cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
+        chunks: what every worker holds; None: pipelines are cut alike, and a chunk is a stage.
         row_shapes: shapes of a worker's state, ``[row, ...]``; found by tracing unless given.
     """
 
@@ -78,6 +56,7 @@ class StepSpec:
     decays_matrices_only: bool = False
     remat: bool = False
     cut: Cut = None  # type: ignore[assignment]
+    chunks: Chunks = None  # type: ignore[assignment]
     row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
     specs: TrainState = field(init=False)
 
@@ -85,6 +64,10 @@ class StepSpec:
         if self.cut is None:
             moe_layers = self.gpt.config.moe_layers
             object.__setattr__(self, "cut", make_cut(moe_layers, self.num_stages, None, "StepSpec.cut"))
+        if self.chunks is None:
+            stages = (tuple(range(self.num_stages)),) * self.live.topology.num_pipelines
+            object.__setattr__(self, "chunks", Chunks(self.cut.moe_layers, self.cut.sizes, stages))
+        self._check_policy()
         if self.row_shapes is None:
             object.__setattr__(self, "row_shapes", self._find_row_shapes())
         moments = self.row_shapes.moments
@@ -98,6 +81,15 @@ class StepSpec:
             policy=SHARED,
         )
         object.__setattr__(self, "specs", specs)
+
+    def _check_policy(self) -> None:
+        if self.chunks.are_single or not self.num_moe_layers:
+            return
+        sizes = self.experts.num_classes, self.live.num_ranks, self.experts.slots_per_rank
+        one, two = (jax.eval_shape(partial(self.policy.init, number, *sizes))[1] for number in (1, 2))
+        if one != two:
+            allowed = "must have no state for each layer, where a worker holds layers that others hold apart"
+            raise SettingError("StepSpec.policy", self.policy, allowed)
 
     @cached_property
     def state_bytes(self) -> int:
@@ -116,8 +108,8 @@ class StepSpec:
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """L, rows for layers with experts in a stage: those of the stage that has most."""
-        return self.cut.num_rows(True)
+        """L, rows for layers with experts in a worker: those of the worker that has most."""
+        return self.chunks.num_rows(True)
 
     @property
     def accumulate_dtype(self) -> DTypeLike:
@@ -126,28 +118,52 @@ class StepSpec:
 
     @cached_property
     def model_rows(self) -> dict[str, np.ndarray]:
-        """Position in the model of each row of each stage, int64[P, rows] by group; negative: padding."""
-        kinds = {"attention": None, "mlp": False, "router": True, "expert": True}
+        """Position in the model of each row of each holding, int64[H, rows] by group; negative: padding.
+
+        Where pipelines are cut alike and a chunk is a stage, the holdings are the stages.
+        """
+        ends = np.zeros((len(self.chunks.holdings), 1), int)
         return {
-            name: np.zeros((self.num_stages, 1), int)
-            if name in EMBEDDING_AND_HEAD
-            else self.cut.model_rows(kinds[name])
+            name: ends if name in EMBEDDING_AND_HEAD else self.chunks.model_rows(KINDS[name])
             for name in self.gpt.groups
         }
 
     @cached_property
     def num_layers(self) -> dict[str, int]:
-        """Rows of a stage, by group."""
+        """Rows of a worker, by group."""
         return {name: rows.shape[1] for name, rows in self.model_rows.items()}
 
     @cached_property
-    def peer_sum(self) -> PeerSum:
-        """The sum over the workers of a stage."""
-        return PeerSum(self.live.peers, how_unequal(self.live.mesh.devices.flat[0].platform))
+    def holding_R(self) -> np.ndarray:
+        """The holding of the worker of each row, int32."""
+        return np.array([self.chunks.holding(worker[0], stage) for worker, stage in self.live.places], np.int32)
+
+    @cached_property
+    def peers_C(self) -> tuple[tuple[int, ...], ...]:
+        """Mesh rows whose workers hold each chunk, ascending: peers, as to this chunk."""
+        holds_RC = self.chunks.holds_HC[self.holding_R]
+        return tuple(tuple(np.flatnonzero(holds_R).tolist()) for holds_R in holds_RC.T)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """The sums over the workers that hold the same chunk."""
+        unequal = how_unequal(self.live.mesh.devices.flat[0].platform)
+        return Rounds.of(self.peers_C, self.chunks.holds_HC, unequal)
+
+    @property
+    def sums_need_all(self) -> bool:
+        """Whether all workers take part in a sum over some of them."""
+        return any(peer_sum.in_rounds for peer_sum in self.rounds.sums)
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage, which a checkpoint's state is on."""
         return self.live.with_places(tuple(self.live.places[row] for row in self.live.first_rows))
+
+    @cached_property
+    def stored(self) -> "StepSpec":
+        """The spec of the state in a checkpoint: a worker for each stage, as the first pipeline is cut."""
+        on_stages = self.at(self.stages_mesh())
+        return on_stages if self.chunks.are_stages else replace(on_stages, chunks=None, row_shapes=None)  # type: ignore[arg-type]
 
     def at(self, live: LiveMesh) -> "StepSpec":
         """The same spec on another live mesh of the same topology."""
@@ -163,11 +179,19 @@ class StepSpec:
         copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
-    def placements(self, experts_LNS: Int[Array, "L N S"]) -> dict[str, jax.Array]:
-        """The placement of each group; a dense group is one class with a slot on every rank."""
+    def placements(
+        self, experts_LNS: Int[Array, "L N S"], rows: Mapping[str, Any] | None = None
+    ) -> dict[str, jax.Array]:
+        """The placement of each group; a dense group is one class with a slot on every rank.
+
+        Args:
+            experts_LNS: placement of the experts.
+            rows: an array ``[row, ...]`` for each group, which says how many rows it has; None: those of a worker.
+        """
+        num_rows = self.num_layers if rows is None else {name: len(leaf) for name, leaf in rows.items()}
         return {
-            name: experts_LNS if group.is_expert else jnp.zeros((rows, self.live.num_ranks, 1), jnp.int32)
-            for (name, group), rows in zip(self.gpt.groups.items(), self.num_layers.values(), strict=True)
+            name: experts_LNS if group.is_expert else jnp.zeros((num_rows[name], self.live.num_ranks, 1), jnp.int32)
+            for name, group in self.gpt.groups.items()
         }
 
     def init(self, key: jax.Array) -> TrainState:
@@ -205,19 +229,29 @@ class StepSpec:
         # On the host: each op on sharded arrays would be a program with collectives of its own, and emulated devices
         # can deadlock when many of those run at once.
         master, placement = jax.device_get((state.master, state.placement))
-        rows = self.live.first_rows
-        placements = {row: self.placements(placement[row]) for row in rows}
 
-        def classes(name: str, of: Sequence[int]) -> jax.Array:
-            layout = self.layouts[name]
-            stages = [layout.classes(master[name][row], placements[row][name]) for row in of]
-            if name in EMBEDDING_AND_HEAD:
-                return stages[0]
-            is_block = self.model_rows[name] >= 0
-            return jnp.concatenate([stage[: mine.sum()] for stage, mine in zip(stages, is_block, strict=True)])
+        def classes(name: str) -> jax.Array:
+            worker_L, row_L = self.places(name)
+            found = {}
+            for worker in set(worker_L.tolist()):
+                rows = {name: leaf[worker] for name, leaf in master.items()}
+                placements = self.placements(placement[worker], rows)
+                found[worker] = self.layouts[name].classes(rows[name], placements[name])
+            return jnp.stack(
+                [found[worker][row] for worker, row in zip(worker_L.tolist(), row_L.tolist(), strict=True)]
+            )
 
-        ends = {"embedding": rows[:1], "head": rows[-1:]}
-        return {name: classes(name, ends.get(name, rows)) for name in self.gpt.groups}
+        return {name: classes(name) for name in self.gpt.groups}
+
+    def places(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(lowest mesh row that has it, row there) of each of the model's modules of a group, int64[L] each."""
+        rows_R = self.model_rows[name][self.holding_R]
+        if name in EMBEDDING_AND_HEAD:
+            chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
+            return np.array([self.peers_C[chunk][0]]), np.zeros(1, int)
+        worker, row = np.nonzero(rows_R >= 0)
+        _, first = np.unique(rows_R[worker, row], return_index=True)
+        return worker[first], row[first]
 
     @cached_property
     def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
@@ -235,20 +269,20 @@ class StepSpec:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
 
     def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
-        def by_stage(name: str, classes: jax.Array) -> jax.Array:
+        def by_holding(name: str, classes: jax.Array) -> jax.Array:
             rows = self.model_rows[name]
             is_block = jnp.asarray(rows >= 0)[(..., *[None] * (classes.ndim - 1))]
             return jnp.where(is_block, classes[rows], jnp.zeros((), classes.dtype))
 
-        stages = jax.vmap(self._lay_out_stage, axis_size=self.num_stages)(
-            {name: by_stage(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}
+        holdings = jax.vmap(self._lay_out_holding, axis_size=len(self.chunks.holdings))(
+            {name: by_holding(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}
         )
-        return jax.tree.map(lambda leaf: leaf[self.live.stage_R], stages)
+        return jax.tree.map(lambda leaf: leaf[self.holding_R], holdings)
 
-    def _lay_out_stage(self, params: Mapping[str, jax.Array]) -> TrainState:
+    def _lay_out_holding(self, params: Mapping[str, jax.Array]) -> TrainState:
         config, ranks = self.experts, self.live.num_ranks
         placement, policy = self.policy.init(self.num_moe_layers, config.num_classes, ranks, config.slots_per_rank)
-        placements = self.placements(placement)
+        placements = self.placements(placement, params)
         master = {name: self.layouts[name].init(classes, placements[name]) for name, classes in params.items()}
         state = TrainState(jnp.zeros((), jnp.int32), master, self.optimizer.init(master), {}, placement, policy)
         return jax.tree.map(jnp.asarray, state)
@@ -258,5 +292,5 @@ def materialize_all(
     spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> dict[str, jax.Array]:
     """Per rank: the slots of every group, from master weights and the placement int32 ``[L, N, S]``."""
-    placements = spec.placements(placement_LNS)
+    placements = spec.placements(placement_LNS, master)
     return {name: spec.layouts[name].materialize(master[name], placements[name]) for name in master}

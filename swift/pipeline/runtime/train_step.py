@@ -13,20 +13,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.stages import Wrapped
 
-from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
+from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS, PeerSum
 from swift.pipeline import scopes
+from swift.pipeline.chunk_rounds import SumInRound
+from swift.pipeline.runtime.chunk_rows import ChunkRows
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
 from swift.pipeline.runtime.stage import Extras, Stage
 from swift.pipeline.runtime.stage_ops import StageOps
-from swift.pipeline.runtime.step_spec import DeviceBatch, StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
 from swift.pipeline.stage_weights import StageWeights
+from swift.pipeline.train_state import DeviceBatch, TrainState
 from swift.schedules import TickTable
 
 _IN = (REPLICATED, SHARED, RANKED)
@@ -45,32 +47,32 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
         keep_gradients: whether the result has a fourth part, the iterations' mean gradients of the master weights by
             group, ``[worker, K, rank, ...]``; for tests.
     """
-    assert not spec.peer_sum.in_rounds, "a sum over peers that needs all workers cannot be part of a staggered update"
+    assert not spec.sums_need_all, "a sum over peers that needs all workers cannot be part of a staggered update"
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _Rank.enter(spec, table, num_iterations, state, common, columns, batch)
 
         def phase(loop: Any, now: Any) -> tuple[Any, None]:
-            (state, carry, outcome), ((first, end), iteration) = loop, now
+            (state, carry, outcome), ((first, end), iteration, chunk, ends_iteration) = loop, now
+            chunk = chunk if rank.own_chunk is None else rank.own_chunk
             carry = rank.interpreter.run(rank.ops(state), first, end, carry)
 
             def update(state: TrainState, totals: StageWeights, outcome: Any) -> Any:
-                gradients, record = rank.reduce(state, totals, carry.sums, iteration)
-                # The stage's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
+                part, gradients, record = rank.reduce(
+                    state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
+                )
+                # The chunk's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
                 # would fuse and round the update differently from ``barrier_step``, and results would differ.
                 scale = clip_scale(spec, jnp.sqrt(record.square_norm))
-                after = apply_gradients(spec, state, gradients, record.load.popularity_E, rank.ends, scale)
-                kept = (record, gradients) if keep_gradients else (record,)
-                outcome = jax.tree.map(lambda all_K, one: all_K.at[iteration].set(one), outcome, kept)
-                return after, jax.tree.map(jnp.zeros_like, totals), outcome
+                part = apply_gradients(spec, part, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+                after = rank.rows.put_state(state, part, chunk, ends_iteration=ends_iteration)
+                return after, rank.rows.cleared(totals, chunk), rank.kept(outcome, record, gradients, chunk, iteration)
 
             state, totals, outcome = lax.cond(iteration >= 0, update, lambda *same: same, state, carry.totals, outcome)
             return (state, carry.with_totals(totals), outcome), None
 
-        one = jax.eval_shape(lambda: rank.reduce(state, rank.start.totals, rank.start.sums, 0))
-        shapes = (one[1], one[0]) if keep_gradients else (one[1],)
-        outcome = jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), shapes)
-        loop, _ = lax.scan(phase, (state, rank.start, outcome), (common.phases_H2, columns.update_H))
+        start = state, rank.start, rank.nothing_kept(state, num_iterations, keep_gradients=keep_gradients)
+        loop, _ = lax.scan(phase, start, (common.phases_H2, *columns.updates))
         after, carry, (record, *gradients_K) = loop
         norm_K = rank.norm(record.square_norm)
         most = jnp.inf if spec.clip_norm is None else spec.clip_norm
@@ -97,11 +99,17 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _Rank.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state), 0, common.phases_H2[-1, 1], rank.start)
-        gradients, record = rank.reduce(state, carry.totals, carry.sums, 0)
-        norm = rank.norm(record.square_norm)
-        scale = clip_scale(spec, norm)
-        after = apply_gradients(spec, state, gradients, record.load.popularity_E, rank.ends, scale)
-        return after, rank.metrics(carry.sums, norm[None], jax.tree.map(lambda leaf: leaf[None], record))
+        kept, parts = rank.nothing_kept(state, 1), []
+        for chunk, peer_sum in rank.chunks():
+            part, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum)
+            kept = rank.kept(kept, record, gradients, chunk, 0)
+            parts.append((chunk, part, gradients, record))
+        norm_K = rank.norm(kept[0].square_norm)
+        scale = clip_scale(spec, norm_K[0])
+        for turn, (chunk, part, gradients, record) in enumerate(parts, 1):
+            after = apply_gradients(spec, part, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+            state = rank.rows.put_state(state, after, chunk, ends_iteration=turn == len(parts))
+        return state, rank.metrics(carry.sums, norm_K, kept[0])
 
     return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
 
@@ -138,8 +146,8 @@ class _Rank(NamedTuple):
     interpreter: Interpreter
     start: Carry
     batch: DeviceBatch
-    ends: EmbeddingAndHead
     tokens_K: jax.Array  # int32, of the iterations' global batches
+    rows: ChunkRows
 
     @classmethod
     def enter(
@@ -152,23 +160,22 @@ class _Rank(NamedTuple):
         columns: Columns,
         batch: DeviceBatch,
     ) -> "_Rank":
-        """Splits the stage, counts the tokens and empties the buffers."""
+        """Splits the blocks, counts the tokens and empties the buffers."""
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
-        index = jnp.asarray(spec.live.stage_R)[spec.live.row_index()]
-        weights = StageWeights.of(spec.gpt, spec.cut, state.slots, index)
-        stage = Stage.of(spec, weights.layers, Extras(state.placement, batch.valid[0]), message, index)
+        holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding)
+        stage = Stage.of(spec, weights.layers, Extras(state.placement, batch.valid[0]), message, holding)
         permutations = table.activations.permutations, table.gradients.permutations
-        ends = EmbeddingAndHead(index == 0, index == spec.num_stages - 1)
-        tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32) * ends.is_first
-        is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.data_iteration_n[None]
+        tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)
+        is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]
         return cls(
             spec,
             stage,
-            Interpreter(permutations, common, columns, message),
+            Interpreter(permutations, common, columns, message, spec.chunks.have_neighbours),
             empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
-            ends,
             _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            ChunkRows(spec, holding),
         )
 
     @property
@@ -176,38 +183,76 @@ class _Rank(NamedTuple):
         """Divisors of the iterations' sums: the tokens of their global batches."""
         return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
 
+    @property
+    def own_chunk(self) -> Any:
+        """The chunk that the worker holds; None if workers may hold several."""
+        held = self.spec.chunks.holdings
+        return jnp.asarray([chunk for chunk, *_ in held])[self.rows.holding] if self.spec.chunks.are_single else None
+
+    def chunks(self) -> list[tuple[Any, PeerSum]]:
+        """The worker's chunk in every round, and the sum of the round over the workers that have the same one."""
+        chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.rows.holding]
+        return [(chunk_T[turn], peer_sum) for turn, peer_sum in enumerate(self.spec.rounds.sums)]
+
+    def ends(self, chunk: Any) -> EmbeddingAndHead:
+        """Whether a chunk is the model's first and last."""
+        return EmbeddingAndHead.of(self.spec, chunk)
+
     def ops(self, state: TrainState) -> StageOps:
-        """The stage's ops with the weights of a state, which hold until the next update."""
+        """The worker's ops with the weights of a state, which hold until the next update."""
         spec = self.spec
-        weights = StageWeights.of(spec.gpt, spec.cut, state.slots, self.stage.index)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.rows.holding)
         aux_weight_K = spec.experts.aux_loss_coefficient * self.divisor_K / spec.num_microbatches
-        return StageOps(spec, self.stage, weights, state.placement, self.ends, self.batch, aux_weight_K)
+        return StageOps(spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K)
 
     def reduce(
-        self, state: TrainState, totals: StageWeights, sums_K: Sums, iteration: Any
-    ) -> tuple[dict[str, jax.Array], UpdateRecord]:
-        """The first half of U: gradients of the master weights, and the record of the iteration."""
-        gradients = reduce_gradients(
-            self.spec,
-            state,
-            totals.packed(self.spec.gpt, self.spec.cut, self.stage.index),
-            self.divisor_K[iteration],
-            self.ends,
-        )
-        load = jax.tree.map(lambda load_K: load_K[iteration], sums_K.load)
-        with jax.named_scope(scopes.UPDATE):
-            load = self.spec.peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
-        square = square_norm(self.spec, gradients, state.placement)
-        return gradients, UpdateRecord.of(self.spec, state, square, load)
+        self,
+        state: TrainState,
+        totals: StageWeights,
+        sums_K: Sums,
+        iteration: Any,
+        chunk: Any,
+        peer_sum: PeerSum | SumInRound,
+    ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
+        """The first half of a chunk's U: its state, gradients of its master weights, and the record of the iteration.
 
-    def norm(self, square: jax.Array) -> jax.Array:
-        """The norm of the whole model's gradients, from the squared norms of the stages'."""
-        live = self.spec.live
-        speaks = np.zeros(live.num_live, bool)
-        speaks[list(live.first_rows)] = True
-        # Every stage once; all ranks of a worker know the same.
-        mine = jnp.where(jnp.asarray(speaks)[live.row_index()], square, jnp.zeros_like(square))
-        return jnp.sqrt(_everywhere(self.spec, mine) / live.num_ranks)
+        Args:
+            state: state of the worker.
+            totals: gradients of the worker's weights, summed over its micro-batches.
+            sums_K: sums of each iteration.
+            iteration: the iteration that ends.
+            chunk: chunk to update.
+            peer_sum: sum over the workers that hold it.
+        """
+        spec, part = self.spec, self.rows.state(state, chunk)
+        packed = self.rows.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
+        gradients = reduce_gradients(spec, part, packed, self.divisor_K[iteration], self.ends(chunk), peer_sum)
+        load = self.rows.layers(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
+        with jax.named_scope(scopes.UPDATE):
+            load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
+        square = square_norm(spec, gradients, part.placement)
+        return part, gradients, UpdateRecord.of(spec, part, square, load)
+
+    def nothing_kept(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
+        """Empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""
+
+        def record(state: TrainState, sums: Sums) -> UpdateRecord:
+            load = jax.tree.map(lambda load_K: load_K[0], sums.load)
+            return UpdateRecord.of(self.spec, state, jnp.zeros((), self.spec.accumulate_dtype), load)
+
+        shapes = jax.eval_shape(record, state, self.start.sums), state.master
+        kept = shapes if keep_gradients else shapes[:1]
+        return jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), kept)
+
+    def kept(self, kept: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any) -> Any:
+        """The records, and the gradients, with those of a chunk."""
+        records, *of_gradients = kept
+        records = self.rows.put_record(records, record, chunk, iteration)
+        return records, *(self.rows.put_gradients(one, gradients, chunk, iteration) for one in of_gradients)
+
+    def norm(self, square_K: jax.Array) -> jax.Array:
+        """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
+        return jnp.sqrt(_everywhere(self.spec, square_K) / self.spec.live.num_ranks)
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""

@@ -1,9 +1,10 @@
 """U, as one rank sees it: slot gradients to gradients of master weights, then update, placement and new slots.
 
 It is in two parts, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
-``apply_gradients``. Both are the same for a single worker and for one of a pipeline.
+``apply_gradients``. Both are the same for a single worker and for one of a pipeline; for a worker that holds several
+chunks, they are called for each of them with the rows of that chunk.
 
-Legend: L MoE layers of the stage, E expert classes, N ranks, S slots.
+Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
 """
 
 from collections.abc import Callable
@@ -16,16 +17,24 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.mesh import EXPERT_AXIS
+from swift.mesh import EXPERT_AXIS, PeerSum
 from swift.pipeline import scopes
-from swift.pipeline.runtime.step_spec import EMBEDDING_AND_HEAD, StepSpec, TrainState
+from swift.pipeline.chunk_rounds import SumInRound
+from swift.pipeline.rows import Index
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
 
 
 class EmbeddingAndHead(NamedTuple):
-    """Whether a row serves the first and the last stage, bool[] each; the same on all its ranks."""
+    """Whether a chunk is the first and the last of the model, bool[] each; the same on all ranks of a worker."""
 
     is_first: jax.Array | bool
     is_last: jax.Array | bool
+
+    @classmethod
+    def of(cls, spec: StepSpec, chunk: Index) -> "EmbeddingAndHead":
+        """Those of a chunk."""
+        return cls(chunk == 0, chunk == len(spec.chunks.sizes) - 1)
 
 
 def where(is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
@@ -38,8 +47,8 @@ def where(is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Calla
 def used(
     spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """Calls ``compute``, or ``otherwise`` for embedding and head in a row that does not use them."""
-    if name not in EMBEDDING_AND_HEAD or spec.num_stages == 1:
+    """Calls ``compute``, or ``otherwise`` for embedding and head of a chunk that does not use them."""
+    if name not in EMBEDDING_AND_HEAD or len(spec.chunks.sizes) == 1:
         return compute()
     return where(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
@@ -51,6 +60,7 @@ def reduce_gradients(
     gradients: dict[str, jax.Array],
     divisor: Float[Array, ""],
     ends: EmbeddingAndHead,
+    peer_sum: PeerSum | SumInRound,
 ) -> dict[str, jax.Array]:
     """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
 
@@ -62,12 +72,13 @@ def reduce_gradients(
         gradients: gradients of the stage's weights, ``[row, slot, size]`` by group, summed over the micro-batches that
             this worker ran.
         divisor: tokens of the global batch.
-        ends: whether this row serves the first and the last stage.
+        ends: whether they are of the first and of the last chunk.
+        peer_sum: sum over the workers that hold the same blocks.
 
     Returns:
         Gradients by group, in the layout of the master weights.
     """
-    placements, peer_sum = spec.placements(state.placement), spec.peer_sum
+    placements = spec.placements(state.placement, state.master)
 
     def reduce(name: str, packed: jax.Array) -> jax.Array:
         def collect() -> jax.Array:
@@ -88,7 +99,7 @@ def square_norm(
     spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> Float[Array, ""]:
     """The squared norm of the stage's gradients, every expert counted once."""
-    placements = spec.placements(placement_LNS)
+    placements = spec.placements(placement_LNS, gradients)
     parts = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(parts), EXPERT_AXIS)
 
@@ -116,7 +127,7 @@ def apply_gradients(
         state: this rank's state.
         gradients: gradients of the master weights, by group.
         popularity_LE: int32, summed over all micro-batches, ranks and peers.
-        ends: whether this row serves the first and the last stage.
+        ends: see ``reduce_gradients``.
         scale: factor for the gradients; None: 1.
     """
     if scale is not None:
@@ -128,7 +139,7 @@ def apply_gradients(
     if spec.num_moe_layers:
         placement, policy = spec.policy(popularity_LE, placement, policy)
         master, moments = _migrate(spec, (master, moments), state.placement, placement)
-    placements = spec.placements(placement)
+    placements = spec.placements(placement, master)
 
     def fill(name: str) -> jax.Array:
         with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):

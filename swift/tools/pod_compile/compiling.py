@@ -36,6 +36,9 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
     if experiment.ranks == "virtual":
         allowed = "runs on one device only; set 'devices' to compile for a pod"
         raise SettingError("Experiment.ranks", "virtual", allowed)
+    if not experiment.chunks.is_one_cut:
+        allowed = "must be one for all pipelines, to be compiled for a pod"
+        raise SettingError("Experiment.cut", experiment.cut, allowed)
     topology = experiment.topology
     if topology.num_devices != pod.num_devices:
         shape = f"{topology.num_pipelines} x {topology.num_stages} x {topology.num_expert_ranks}"

@@ -35,7 +35,15 @@ from swift.errors import RunError, SettingError
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import RunDirectory, sync_record
 from swift.train.checkpoints.rescue import keep_elsewhere
-from swift.train.checkpoints.saved_state import extra_of, first_ledger, ledger_after, ledger_for, load_state, split_of
+from swift.train.checkpoints.saved_state import (
+    extra_of,
+    first_ledger,
+    ledger_after,
+    ledger_for,
+    load_state,
+    split_of,
+    to_store,
+)
 from swift.train.settings import Experiment
 
 
@@ -115,7 +123,7 @@ class Checkpointer:
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
         try:
-            take = begin_snapshot(self._split, replace(state, slots={}), spec.live, chosen_LK, self._room)
+            take = begin_snapshot(self._split, *to_store(spec, state), chosen_LK, self._room)
         except RuntimeError as error:  # such as no memory on the devices
             take = partial(_fail, error)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)

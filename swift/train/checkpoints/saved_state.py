@@ -12,8 +12,8 @@ from swift.checkpoint import Ledger, Manifest, RestorePlan, StateSplit, load_pla
 from swift.errors import RunError
 from swift.experts import Decoupled
 from swift.experts.placement import unsound_placement
-from swift.mesh import move_rows, source_rows
-from swift.pipeline import StateShape, StepSpec, TrainState, reshape_state, reshaped
+from swift.mesh import LiveMesh
+from swift.pipeline import StateShape, StepSpec, TrainState, move_state, reshape_state, reshaped
 from swift.train.settings import Experiment
 
 _SHAPE = "state_shape"
@@ -21,7 +21,7 @@ _SHAPE = "state_shape"
 
 def split_of(spec: StepSpec) -> StateSplit:
     """Divides a run's state into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
-    abstract = spec.at(spec.stages_mesh()).abstract()
+    abstract = spec.stored.abstract()
     has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
     return StateSplit(abstract, replace(spec.specs, slots={}), has_classes, spec.cut.counts(is_moe=True))
 
@@ -45,15 +45,21 @@ def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
     """
-    saved = reshaped(spec, _shape_of(plan.manifest, spec))
-    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, spec)
+    stored = spec.stored
+    saved = reshaped(stored, _shape_of(plan.manifest, spec))
+    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, stored)
+
+
+def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
+    """A state without its slots on a mesh whose stages hold what those of a checkpoint do."""
+    state = replace(state, slots={})
+    return (state, spec.live) if spec.chunks.are_stages else (move_state(state, spec, spec.stored)[0], spec.stored.live)
 
 
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
     """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
-    saved, specs = spec.at(spec.stages_mesh()).live, replace(spec.specs, slots={})
-    sources = source_rows(saved, spec.live)
-    return spec.fill_slots(move_rows(saved.put(state, specs), saved, spec.live, specs, sources))
+    stored, specs = spec.stored, replace(spec.specs, slots={})
+    return spec.fill_slots(move_state(stored.live.put(state, specs), stored, spec)[0])
 
 
 def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:

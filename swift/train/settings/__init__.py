@@ -4,6 +4,7 @@ The experiment, its list of failures, and the configuration that is stored besid
 """
 
 from swift.train.settings.config_text import config_text, defaults_in, own_kinds
+from swift.train.settings.cutting import cuts_text, layers_of_stages
 from swift.train.settings.experiment import Experiment
 from swift.train.settings.failure_list import (
     FAILURES_SETTING,
@@ -37,7 +38,9 @@ __all__ = [
     "UnreadableConfig",
     "config_text",
     "copy_config",
+    "cuts_text",
     "defaults_in",
+    "layers_of_stages",
     "made",
     "own_kinds",
     "parse_event",

@@ -1,10 +1,14 @@
-"""Settings that exclude each other: snapshots and peers, state tied to its ranks and what moves it."""
+"""Settings that exclude each other: snapshots and peers, state tied to its ranks and what moves it, and others."""
+
+from collections.abc import Sequence
 
 from swift.checkpoint import CheckpointConfig
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import RankKind
+from swift.models import Chunks
+from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
 from swift.topology import Topology
 
 
@@ -23,6 +27,7 @@ def check_coupled(
     topology: Topology,
     ranks: RankKind,
     checkpoint: CheckpointConfig,
+    failures: Sequence[str],
 ) -> None:
     """Raises SettingError if the state cannot be tied to its ranks and slots, the layout ``coupled``."""
     setting = "OptimizerConfig.layout"
@@ -36,6 +41,9 @@ def check_coupled(
     if checkpoint.snapshot_every:
         allowed = "must be 0 with OptimizerConfig.layout = 'coupled', whose state is tied to its ranks"
         raise SettingError("CheckpointConfig.snapshot_every", checkpoint.snapshot_every, allowed)
+    if failures:
+        allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
+        raise SettingError(setting, "coupled", allowed)
     if not isinstance(placement, Static):
         return
     if ranks == "virtual":
@@ -46,3 +54,58 @@ def check_coupled(
         allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
         allowed += f"and the quotient to divide Topology.num_expert_ranks = {num_ranks}"
         raise SettingError(setting, "coupled", allowed)
+
+
+def check_sequences(sequences_per_microbatch: int, topology: Topology) -> None:
+    """Raises SettingError if there is less than a sequence of a micro-batch for each rank."""
+    if sequences_per_microbatch < topology.num_expert_ranks:
+        allowed = f"must be at least Topology.num_expert_ranks = {topology.num_expert_ranks}"
+        raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)
+
+
+def check_vocabulary(vocab_size: int, num_tokens: int) -> None:
+    """Raises SettingError if a model has no embedding for some of the tokenizer's tokens."""
+    if vocab_size < num_tokens:
+        allowed = f"must be at least {num_tokens}, the number of the tokenizer's tokens"
+        raise SettingError("ModelConfig.vocab_size", vocab_size, allowed)
+
+
+def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, num_microbatches: int) -> None:
+    """Raises SettingError if these are not the micro-batches of an iteration, divided among the pipelines."""
+    setting, number = "Experiment.microbatches", topology.num_pipelines
+    if microbatches is None:
+        return
+    if not isinstance(microbatches, tuple | list) or len(microbatches) != number:
+        raise SettingError(setting, microbatches, f"must be a number for each of Topology.num_pipelines = {number}")
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in microbatches):
+        raise SettingError(setting, microbatches, "must be whole numbers of at least 1")
+    if sum(microbatches) != number * num_microbatches:
+        mean = f"{number} times Experiment.num_microbatches = {num_microbatches}"
+        raise SettingError(setting, microbatches, f"must add up to {mean}, and add up to {sum(microbatches)}")
+
+
+def check_cuts(chunks: Chunks, *, move_roles: bool) -> None:
+    """Raises SettingError if workers may change their stage, and stages differ between pipelines."""
+    if move_roles and not chunks.is_one_cut:
+        allowed = "must be False where Experiment.cut differs between pipelines"
+        raise SettingError("Experiment.move_roles", move_roles, allowed)
+
+
+def check_window(window: int, num_steps: int, eval_every: int, checkpoint: CheckpointConfig) -> None:
+    """Raises SettingError if a window is longer than what has to happen between two of them."""
+    periods = {"Experiment.num_steps": num_steps, "Experiment.eval_every": eval_every}
+    periods |= {f"CheckpointConfig.{name}": getattr(checkpoint, name) for name in ("every", "snapshot_every")}
+    for name, period in periods.items():
+        if 0 < period < window:
+            allowed = f"must be at most {name} = {period}, or no window would ever be whole"
+            raise SettingError("Experiment.window", window, allowed)
+
+
+def check_planner(planner: str | OwnPlanner, *, fails: bool) -> None:
+    """Raises SettingError for a planner that is not known, or that cannot plan for failures where there are some."""
+    if isinstance(planner, str) and planner not in PLANNERS:
+        raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNERS)}")
+    if fails and planner in FAULT_FREE:
+        able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
+        allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
+        raise SettingError("Experiment.planner", planner, allowed)

@@ -1,32 +1,66 @@
-"""The cut of a model into stages where the user gives none: by what its layers cost."""
+"""The cuts of a model into stages: the user's, or by what its layers cost."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from swift.errors import SettingError
 from swift.experts import ExpertConfig
-from swift.models import Cut, ModelConfig, make_cut
-from swift.schedules import cut_by_costs
+from swift.models import Chunks, Cut, ModelConfig, make_cut
+from swift.schedules import common_chunks, cut_by_costs
+from swift.topology import Topology
 
 
 def cut_model(
-    model: ModelConfig, experts: ExpertConfig, vocab_size: int, num_stages: int, sizes: Sequence[int] | None
-) -> Cut:
-    """Cuts a model into stages.
+    model: ModelConfig, experts: ExpertConfig, vocab_size: int, topology: Topology, sizes: Any
+) -> tuple[Cut, ...]:
+    """Cuts a model into stages, for each pipeline.
 
     Args:
         model: shape of the model.
         experts: settings of its expert layers.
         vocab_size: size of the vocabulary.
-        num_stages: number of stages.
-        sizes: layers of each stage; None: equally many where that makes all stages alike, else so that the longest
-            stage is as short as it can be.
+        topology: pipelines and stages.
+        sizes: layers of each stage, or such numbers for each pipeline; None: equally many where that makes all stages
+            alike, else so that the longest stage is as short as it can be.
 
     Raises:
         SettingError: there are more stages than layers, a stage without a layer, or the sizes do not add up.
     """
+    num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
+    if isinstance(sizes, tuple | list) and any(isinstance(one, tuple | list) for one in sizes):
+        if len(sizes) != num_pipelines:
+            allowed = f"must have the numbers of each of the Topology.num_pipelines = {num_pipelines}"
+            raise SettingError("Experiment.cut", sizes, allowed)
+        return tuple(
+            make_cut(model.moe_layers, num_stages, () if one is None else one, f"Experiment.cut[{d}]")
+            for d, one in enumerate(sizes)
+        )
     if sizes is None and num_stages < model.num_layers and not _are_alike(model, num_stages):
         costs, first, last = layer_costs(model, experts, vocab_size)
         sizes = cut_by_costs(costs, num_stages, first, last)
-    return make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut")
+    return (make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut"),) * num_pipelines
+
+
+def chunks_of(cuts: Sequence[Cut]) -> Chunks:
+    """Finds the chunks of pipelines with these cuts."""
+    return Chunks(cuts[0].moe_layers, *common_chunks([cut.sizes for cut in cuts]))
+
+
+def cuts_text(cuts: Sequence[Cut]) -> str:
+    """The stages of all pipelines in words.
+
+    >>> cuts_text([Cut((True,) * 4, (3, 1)), Cut((True,) * 4, (1, 3))])
+    '2 stages (3, 1; 1, 3 layers)'
+    """
+    if len(set(cuts)) == 1:
+        return cuts[0].text
+    sizes = "; ".join(", ".join(map(str, cut.sizes)) for cut in cuts)
+    return f"{cuts[0].num_stages} stages ({sizes} layers)"
+
+
+def layers_of_stages(cuts: Sequence[Cut]) -> list[Any]:
+    """Numbers of layers of each stage, for JSON; for each pipeline where they are cut differently."""
+    return list(cuts[0].sizes) if len(set(cuts)) == 1 else [list(cut.sizes) for cut in cuts]
 
 
 def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> tuple[list[float], float, float]:

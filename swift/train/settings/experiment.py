@@ -1,6 +1,7 @@
 """The experiment: all settings of a run, and the data, specs and engine that follow from them."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,24 +12,22 @@ from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_seed, renamed_settings
 from swift.experts import (
-    Decoupled,
     ExpertConfig,
-    Instances,
     Layout,
     OptimizerConfig,
-    ReplicaShards,
     learning_rate,
     make_optimizer,
 )
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
-from swift.models import GPT, Cut, Group, ModelConfig, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, sequences_per_rank, stage_costs_and_sizes
-from swift.schedules import FAULT_FREE, PLANNERS, Costs, OwnPlanner, Problem
+from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
+from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, plan_costs, sequences_per_rank
+from swift.schedules import Chunk, Costs, OwnPlanner, Problem
 from swift.topology import Topology, Worker
-from swift.train.settings.compatibility import check_coupled, check_snapshots
-from swift.train.settings.cutting import cut_model
+from swift.train.settings import compatibility
+from swift.train.settings.cutting import chunks_of, cut_model
 from swift.train.settings.failure_list import FailureList, parse_failures
+from swift.train.settings.layouts import make_layouts
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
 WIRE_DTYPES = ("compute", "float32", "bfloat16")
@@ -51,14 +50,15 @@ class Experiment:
         seed: seed of the parameters and of the order of the data.
         num_steps: number of iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
+        microbatches: where they differ, those of each pipeline, such as ``(17, 17, 17, 13)`` if the mean is 16.
         planner: planner of a pipeline's schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``.
         window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
             which a gradient would have been clipped is run again, one iteration after the other.
         memory_limit: memory of a worker by the plan, as a multiple of what F keeps of one micro-batch; None: no limit.
             Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the events.
         remat: keep only a layer's input for the backward pass, and compute the rest again: a third more FLOPs.
-        cut: layers of each stage, such as ``(5, 4, 4, 3)``; None: equally many where that makes all stages alike, else
-            so that the longest stage is as short as it can be.
+        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``; None:
+            equally many where that makes all stages alike, else so that the longest stage is as short as it can be.
         failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
             iteration, or rejoin; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. A failure in a
             window lasts for the whole of it.
@@ -83,11 +83,12 @@ class Experiment:
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1
+    microbatches: tuple[int, ...] | None = None
     planner: str | OwnPlanner = "lockstep"
     window: int = 1
     memory_limit: float | None = None
     remat: bool = False
-    cut: tuple[int, ...] | None = None
+    cut: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     failures: tuple[str, ...] = ()
     move_roles: bool = False
     sequences_per_microbatch: int = 16
@@ -105,21 +106,19 @@ class Experiment:
         for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
             if getattr(self, name) not in choices:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")
-        if self.sequences_per_microbatch < self.topology.num_expert_ranks:
-            allowed = f"must be at least Topology.num_expert_ranks = {self.topology.num_expert_ranks}"
-            raise SettingError("Experiment.sequences_per_microbatch", self.sequences_per_microbatch, allowed)
+        compatibility.check_sequences(self.sequences_per_microbatch, self.topology)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
-        assert self.blocks.num_stages == self.topology.num_stages
+        compatibility.check_microbatches(self.microbatches, self.topology, self.num_microbatches)
+        compatibility.check_cuts(self.chunks, move_roles=self.move_roles)
         # Refused here, before anything is written or JAX has started.
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
-        check_snapshots(self.checkpoint, self.topology)
+        compatibility.check_snapshots(self.checkpoint, self.topology)
         if self.optimizer.layout == "coupled":
-            check_coupled(self.experts, self.placement, self.topology, self.ranks, self.checkpoint)
-            if self.failures:
-                allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
-                raise SettingError("OptimizerConfig.layout", "coupled", allowed)
+            compatibility.check_coupled(
+                self.experts, self.placement, self.topology, self.ranks, self.checkpoint, self.failures
+            )
 
     def _check_parts(self) -> None:
         parts = (ModelConfig, ExpertConfig, Topology, DataConfig, OptimizerConfig, CheckpointConfig)
@@ -139,19 +138,9 @@ class Experiment:
         for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
             if is_single_worker and getattr(self, name) != only:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
-        periods = {f"Experiment.{name}": getattr(self, name) for name in ("num_steps", "eval_every")}
-        periods |= {f"CheckpointConfig.{name}": getattr(self.checkpoint, name) for name in ("every", "snapshot_every")}
-        for name, period in periods.items():
-            if 0 < period < self.window:
-                allowed = f"must be at most {name} = {period}, or no window would ever be whole"
-                raise SettingError("Experiment.window", self.window, allowed)
+        compatibility.check_window(self.window, self.num_steps, self.eval_every, self.checkpoint)
         self.problem(Costs())
-        if isinstance(self.planner, str) and self.planner not in PLANNERS:
-            raise SettingError("Experiment.planner", self.planner, f"choose one of {', '.join(PLANNERS)}")
-        if any(event.rank is None for event in self.failure_list.events) and self.planner in FAULT_FREE:
-            able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
-            allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
-            raise SettingError("Experiment.planner", self.planner, allowed)
+        compatibility.check_planner(self.planner, fails=any(event.rank is None for event in self.failure_list.events))
 
     @property
     def failure_list(self) -> FailureList:
@@ -212,25 +201,25 @@ class Experiment:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
         # Not sooner: this reads the tokenizer's file, which a kept configuration may have lost.
-        if self.vocab_size < self.data.vocab_size:
-            allowed = f"must be at least {self.data.vocab_size}, the number of the tokenizer's tokens"
-            raise SettingError("ModelConfig.vocab_size", self.vocab_size, allowed)
+        compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         gpt = GPT(self.model, self.vocab_size, self.experts.num_classes)
-        return StepSpec(
-            gpt=gpt,
-            experts=self.experts,
-            policy=self.placement,
-            live=live,
-            optimizer=make_optimizer(self.optimizer, self.num_steps),
-            learning_rate=learning_rate(self.optimizer, self.num_steps),
-            clip_norm=self.optimizer.clip_norm,
-            decays_matrices_only=self.optimizer.decayed == "matrices",
-            layouts={name: self._layout(group) for name, group in gpt.groups.items()},
-            compute_dtype=jnp.dtype(self.compute_dtype),
-            num_microbatches=self.topology.num_pipelines * self.num_microbatches,
-            remat=self.remat,
-            cut=self.blocks,
-        )
+        with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
+            return StepSpec(
+                gpt=gpt,
+                experts=self.experts,
+                policy=self.placement,
+                live=live,
+                optimizer=make_optimizer(self.optimizer, self.num_steps),
+                learning_rate=learning_rate(self.optimizer, self.num_steps),
+                clip_norm=self.optimizer.clip_norm,
+                decays_matrices_only=self.optimizer.decayed == "matrices",
+                layouts=self._layouts(gpt),
+                compute_dtype=jnp.dtype(self.compute_dtype),
+                num_microbatches=self.topology.num_pipelines * self.num_microbatches,
+                remat=self.remat,
+                cut=self.blocks,
+                chunks=self.chunks,
+            )
 
     def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
         """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.
@@ -242,14 +231,17 @@ class Experiment:
         with renamed_settings({"planner": "Experiment.planner"}):
             return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
 
-    def problem(self, costs: Costs) -> Problem:
-        """Makes the planning problem of a window on all workers.
+    def problem(self, costs: Costs, chunks: tuple[Chunk, ...] = ()) -> Problem:
+        """Makes the planning problem of a window on all workers; without ``chunks``, they cost the same.
 
         Raises:
             SettingError: there is too little memory for a single micro-batch.
         """
         with renamed_settings({"Problem.memory_limit": "Experiment.memory_limit"}):
-            problem = Problem(self.topology, self.num_microbatches, costs=costs, num_iterations=self.window)
+            numbers, holders = self.microbatches or self.num_microbatches, self.chunks.stage_DC
+            problem = Problem(
+                self.topology, numbers, costs=costs, num_iterations=self.window, chunks=chunks, stage_of_chunk=holders
+            )
             return problem.limited(self.memory_limit)
 
     def plan_settings(self, spec: StepSpec) -> PlanSettings:
@@ -259,8 +251,8 @@ class Experiment:
             SettingError: there is too little memory for a single micro-batch.
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
-        costs, sizes = stage_costs_and_sizes(spec, per_rank)
-        return PlanSettings(self.problem(costs), self.planner, sizes, self.move_roles)
+        costs, chunks, sizes = plan_costs(spec, per_rank)
+        return PlanSettings(self.problem(costs, chunks), self.planner, sizes, self.move_roles)
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that a checkpoint must share with the run that reads it.
@@ -278,6 +270,11 @@ class Experiment:
             "Experiment.compute_dtype": self.compute_dtype,
         }
 
+    @cached_property
+    def chunks(self) -> Chunks:
+        """Chunks of the model, and which workers hold them."""
+        return chunks_of(self.cuts)
+
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: those of the model, or as many as the tokenizer has tokens."""
@@ -285,15 +282,15 @@ class Experiment:
 
     @property
     def blocks(self) -> Cut:
-        """Layers of each stage."""
-        return cut_model(self.model, self.experts, self.vocab_size, self.topology.num_stages, self.cut)
+        """Layers of each stage of the first pipeline, and of a checkpoint."""
+        return self.cuts[0]
 
-    def _layout(self, group: Group) -> Layout:
-        classes, size, ranks = group.num_classes, group.size, self.topology.num_expert_ranks
-        compute = jnp.dtype(self.compute_dtype)
-        wire = compute if self.wire_dtype == "compute" else jnp.dtype(self.wire_dtype)
-        if not group.is_expert or self.optimizer.layout == "decoupled":
-            return Decoupled(classes, size, ranks, compute, wire)
-        if isinstance(self.placement, Static):
-            return ReplicaShards(classes, size, ranks, self.experts.slots_per_rank, compute)
-        return Instances(classes, size, ranks, compute, wire)
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Layers of each stage, by pipeline."""
+        return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut)
+
+    def _layouts(self, gpt: GPT) -> dict[str, Layout]:
+        way = "static" if isinstance(self.placement, Static) else "moving"
+        tied, num_ranks = way if self.optimizer.layout == "coupled" else None, self.topology.num_expert_ranks
+        return make_layouts(gpt, self.experts, num_ranks, self.compute_dtype, self.wire_dtype, tied)

@@ -1,0 +1,136 @@
+"""Moving a state to other workers, block by block where they hold other blocks than those that have them now.
+
+From device to device, within a single process, which has all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from swift.mesh import RANKED, is_spec, move_rows, moved_bytes, source_rows
+from swift.pipeline.runtime import KINDS, StepSpec, TrainState
+
+_ALL = slice(None)
+
+
+class _Piece(NamedTuple):
+    """Rows of a worker's arrays."""
+
+    worker: int  # row of the old mesh
+    rows: slice
+    is_padding: bool = False
+
+
+def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
+    """Moves a state to the live mesh of another spec of the same model, without using the host.
+
+    Workers that keep their place share their arrays with it, so neither state may be donated while the other is in use.
+
+    Args:
+        state: arrays ``[worker, ...]`` on the mesh of ``old``, with or without slots.
+        old: spec of the state.
+        new: spec of the state to make; it differs in its mesh and in who holds what.
+
+    Returns:
+        The state on the mesh of ``new``, and the number of bytes moved between devices.
+    """
+    specs = new.specs if state.slots else replace(new.specs, slots={})
+    if old.chunks.are_stages and new.chunks.are_stages:
+        sources = source_rows(old.live, new.live)
+        return move_rows(state, old.live, new.live, specs, sources), moved_bytes(state, old.live, new.live, sources)
+    move, total = _BlockMove(old, new), 0
+
+    def moved(path: Sequence[Any], spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        nonlocal total
+        array, num_bytes = move.array(_name(path), spec, leaf)
+        total += num_bytes
+        return array
+
+    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda inner, leaf: moved((*path, *inner), spec, leaf), sub)
+
+    return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec), total
+
+
+class _BlockMove:
+    """The pieces of which the arrays of every worker are made.
+
+    Args:
+        old, new: see ``move_state``.
+    """
+
+    def __init__(self, old: StepSpec, new: StepSpec):
+        self._old, self._new = old, new
+        before = {place: row for row, place in enumerate(old.live.places)}
+        blocks = [[spec.chunks.blocks[holding] for holding in spec.holding_R] for spec in (old, new)]
+        # The row of the old mesh whose arrays a worker keeps, or -1.
+        self._kept_R = [
+            row if (row := before.get(place, -1)) >= 0 and blocks[0][row] == mine else -1
+            for place, mine in zip(new.live.places, blocks[1], strict=True)
+        ]
+        living = set(new.live.workers)
+        self._order = sorted(range(old.live.num_live), key=lambda row: (old.live.workers[row] not in living, row))
+
+    def array(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> tuple[jax.Array, int]:
+        """An array on the new mesh, and the bytes moved: of a group, of the ``placement``, or of neither (empty)."""
+        grid, part_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
+        parts, num_bytes = [], 0
+        for row, devices in enumerate(self._new.live.mesh.devices):
+            pieces = self._pieces(name, row)
+            for rank, device in enumerate(devices):
+                froms = [grid[piece.worker, rank] for piece in pieces]
+                taken = [_taken(part_on[there], piece) for there, piece in zip(froms, pieces, strict=True)]
+                num_bytes += sum(one.nbytes for one, there in zip(taken, froms, strict=True) if there != device)
+                here = [jax.device_put(one, device) for one in taken]
+                parts.append(here[0] if len(here) == 1 else jnp.concatenate(here, axis=1))
+        shape = [self._new.live.num_live, *parts[0].shape[1:]]
+        if spec == RANKED:
+            shape[2] = self._new.live.num_ranks
+        return jax.make_array_from_single_device_arrays(tuple(shape), self._new.live.shardings(spec), parts), num_bytes
+
+    def _pieces(self, name: str, row: int) -> list[_Piece]:
+        """The pieces of the arrays of a group in a row of the new mesh."""
+        if self._kept_R[row] >= 0 and self._is_as_long(name):
+            return [_Piece(self._kept_R[row], _ALL)]
+        if name not in (*KINDS, "placement"):
+            return [_Piece(self._giver(name), _ALL)]
+        kind = KINDS.get(name, True)
+        rows = self._old.chunks.model_rows(kind)[self._old.holding_R]
+        mine = self._new.chunks.model_rows(kind)[self._new.holding_R[row]]
+        pieces: list[_Piece] = []
+        for block in mine.tolist():
+            found = [(worker, np.flatnonzero(rows[worker] == block)) for worker in self._order] if block >= 0 else []
+            worker, at = next(((worker, int(at[0])) for worker, at in found if len(at)), (self._order[0], 0))
+            pieces.append(_Piece(worker, slice(at, at + 1), is_padding=block < 0 and name != "placement"))
+        return pieces
+
+    def _is_as_long(self, name: str) -> bool:
+        kind = KINDS.get(name, True)
+        is_by_row = name in KINDS or name == "placement"
+        return not is_by_row or self._old.chunks.num_rows(kind) == self._new.chunks.num_rows(kind)
+
+    def _giver(self, name: str) -> int:
+        """The worker whose embedding or head is in use; for what all have, any."""
+        chunk = {"embedding": 0, "head": -1}.get(name)
+        holding = range(self._old.live.num_live) if chunk is None else self._old.peers_C[chunk]
+        return next(worker for worker in self._order if worker in holding)
+
+
+def _name(path: Sequence[Any]) -> str:
+    """The group of an array of a state; ``placement``; empty for what has no rows."""
+    attribute, *more = path
+    if attribute.name in ("placement", "policy", "step"):
+        return "placement" if attribute.name == "placement" else ""
+    return next((entry.key for entry in more if isinstance(entry, jax.tree_util.DictKey)), "")
+
+
+def _taken(part: jax.Array, piece: _Piece) -> jax.Array:
+    if piece.rows == _ALL:
+        return part
+    rows = part[:, piece.rows]
+    return jnp.zeros_like(rows) if piece.is_padding else rows

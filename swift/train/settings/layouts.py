@@ -1,0 +1,32 @@
+"""The layout of each group's master weights, by the settings of a run."""
+
+import jax.numpy as jnp
+
+from swift.experts import Decoupled, ExpertConfig, Instances, Layout, ReplicaShards
+from swift.models import GPT
+
+
+def make_layouts(
+    gpt: GPT, experts: ExpertConfig, num_ranks: int, compute_dtype: str, wire_dtype: str, tied: str | None
+) -> dict[str, Layout]:
+    """Makes the layout of each group.
+
+    Args:
+        gpt: architecture of the model.
+        experts: settings of the expert layers.
+        num_ranks: expert ranks of a worker.
+        compute_dtype: dtype of slots.
+        wire_dtype: dtype of gradients on the wire; ``compute`` is that of slots.
+        tied: how the experts' state is tied to slots, which are ``static`` or ``moving``; None: not at all.
+    """
+    compute, layouts = jnp.dtype(compute_dtype), dict[str, Layout]()
+    wire = compute if wire_dtype == "compute" else jnp.dtype(wire_dtype)
+    for name, group in gpt.groups.items():
+        shape = group.num_classes, group.size, num_ranks
+        if not group.is_expert or tied is None:
+            layouts[name] = Decoupled(*shape, compute, wire)
+        elif tied == "static":
+            layouts[name] = ReplicaShards(*shape, experts.slots_per_rank, compute)
+        else:
+            layouts[name] = Instances(*shape, compute, wire)
+    return layouts
