@@ -57,7 +57,7 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
 def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
     """The costs as of ``stage_costs``, those of each chunk as factors of them, and bytes of the buffer slots of a rank.
 
-    A slot of a stash is as large for every chunk.
+    Chunks that are all alike are none. A slot of a stash is as large for every chunk.
     """
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
     flops_K3 = np.array([_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in stage.kinds.items()])
@@ -68,6 +68,7 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
     factors = zip(cut.sizes, (times_C3 / most_3).tolist(), strict=True)
     chunks = tuple(Chunk(size, *of_chunk) for size, of_chunk in factors)
+    chunks = chunks if len(set(chunks)) > 1 else ()
     return costs, chunks, SlotBytes(b, h, w, message, message)
 
 
