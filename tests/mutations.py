@@ -36,6 +36,7 @@ class Mutation:
     tests: tuple[str, ...]
 
 
+DECODERS = ("tests/models/test_decoders.py",)
 ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
 CAPACITY = (
     "tests/experts/rank_capacity/test_token_split.py",
@@ -66,8 +67,8 @@ MUTATIONS = (
     Mutation("experts/routing.py", "gates_TK = gates_TK / jnp.sum(", "gates_TK = 3 * gates_TK / jnp.sum(", ROUTING),
     Mutation(
         "experts/routing.py",
-        "gates_TK = jnp.take_along_axis(probs_TE, choices_TK, axis=-1)",
-        "gates_TK = 3 * jnp.take_along_axis(probs_TE, choices_TK, axis=-1)",
+        "gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)",
+        "gates_TK = 3 * jnp.take_along_axis(scores_TE, choices_TK, axis=-1)",
         ROUTING,
     ),
     Mutation(
@@ -82,9 +83,14 @@ MUTATIONS = (
         MODEL,
     ),
     Mutation("models/gpt.py", "aux = aux + layer_aux", "aux = aux - layer_aux", MODEL),
-    Mutation("models/modules.py", "jax.nn.gelu(matmul", "jax.nn.relu(matmul", MODEL),
-    Mutation("models/modules.py", "* channels**-0.5", "* channels**-1.0", ("tests/models",)),
-    Mutation("models/modules.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
+    Mutation("models/modules.py", "jax.nn.gelu(up)", "jax.nn.relu(up)", MODEL),
+    Mutation("models/attention.py", "* channels**-0.5", "* channels**-1.0", ("tests/models",)),
+    Mutation("models/attention.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
+    Mutation("models/rope.py", "first * cos - second * sin", "first * cos + second * sin", DECODERS),
+    Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
+    Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),
+    Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
+    Mutation("models/kv_cache.py", "<= column_T[None", "< column_T[None", ("tests/train/test_generation.py",)),
     Mutation("experts/optimizer_config.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
     Mutation("experts/optimizer_config.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
     Mutation("experts/optimizer_config.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),

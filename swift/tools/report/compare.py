@@ -9,11 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift.errors import SettingError
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.runlog import Run, measure
-from swift.train.settings import OF_RUN, StoredObject, UnreadableConfig, made, read_config
-
-_POLICIES = {kind.__name__: kind for kind in (FlexMoE, MinMax, Packed, Static, Symi)}
 
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("run", str),
@@ -69,11 +65,16 @@ def policy_of(run: Run) -> str | None:
     named = (run.summary or {}).get("placement")
     if isinstance(named, str):
         return named
+    # Here, since these load JAX and the trainer, which a report of runs that have ended does without.
+    from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
+    from swift.train.settings import OF_RUN, StoredObject, UnreadableConfig, made, read_config
+
+    policies = {kind.__name__: kind for kind in (FlexMoE, MinMax, Packed, Static, Symi)}
     try:
         part = read_config(run.path, OF_RUN).settings.get("placement")
         if not isinstance(part, StoredObject):
             return None
-        own = None if part.module else _POLICIES.get(part.kind)
+        own = None if part.module else policies.get(part.kind)
         return part.kind if own is None else made(part, lambda _: own).name
     except (UnreadableConfig, SettingError):
         return None
