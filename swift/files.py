@@ -44,6 +44,12 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise
 
 
+def sync_file(path: Path) -> None:
+    """Flushes the content of a file to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_directory(path: Path) -> None:
     """Flushes the entries of a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -26,7 +26,7 @@ from swift.train import generate as generate_text
 from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, OF_RUN, copy_config
 
-_OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
+OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """The same for a trained model, which has no state of the policy and the optimizer."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
@@ -71,7 +71,7 @@ def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSou
         if options.init_config is not None:
             raise SettingError("--init-config", str(options.init_config), "goes with --init-from, which is not set")
         return None
-    kind, spared = (ModelSource, _OF_TRAINING) if is_model(options.init_from) else (WeightSource, OF_RUN)
+    kind, spared = (ModelSource, OF_TRAINING) if is_model(options.init_from) else (WeightSource, OF_RUN)
     theirs = load_stored(
         options.init_from,
         "--init-from",
@@ -151,7 +151,7 @@ def generate(options: argparse.Namespace) -> None:
         raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
     if (options.model / METRICS).exists():
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
-    experiment = load_stored(options.model, "MODEL", options.config, spared=_OF_TRAINING)
+    experiment = load_stored(options.model, "MODEL", options.config, spared=OF_TRAINING)
     prepare([experiment], num_devices=1)
     prompts = options.prompt or [DEFAULT_PROMPT]
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)

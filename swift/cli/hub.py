@@ -2,11 +2,13 @@
 
 import argparse
 
-from swift.cli.commands import prepare
+from swift.cli.commands import OF_TRAINING, prepare
 from swift.cli.configuration import load_stored
+from swift.errors import SettingError
 from swift.runlog import METRICS
-from swift.train import find_checkpoint, load_exported, load_weights
-from swift.train.hugging_face import export_hugging_face, import_hugging_face
+from swift.train import check_new, find_checkpoint, load_exported, load_weights
+from swift.train.hugging_face import decoder_of, export_hugging_face, import_hugging_face
+from swift.train.settings import OF_RUN
 
 
 def import_model(options: argparse.Namespace) -> None:
@@ -21,9 +23,14 @@ def import_model(options: argparse.Namespace) -> None:
 
 def export_to_hub(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --format hf --out DIR``; RUN_DIR may be a model directory."""
-    experiment = load_stored(options.run_dir, "RUN_DIR", options.config)
+    is_run = (options.run_dir / METRICS).exists()
+    if options.step is not None and not is_run:
+        raise SettingError("--step", options.step, f"is for a run, and {options.run_dir} is a model")
+    experiment = load_stored(options.run_dir, "RUN_DIR", options.config, spared=OF_RUN if is_run else OF_TRAINING)
+    check_new(options.out)
+    decoder_of(experiment)
     prepare([experiment], num_devices=1)
-    if (options.run_dir / METRICS).exists():
+    if is_run:
         plan = find_checkpoint(experiment, options.run_dir, options.step)
         gpt, weights = load_weights(experiment, options.run_dir, plan)
     else:

@@ -3,7 +3,7 @@
 ``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run.
 """
 
-from swift.train.checkpoints import ModelSource, WeightSource, is_model, load_exported
+from swift.train.checkpoints import ModelSource, WeightSource, check_new, is_model, load_exported
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
@@ -43,6 +43,7 @@ __all__ = [
     "TrainOptions",
     "WeightSource",
     "check_before",
+    "check_new",
     "check_range",
     "check_resumable",
     "conclude",

@@ -108,8 +108,8 @@ def continuation(
 ) -> Iterator[np.ndarray]:
     """Yields the next token of every text, int32[B], ``num_tokens`` times.
 
-    Keys and values are kept until the window of the model's positions is full; from then on the whole window, which
-    moves on by a token, is computed for each token, as its positions have changed.
+    Keys and values are kept until a text fills the window of the model's positions; from then on the whole window,
+    which moves on by a token, is computed for each token, as its positions have changed.
     """
     length = gpt.config.sequence_length
     tokens_BL = [list(text) for text in texts]
@@ -120,11 +120,13 @@ def continuation(
         logits_BV, cache = extend(gpt, experts, weights, cache, new_BT, first, padding_B)
         return sampling.choose(logits_BV, key), cache
 
-    cache, used = None, 0
-    for key in jax.random.split(jax.random.key(sampling.seed), num_tokens):
-        if cache is None or used == length:
+    cache, used, room = None, 0, 0
+    for done, key in enumerate(jax.random.split(jax.random.key(sampling.seed), num_tokens)):
+        if cache is None or used == room:
             new_BT, padding_B = _window(tokens_BL, length)
-            cache, used = KvCache.empty(gpt, len(texts), length, dtype), 0
+            columns = new_BT.shape[1]
+            room = max(columns, min(length + int(padding_B.min()), columns + num_tokens - done))
+            cache, used = KvCache.empty(gpt, len(texts), room, dtype), 0
         else:
             new_BT = np.array([[text[-1]] for text in tokens_BL], np.int32)
         chosen_B, cache = step(weights, cache, new_BT, np.int32(used), padding_B, key)

@@ -143,6 +143,22 @@ MISTAKES = {
         lambda path: replaced(path / "config.json", '"eos_token_id": 0', '"eos_token_id": 77'),
         "has no token 77, which config.json names as eos_token_id",
     ),
+    "more experts for a token than there are": (
+        lambda path: replaced(path / "config.json", '"num_experts_per_tok": 2', '"num_experts_per_tok": 9'),
+        "has sizes that do not fit: ExpertConfig.top_k = 9",
+    ),
+    "a number that is none": (
+        lambda path: replaced(path / "config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 1e400'),
+        "has num_hidden_layers = inf, which is not a whole number",
+    ),
+    "stretched otherwise": (
+        lambda path: replaced(
+            path / "config.json",
+            '"rope_theta": 10000.0',
+            '"rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4, "mscale": 0.7}',
+        ),
+        "has mscale = 0.7, which is not computed here",
+    ),
     "no JSON": (lambda path: (path / "config.json").write_text("{"), "config.json': is not JSON"),
     "no tokenizer": (
         lambda path: (path / "tokenizer.json").unlink(),
@@ -161,6 +177,24 @@ def test_what_cannot_be_imported(name, copy, capsys):
     assert error.count("\n") == 1
     assert line in error
     assert [path.name for path in copy.parent.iterdir()] == ["theirs"]
+
+
+def test_a_directory_that_is_there_stays_as_it_is(hub, tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    assert main(["import", str(hub), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"swift: --out = '{tmp_path}': cannot be made a directory")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "epsilon", "theta"), [("olmoe", 1e-5, 1e4), ("mixtral", 1e-5, 1e6), ("qwen3_moe", 1e-6, 1e4)]
+)
+def test_what_a_configuration_leaves_out_is_as_its_class_has_it(kind, epsilon, theta):
+    """Published configurations do leave these out."""
+    left_out = ("rms_norm_eps", "rope_theta", "hidden_act")
+    config = {name: value for name, value in CONFIG.items() if name not in left_out}
+    found = read_decoder(config | {"model_type": kind, "num_local_experts": 4}, "").model
+    assert (found.norm_epsilon, found.rope_theta) == (epsilon, theta)
 
 
 def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, capsys):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swift.checkpoint import checkpoint_path, read_manifest
 from swift.checkpoint.storage.manifest import write_manifest
-from swift.cli.commands import _OF_TRAINING
+from swift.cli.commands import OF_TRAINING
 from swift.cli.configuration import config_text, load_experiment, load_stored
 from swift.errors import SettingError
 from swift.train import Experiment
@@ -292,7 +292,7 @@ def test_no_setting_of_a_users_own_class_is_forgotten():
             for one in filter(is_dataclass, hints):
                 yield from own_settings(one)
 
-    assert {*own_settings(Experiment)} == {*_OF_TRAINING, "DataConfig.tokenizer"}
+    assert {*own_settings(Experiment)} == {*OF_TRAINING, "DataConfig.tokenizer"}
 
 
 def test_what_cannot_be_written_is_told_where_it_is_read(tmp_path):

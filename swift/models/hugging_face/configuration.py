@@ -1,7 +1,7 @@
 """``config.json`` of a Hugging Face model, read and written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from swift.errors import SettingError
@@ -11,6 +11,14 @@ from swift.models.rope import RopeScaling
 
 _ROPE_KINDS: Mapping[str, RopeScaling] = {"default": "none", "linear": "linear", "yarn": "yarn"}
 
+_OTHER_ROPE = {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"}
+_EXPECTED_ROPE: Mapping[str, tuple[object, ...]] = {
+    "beta_fast": (32, None),
+    "beta_slow": (1, None),
+    "truncate": (True, None),
+}
+_MOST = 10_000_000
+"""The largest whole number that a configuration may have."""
 _ANY_NUM_EXPERTS = "num_local_experts"
 """The name that ``transformers`` 5 has for the number of experts of any family."""
 
@@ -56,10 +64,10 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
     if family is None:
         allowed = f"is of model_type {config.get('model_type')!r}; known are {', '.join(FAMILIES)}"
         raise SettingError("DIR", path, allowed)
-    read = _Reader(config, path)
+    read = _Reader(config, path, family.defaults)
     for key, values in family.expected.items():
         if config.get(key) not in values:
-            raise SettingError("DIR", path, f"has {key} = {config[key]!r}, which is not computed here")
+            raise SettingError("DIR", path, f"has {key} = {config.get(key)!r}, which is not computed here")
     normalizes = family.normalizes
     if normalizes is None:
         normalizes = bool(config.get("norm_topk_prob", False))
@@ -69,7 +77,7 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
             model_dim=read.whole("hidden_size"),
             num_heads=read.whole("num_attention_heads"),
             num_kv_heads=read.whole("num_key_value_heads", read.whole("num_attention_heads")),
-            head_dim=read.whole("head_dim", read.whole("hidden_size") // read.whole("num_attention_heads")),
+            head_dim=None if config.get("head_dim") is None else read.whole("head_dim"),
             ffn_dim=read.whole("intermediate_size"),
             expert_dim=read.whole(family.expert_dim),
             num_shared_experts=read.whole(family.num_shared, 0) if family.num_shared else 0,
@@ -78,7 +86,7 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
             vocab_size=read.whole("vocab_size"),
             sequence_length=read.whole("max_position_embeddings"),
             norm="rmsnorm",
-            norm_epsilon=read.number("rms_norm_eps", 1e-6),
+            norm_epsilon=read.number("rms_norm_eps"),
             qk_norm=family.qk_norm,
             activation="swiglu",
             positions="rope",
@@ -94,7 +102,7 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
         num_experts=read.whole(family.num_experts, config.get(_ANY_NUM_EXPERTS)),
         top_k=read.whole("num_experts_per_tok"),
         normalizes=normalizes,
-        aux_loss_coefficient=read.number("router_aux_loss_coef", read.number("aux_loss_alpha", 0.001)),
+        aux_loss_coefficient=read.number(_aux_key(family)),
     )
 
 
@@ -133,7 +141,7 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         family.num_experts: decoder.num_experts,
         "num_experts_per_tok": decoder.top_k,
-        "router_aux_loss_coef": decoder.aux_loss_coefficient,
+        _aux_key(family): decoder.aux_loss_coefficient,
     }
     if family.normalizes is None:
         config["norm_topk_prob"] = decoder.normalizes
@@ -148,12 +156,13 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
 class _Reader:
     config: Mapping[str, Any]
     path: str
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
     def whole(self, key: str, default: int | None = None) -> int:
         """Reads a whole number; a missing one, or null, is the default."""
         value = self._found(key, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise SettingError("DIR", self.path, f"has {key} = {value!r}, which is not a whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+            raise SettingError("DIR", self.path, f"has {key} = {value!r:.40}, which is not a whole number to {_MOST:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -161,14 +170,22 @@ class _Reader:
         value = self._found(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise SettingError("DIR", self.path, f"has {key} = {value!r}, which is not a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise SettingError("DIR", self.path, f"has a {key} that is too large") from error
 
     def _found(self, key: str, default: Any) -> Any:
         value = self.config.get(key)
-        value = default if value is None else value
+        if value is None:
+            value = self.defaults.get(key) if default is None else default
         if value is None:
             raise SettingError("DIR", self.path, f"has no {key}")
         return value
+
+
+def _aux_key(family: Family) -> str:
+    return "aux_loss_alpha" if "aux_loss_alpha" in family.defaults else "router_aux_loss_coef"
 
 
 def _rope(read: _Reader) -> dict[str, Any]:
@@ -180,9 +197,12 @@ def _rope(read: _Reader) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _ROPE_KINDS:
         raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(_ROPE_KINDS)}")
-    settings = {"rope_theta": own.number("rope_theta", read.number("rope_theta", 10_000.0))}
+    settings = {"rope_theta": own.number("rope_theta", read.number("rope_theta"))}
     if kind == "default":
         return settings
+    for key in sorted({*rope} & _OTHER_ROPE):
+        if rope[key] not in _EXPECTED_ROPE.get(key, (None,)):
+            raise SettingError("DIR", read.path, f"has {key} = {rope[key]!r}, which is not computed here")
     length = own.whole("original_max_position_embeddings", read.whole("max_position_embeddings"))
     return settings | {
         "rope_scaling": _ROPE_KINDS[kind],

@@ -21,6 +21,7 @@ class Family:
         normalizes: whether the gates of a token's experts sum to 1; None: ``norm_topk_prob`` says so.
         has_dense_layers: whether ``first_k_dense_replace`` says how many layers are dense.
         num_shared: key of the number of shared experts; None: it has none.
+        defaults: values of keys that a configuration may leave out, as the library's own class has them.
         expected: by key, the values that mean what is computed here; any other is refused.
     """
 
@@ -34,11 +35,14 @@ class Family:
     normalizes: bool | None = None
     has_dense_layers: bool = False
     num_shared: str | None = None
+    defaults: Mapping[str, float] = field(default_factory=dict)
     expected: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
-_EXPECTED = {
-    "hidden_act": ("silu",),
+_EXPECTED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", None),
+    "quantization_config": (None,),
+    "partial_rotary_factor": (1.0, None),
     "attention_bias": (False, None),
     "tie_word_embeddings": (False, None),
 }
@@ -51,6 +55,7 @@ FAMILIES: Mapping[str, Family] = {
             num_experts="num_experts",
             expert_dim="intermediate_size",
             qk_norm="projection",
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e4, "router_aux_loss_coef": 0.01},
             expected=_EXPECTED | {"clip_qkv": (None,)},
         ),
         Family(
@@ -61,6 +66,7 @@ FAMILIES: Mapping[str, Family] = {
             moe="block_sparse_moe",
             ffn=("w1", "w3", "w2"),
             normalizes=True,
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "router_aux_loss_coef": 0.001},
             expected=_EXPECTED | {"sliding_window": (None,)},
         ),
         Family(
@@ -69,6 +75,7 @@ FAMILIES: Mapping[str, Family] = {
             num_experts="num_experts",
             expert_dim="moe_intermediate_size",
             qk_norm="head",
+            defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e4, "router_aux_loss_coef": 0.001},
             expected=_EXPECTED
             | {"use_sliding_window": (False, None), "mlp_only_layers": ([], None), "decoder_sparse_step": (1, None)},
         ),
@@ -79,6 +86,7 @@ FAMILIES: Mapping[str, Family] = {
             expert_dim="moe_intermediate_size",
             has_dense_layers=True,
             num_shared="n_shared_experts",
+            defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e4, "aux_loss_alpha": 0.001},
             expected=_EXPECTED | {"scoring_func": ("softmax", None), "moe_layer_freq": (1, None)},
         ),
     )

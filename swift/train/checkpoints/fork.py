@@ -11,6 +11,7 @@ import numpy as np
 
 from swift.checkpoint import RestorePlan, load_metadata, plan_restore
 from swift.errors import SettingError, renamed_settings
+from swift.experts import ExpertConfig
 from swift.mesh import storage_mesh
 from swift.models import ModelConfig
 from swift.train.checkpoints.model_directory import load_exported
@@ -94,6 +95,10 @@ class ModelSource(WeightSource):
             SettingError: it is damaged, or of another shape.
         """
         self.check(experiment)
+        theirs, ours = (_gates(one.experts) for one in (self.experiment, experiment))
+        if theirs != ours:
+            allowed = f"is of another model: its router has {theirs}, and here it has {ours}"
+            raise SettingError(_OPTION, str(self.run_dir), allowed)
         return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
 
     def parameters(self, plan: RestorePlan | ModelPlan) -> dict[str, Any]:
@@ -123,3 +128,14 @@ def _weights_shape(model: ModelConfig) -> ModelConfig:
     """The part of a shape on which weights depend: rotated positions have none; the vocabulary is compared apart."""
     length = 1 if model.positions == "rope" else model.sequence_length
     return replace(model.explicit, sequence_length=length, vocab_size=None)
+
+
+def _gates(experts: ExpertConfig) -> str:
+    """The settings of a router on which the meaning of its weights depends."""
+    said = {
+        "top_k": experts.top_k,
+        "scores": experts.scores,
+        "normalize_gates": experts.gating.is_normalized,
+        "gate_scale": experts.gate_scale,
+    }
+    return ", ".join(f"{name} = {value!r}" for name, value in said.items())

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,14 +48,17 @@ def export_hugging_face(
     types = [np.dtype(dtype or arrays[_name(place)].dtype) for place in places]
     sizes = [int(np.prod(place.shape)) * kind.itemsize for place, kind in zip(places, types, strict=True)]
     tensors = _tensors(arrays, places, types)
-    config = write_decoder(decoder, max(map(str, types), key=list(map(str, types)).count))
+    config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
+    tokenizer = experiment.data.tokenizer
+    if isinstance(tokenizer, TokenizerFile):
+        config["eos_token_id"] = tokenizer.separator
     try:
-        with new_directory(out) as made:
-            require_room(made, sum(sizes))
+        require_room(out.absolute().parent, sum(sizes))
+        with new_directory(out.absolute()) as made:
             write_tensors(made, tensors, sizes, most)
             (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-            if isinstance(experiment.data.tokenizer, TokenizerFile):
-                shutil.copyfile(experiment.data.tokenizer.path, made / TOKENIZER)
+            if isinstance(tokenizer, TokenizerFile):
+                shutil.copyfile(tokenizer.path, made / TOKENIZER)
     except OSError as error:
         raise RunError(f"{out}: the model cannot be written: {error.strerror}") from error
 
@@ -101,7 +105,7 @@ def _tensors(
     arrays: dict[ParameterName, np.ndarray], places: list[TensorPlace], types: list[np.dtype]
 ) -> Iterator[tuple[str, np.ndarray]]:
     for place, kind in zip(places, types, strict=True):
-        yield place.name, part_of(arrays[_name(place)], place).astype(kind)
+        yield place.name, np.ascontiguousarray(part_of(arrays[_name(place)], place), dtype=kind)
 
 
 def _name(place: TensorPlace) -> ParameterName:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from swift.data import DataConfig, TokenizerFile, read_regular
-from swift.errors import SettingError
+from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.files import new_directory, replace_file
 from swift.models import GPT
 from swift.models.hugging_face import Decoder, TensorPlace, read_decoder, tensor_places
-from swift.train.checkpoints import write_model
+from swift.train.checkpoints import check_new, write_model
 from swift.train.hugging_face.parameters import ParameterName, nested, parameter_shapes, part_of
 from swift.train.hugging_face.tensor_files import TensorFiles, require_room
 from swift.train.settings import GIN_NAME, Experiment, config_text, write_config
@@ -36,6 +36,7 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
         SettingError: the directory is of an unknown architecture, a file is missing or cut, or sizes do not agree.
         RunError: the model cannot be written; nothing is left of it.
     """
+    check_new(out)
     config = _read_json(directory / CONFIG)
     decoder = read_decoder(config, str(directory / CONFIG))
     files = TensorFiles.of(directory)
@@ -47,13 +48,19 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     if num_tokens > decoder.vocab_size:
         allowed = f"has {num_tokens} tokens, and vocab_size is {decoder.vocab_size} in {CONFIG}"
         raise SettingError("DIR", str(directory / TOKENIZER), allowed)
-    with new_directory(out) as made:
-        require_room(made, sum(files.num_bytes.values()))
-        write_model(made, gpt, nested(_arrays(files, gpt, places)), step=0)
-        shutil.copyfile(directory / TOKENIZER, made / TOKENIZER)
+    try:
         experiment = experiment_of(decoder, TokenizerFile(str(out.resolve() / TOKENIZER), end_of_document))
-        replace_file(made / GIN_NAME, config_text(experiment).encode())
-        write_config(made, experiment)
+    except SettingError as error:
+        raise SettingError("DIR", str(directory / CONFIG), f"has sizes that do not fit: {error}") from error
+    try:
+        require_room(out.absolute().parent, sum(files.num_bytes.values()))
+        with new_directory(out.absolute()) as made:
+            write_model(made, gpt, nested(_arrays(files, gpt, places)), step=0)
+            shutil.copyfile(directory / TOKENIZER, made / TOKENIZER)
+            replace_file(made / GIN_NAME, config_text(experiment).encode())
+            write_config(made, experiment)
+    except OSError as error:
+        raise RunError(f"{out}: the model cannot be written: {error.strerror}") from error
     return experiment
 
 
@@ -86,7 +93,9 @@ def _arrays(files: TensorFiles, gpt: GPT, places: Sequence[TensorPlace]) -> dict
     shapes = parameter_shapes(gpt)
     for place, value in zip(places, files.read([place.name for place in places]), strict=True):
         at = place.group, place.row, place.leaf
-        array = arrays.setdefault(at, np.empty(shapes[at], value.dtype))
+        if at not in arrays:
+            arrays[at] = np.empty(shapes[at], value.dtype)
+        array = arrays[at]
         if value.dtype != array.dtype:
             allowed = f"has {place.name} as {value.dtype} and other parts of the same parameter as {array.dtype}"
             raise SettingError("DIR", str(files.directory), allowed)

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from swift.errors import RunError, SettingError
+from swift.files import sync_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MOST_INDEX_BYTES = 2**28
@@ -109,12 +109,17 @@ def _counts(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path, metadata=_METADATA)
+    try:
+        save_file(tensors, path, metadata=_METADATA)
+    except SafetensorError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from error
+    sync_file(path)
     with _opened(path) as file:
         for name, value in tensors.items():
-            if file.get_tensor(name).tobytes() != value.tobytes():
+            if not np.array_equal(file.get_tensor(name).view(np.uint8), value.view(np.uint8)):
                 raise RunError(f"{path}: {name} was not written as it is in memory: try again")
 
 
@@ -124,7 +129,7 @@ def _read_index(path: Path) -> dict[str, str]:
             said = json.loads(file.read(_MOST_INDEX_BYTES))
     except OSError as error:
         raise SettingError("DIR", str(path), f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingError("DIR", str(path), f"is not JSON: {error}") from error
     weight_map = said.get("weight_map") if isinstance(said, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -143,9 +148,11 @@ def _opened(path: Path) -> Any:
     except ImportError:
         allowed = "needs the extra 'hf': pip install 'swift-moe[hf]'"
         raise SettingError("DIR", str(path.parent), allowed) from None
-    with suppress(FileNotFoundError):
-        try:
-            return safe_open(path, framework="numpy")
-        except SafetensorError as error:
-            raise SettingError("DIR", str(path), f"is not a whole safetensors file: {error}") from error
-    raise SettingError("DIR", str(path), "is missing")
+    try:
+        return safe_open(path, framework="numpy")
+    except FileNotFoundError as error:
+        raise SettingError("DIR", str(path), "is missing") from error
+    except OSError as error:
+        raise SettingError("DIR", str(path), f"cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise SettingError("DIR", str(path), f"is not a whole safetensors file: {error}") from error
