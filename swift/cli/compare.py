@@ -16,7 +16,7 @@ from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.runlog import CONFIG, Run, is_run, read_run
 from swift.tools.report import comparison_rows, comparison_table
-from swift.train import Experiment, Series, TrainOptions, check_before, check_resumable, train
+from swift.train import Experiment, Series, TrainOptions, check_before, check_resumable, made_directory, train
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def compare(options: argparse.Namespace) -> None:
     compared = [
         _find(experiment, top / name, options, stopping_s) for name, experiment in zip(names, experiments, strict=True)
     ]
+    with made_directory(top):
+        pass
     for one in compared:  # so that a mistake in the last is reported before the first has run
         if not one.has_ended:
             check_before(one.experiment, one.options)

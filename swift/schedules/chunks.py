@@ -67,7 +67,7 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
         The number of blocks of each stage.
 
     >>> cut_by_costs([1.0] * 7, 4), cut_by_costs([1.0] * 8, 4, last=1.0)
-    ((2, 2, 2, 1), (2, 2, 3, 1))
+    ((2, 2, 2, 1), (3, 2, 2, 1))
     """
     sums = [0.0, *accumulate(costs)]
     num_blocks = len(costs)

@@ -79,8 +79,11 @@ def generate(
         num_tokens: number of tokens to add to each.
         sampling: choice of the tokens.
 
-    Yields:
+    Returns:
         (number of the prompt, new text of it), as soon as its characters are complete.
+
+    Raises:
+        SettingError: the model or the number of tokens cannot be; at once, not with the first piece.
     """
     check_count("--tokens", num_tokens, least=1)
     if num_tokens > MAX_TOKENS:
@@ -90,8 +93,14 @@ def generate(
     weights = jax.tree.map(lambda leaf: leaf.astype(wide), weights)
     tokenizer = experiment.data.tokenizer
     texts = [[int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator] for prompt in prompts]
+    return _pieces(tokenizer, texts, continuation(gpt, experiment.experts, weights, texts, num_tokens, sampling))
+
+
+def _pieces(
+    tokenizer: Tokenizer, texts: Sequence[Sequence[int]], added: Iterable[np.ndarray]
+) -> Iterator[tuple[int, str]]:
     shown = [Shown(tokenizer, tokens[-_TOKENS_BEFORE:]) for tokens in texts]
-    for tokens_B in continuation(gpt, experiment.experts, weights, texts, num_tokens, sampling):
+    for tokens_B in added:
         for number, (text, token) in enumerate(zip(shown, tokens_B, strict=True)):
             piece = text.after(int(token))
             if piece:

@@ -100,20 +100,34 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
         check_is_run(run_dir, "--run-dir")
     else:
         check_new_run(run_dir)
+    with made_directory(run_dir), take(run_dir, report=_tell) as lease:
+        with writes_checkpoints(run_dir):
+            pass
+        yield lease
+
+
+@contextmanager
+def made_directory(run_dir: Path) -> Iterator[None]:
+    """Makes a run's directory for the block, unless it is there; what stays empty of it is removed again.
+
+    Raises:
+        SettingError: it cannot be made.
+    """
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError("--run-dir", str(run_dir), f"cannot be made a directory: {error.strerror}") from error
-        with take(run_dir, report=lambda text: print(text, file=sys.stderr, flush=True)) as lease:
-            with writes_checkpoints(run_dir):
-                pass
-            yield lease
+        yield
     finally:
         for path in missing:
             with suppress(OSError):  # it is not empty
                 path.rmdir()
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:

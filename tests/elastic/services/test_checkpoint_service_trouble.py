@@ -17,7 +17,6 @@ import pytest
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
 from swift.cli.configuration import config_text
 from swift.elastic.membership import Process, Stamp
-from swift.elastic.services.checkpoint_service import _check_state
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
@@ -31,6 +30,7 @@ from swift.elastic.transport.checkpoint_messages import (
 )
 from swift.errors import RunError
 from swift.runlog import CLASS_COUNTS, METRICS
+from swift.train.checkpoints import check_savable
 from swift.train.checkpoints.rescue import take_back
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
@@ -120,7 +120,7 @@ def test_a_placement_with_a_class_without_a_slot_is_not_saved():
     with pytest.raises(
         RunError, match="expert 0 of 0 to 1 has no slot in layer 0 after iteration 4: correct the policy"
     ):
-        _check_state(state, 4, num_classes=2)
+        check_savable(state, 4, num_classes=2)
 
 
 def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(checkpoint_service, elsewhere, tmp_path, monkeypatch):
