@@ -4,6 +4,8 @@ from swift.data.config import DataConfig, Split
 from swift.data.files import DataError, read_regular
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
+from swift.data.pipeline import InputPlan, Pipeline, Resources, Samples, plain_plan, plan_input
+from swift.data.records import Rows
 from swift.data.sources import Document, InMemory, StandardLibrary, StreamSource, TextFiles, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile
 from swift.data.windows import Batch
@@ -15,7 +17,12 @@ __all__ = [
     "DataError",
     "Document",
     "InMemory",
+    "InputPlan",
     "Loader",
+    "Pipeline",
+    "Resources",
+    "Rows",
+    "Samples",
     "Split",
     "StandardLibrary",
     "StreamSource",
@@ -26,5 +33,7 @@ __all__ = [
     "TokenizerFile",
     "check_same_data",
     "find_index",
+    "plain_plan",
+    "plan_input",
     "read_regular",
 ]

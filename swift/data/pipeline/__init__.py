@@ -1,0 +1,34 @@
+"""Pipelines: samples of a source through operators, and the plan that runs them.
+
+A pipeline says what the samples are; a plan says how they are made: in which order the operators run, what is kept, and
+by how many threads and processes. The samples of a pipeline are the same for every plan.
+"""
+
+from swift.data.pipeline.keeping import find_survey
+from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
+from swift.data.pipeline.optimizer import Resources, alternatives, plan_input, predict, profile_input
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.plan import InputPlan, plain_plan
+from swift.data.pipeline.run import in_order
+from swift.data.pipeline.samples import Samples
+
+__all__ = [
+    "DropDuplicates",
+    "Filter",
+    "InputPlan",
+    "Map",
+    "Pack",
+    "Pipeline",
+    "Resources",
+    "Samples",
+    "Shuffle",
+    "Stack",
+    "Tokenize",
+    "alternatives",
+    "find_survey",
+    "in_order",
+    "plain_plan",
+    "plan_input",
+    "predict",
+    "profile_input",
+]

@@ -1,0 +1,86 @@
+"""Samples as bytes, and back: a head in JSON that says what the fields are, then their content. Never a program."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_HEAD = struct.Struct("<I")
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class Unencodable(ValueError):
+    """A field of which neither bytes nor a digest can be made; the message says why."""
+
+
+def encoded(sample: Mapping[str, Any]) -> bytes:
+    """Returns a sample as bytes.
+
+    Raises:
+        Unencodable: a field is no text, bytes, number, array, or list of texts and numbers.
+    """
+    fields, contents = list[Any](), list[bytes]()
+    for name, value in sample.items():
+        kind, content = _encoded_field(name, value)
+        fields.append([name, kind, len(content)])
+        contents.append(content)
+    head = json.dumps(fields).encode()
+    return b"".join([_HEAD.pack(len(head)), head, *contents])
+
+
+def decoded(content: bytes) -> dict[str, Any]:
+    """Returns the sample that was encoded; its arrays own their memory, and can be written to."""
+    (size,) = _HEAD.unpack_from(content)
+    place, sample = _HEAD.size + size, dict[str, Any]()
+    for name, kind, length in json.loads(content[_HEAD.size : place]):
+        part = content[place : place + length]
+        place += length
+        if kind == "text":
+            sample[name] = part.decode("utf-8", errors="surrogatepass")
+        elif kind == "bytes":
+            sample[name] = part
+        elif kind == "plain":
+            sample[name] = json.loads(part)
+        else:
+            dtype, shape = kind
+            array = np.frombuffer(part, np.dtype(dtype)).reshape(shape or ()).copy()
+            sample[name] = array[()] if shape is None else array
+    return sample
+
+
+def field_bytes(value: Any) -> bytes:
+    """Returns bytes that are equal for equal fields only.
+
+    Raises:
+        Unencodable: see ``encoded``.
+    """
+    kind, content = _encoded_field("field", value)
+    return json.dumps(kind).encode() + content
+
+
+def _encoded_field(name: str, value: Any) -> tuple[Any, bytes]:
+    if isinstance(value, str):
+        return "text", value.encode("utf-8", errors="surrogatepass")
+    if isinstance(value, bytes):
+        return "bytes", value
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject or value.dtype.names:
+            raise Unencodable(f"field {name!r} is an array of {value.dtype}")
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
+        return [value.dtype.str, shape], np.ascontiguousarray(value).tobytes()
+    is_list = type(value) is list and all(type(item) in _PLAIN for item in value)
+    if type(value) in _PLAIN or is_list:
+        return "plain", json.dumps(value).encode()
+    raise Unencodable(f"field {name!r} is a {type(value).__name__}")
+
+
+def num_bytes(value: Any) -> int:
+    """Size of a field, or a sample, in bytes; that of its text for what cannot be encoded."""
+    if isinstance(value, Mapping):
+        return sum(map(num_bytes, value.values()))
+    try:
+        return len(_encoded_field("field", value)[1])
+    except Unencodable:
+        return len(repr(value))

@@ -1,0 +1,203 @@
+"""Samples that are kept, in memory or in files, and surveys found again by another run.
+
+NAME/samples        encoded samples, one after the other
+NAME/index          int64 [2, num + 1]: where each begins, and a CRC-32 of it (0 in the last place)
+NAME/numbers        int64: numbers of the records that stay; missing: all of them
+NAME/lengths        int64: tokens of each; missing: nothing is packed
+NAME/survey.json    what the files are: written last
+"""
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.data.files import DataError, open_regular
+from swift.data.pipeline.encoding import decoded
+from swift.data.pipeline.keeping.digests import NoDigest, survey_digest
+from swift.data.pipeline.plan import InputPlan
+from swift.data.pipeline.survey import Survey, survey
+from swift.errors import SettingError
+from swift.files import new_directory, replace_file
+
+_VERSION = 1
+_HEAD = "survey.json"
+
+
+class _InMemory:
+    """Samples in memory."""
+
+    def __init__(self) -> None:
+        self._contents: list[bytes] = []
+
+    def add(self, content: bytes) -> None:
+        self._contents.append(content)
+
+    def closed(self) -> "_InMemory":
+        return self
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return decoded(self._contents[place])
+
+
+class _Files:
+    """Samples written to files."""
+
+    def __init__(self, directory: Path):
+        self._directory, self._file = directory, (directory / "samples").open("wb")
+        self._begins, self._sums = [0], list[int]()
+
+    def add(self, content: bytes) -> None:
+        self._file.write(content)
+        self._begins.append(self._begins[-1] + len(content))
+        self._sums.append(zlib.crc32(content))
+
+    def closed(self) -> "KeptFiles":
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        np.array([self._begins, [*self._sums, 0]], np.int64).tofile(self._directory / "index")
+        return KeptFiles(self._directory)
+
+
+class KeptFiles:
+    """Samples in files, each checked when it is read; another process gets the directory.
+
+    Args:
+        directory: directory of the files.
+
+    Raises:
+        OSError: a file is missing, or has not the size that the index says.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._open()
+
+    def _open(self) -> None:
+        index = np.fromfile(self._directory / "index", np.int64)
+        if index.size < 2 or index.size % 2 or index[0] or (np.diff(index[: index.size // 2]) < 0).any():
+            raise OSError("the index is damaged")
+        self._begins, self._sums = index.reshape(2, -1)
+        self._fd = open_regular(self._directory / "samples")
+        self._lock = threading.Lock()
+        if os.fstat(self._fd).st_size != self._begins[-1]:
+            raise OSError("the samples are not as long as the index says")
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        begin, end = int(self._begins[place]), int(self._begins[place + 1])
+        content = os.pread(self._fd, end - begin, begin)
+        if zlib.crc32(content) != self._sums[place]:
+            raise DataError(f"{self._directory}/samples is damaged (sample {place}): remove the directory")
+        return decoded(content)
+
+    def __getstate__(self) -> Path:
+        return self._directory
+
+    def __setstate__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+
+def find_survey(
+    plan: InputPlan,
+    directory: Path | None,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None] | None = None,
+) -> Survey:
+    """Finds what an earlier survey has found; surveys the source if there is none.
+
+    Args:
+        plan: plan of a pipeline.
+        directory: directory of surveys; None: nothing outlives the process, and what is kept is kept in memory.
+        report: called with a line on what cannot be kept.
+        progress: see ``survey``.
+
+    Raises:
+        SettingError: the directory cannot be written.
+        DataError: see ``survey``; or the directory is full. Nothing half-written stays.
+    """
+    is_trivial = not plan.num_surveyed and plan.cache is None and not plan.num_packed
+    if plan.cache is not None and plan.cache.kind == "memory":
+        return survey(plan, _InMemory(), progress)
+    if directory is None or is_trivial:
+        return survey(plan, None if plan.cache is None else _InMemory(), progress)
+    try:
+        name = survey_digest(plan)
+    except NoDigest as error:
+        report(f"nothing is kept in {directory}: {error}")
+        return survey(plan, None if plan.cache is None else _InMemory(), progress)
+    path = directory / name
+    found = read_survey(path, plan)
+    if found is None:
+        _write_survey(plan, path, progress)
+        found = read_survey(path, plan)
+    if found is None:
+        raise DataError(f"{path} cannot be read again after it was written")
+    return found
+
+
+def read_survey(path: Path, plan: InputPlan) -> Survey | None:
+    """Reads a survey; None if there is none, or it is damaged."""
+    try:
+        head = json.loads((path / _HEAD).read_text())
+        if head["version"] != _VERSION:
+            return None
+        num_kept, files = int(head["num_kept"]), dict[str, np.ndarray | None]()
+        for name in ("numbers", "lengths"):
+            files[name] = np.fromfile(path / name, np.int64) if head[name] is not None else None
+            array = files[name]
+            if array is not None and (len(array) != num_kept or zlib.crc32(array.tobytes()) != head[name]):
+                return None
+        cache = KeptFiles(path) if plan.cache is not None else None
+        if cache is not None and len(cache) != num_kept:
+            return None
+        return Survey(num_kept, files["numbers"], files["lengths"], cache, tuple(map(str, head["skipped"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_survey(plan: InputPlan, path: Path, progress: Callable[[int, int], None] | None) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = path.parent / f".{path.name}.writable"
+        replace_file(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        why = f"cannot be written: {error.strerror}"
+        raise SettingError("Resources.cache_directory", str(path.parent), why) from error
+    try:
+        _remove(path)  # damaged, or it would have been found
+        with new_directory(path) as made:
+            files = _Files(made) if plan.cache is not None else None
+            found = survey(plan, files, progress)
+            head: dict[str, Any] = {"version": _VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
+            for name, array in (("numbers", found.numbers), ("lengths", found.lengths)):
+                head[name] = None if array is None else zlib.crc32(array.tobytes())
+                if array is not None:
+                    array.tofile(made / name)
+            replace_file(made / _HEAD, json.dumps(head).encode())
+    except FileExistsError:
+        pass  # another process has written the same
+    except OSError as error:
+        if read_survey(path, plan) is None:
+            raise DataError(f"samples cannot be kept in {path.parent}: {error.strerror or error}") from error
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        for file in path.iterdir():
+            file.unlink(missing_ok=True)
+        path.rmdir()

@@ -1,0 +1,183 @@
+"""Pipelines as a user writes them: a source, and operators one after the other."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from swift.data.pipeline.operators import (
+    DropDuplicates,
+    Element,
+    Filter,
+    Map,
+    Operator,
+    Pack,
+    Sample,
+    Shuffle,
+    Stack,
+    Tokenize,
+    name_of,
+)
+from swift.data.records import RecordSource
+from swift.data.tokenizer import Tokenizer
+from swift.errors import SettingError, check_count
+
+
+@dataclass(frozen=True)
+class Level:
+    """Operators of a pipeline that see samples of one kind: records, packed rows, or batches.
+
+    Attributes:
+        group: operator that makes the samples of this kind from those of the level before; None: they are records.
+        elements: operators of single samples, in order.
+        is_shuffled: whether the samples are shuffled; where among the elements makes no difference.
+    """
+
+    group: Pack | Stack | None
+    elements: tuple[Element, ...] = ()
+    is_shuffled: bool = False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Samples of a source, through operators; endless, one epoch after the other.
+
+    Sample i is a function of the source, the operators, the seed and i. An operator is written where it is understood
+    best: where it runs is for the plan to say, see ``plan_input``.
+
+    >>> from swift.data import ByteTokenizer, Pipeline, Rows, Samples, plain_plan
+    >>> texts = Pipeline(Rows([{"text": "to be"}, {"text": ""}, {"text": "or not to be"}]))
+    >>> kept = texts.filter(lambda sample: len(sample["text"]) > 0)
+    >>> packed = kept.tokenize(ByteTokenizer()).pack(8).shuffle().batch(2)
+    >>> Samples(plain_plan(packed), seed=0)[0]["tokens"].shape
+    (2, 9)
+
+    Args:
+        source: records by number.
+        operators: operators, in the order in which they are understood.
+        most_skipped: records that may be left out because an operator raises on them; the operators that are not random
+            then run on the whole source once, before the first sample.
+
+    Raises:
+        SettingError: the operators cannot follow each other.
+    """
+
+    source: RecordSource
+    operators: tuple[Operator, ...] = ()
+    most_skipped: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.operators, tuple):
+            raise SettingError(
+                "Pipeline.operators", self.operators, "must be a tuple of operators, such as (@Shuffle(),)"
+            )
+        check_count("Pipeline.most_skipped", self.most_skipped, least=0)
+        for operator in self.operators:
+            if not isinstance(operator, Operator):
+                raise SettingError("Pipeline.operators", operator, "is no operator, such as @Map() or @Shuffle()")
+        self._check_names()
+        self._check_order()
+
+    def map(
+        self,
+        function: Callable[..., Sample],
+        *,
+        reads: tuple[str, ...] | None = None,
+        writes: tuple[str, ...] | None = None,
+        depends_on: tuple[str, ...] | None = None,
+        is_random: bool = False,
+        is_fixed: bool = False,
+        name: str = "",
+    ) -> "Pipeline":
+        """Adds a function of each sample, see ``Map``."""
+        return self.then(Map(function, reads, writes, depends_on, is_random, is_fixed, name))
+
+    def filter(
+        self,
+        function: Callable[[Sample], bool],
+        *,
+        reads: tuple[str, ...] | None = None,
+        depends_on: tuple[str, ...] | None = None,
+        is_fixed: bool = False,
+        name: str = "",
+    ) -> "Pipeline":
+        """Leaves out samples for which a function is false, see ``Filter``."""
+        return self.then(Filter(function, reads, depends_on, is_fixed, name))
+
+    def drop_duplicates(self, field: str = "text") -> "Pipeline":
+        """Leaves out samples whose field is that of an earlier one."""
+        return self.then(DropDuplicates(field))
+
+    def tokenize(self, tokenizer: Tokenizer, field: str = "text") -> "Pipeline":
+        """Adds the tokens of a text as the field ``tokens``."""
+        return self.then(Tokenize(tokenizer, field))
+
+    def pack(self, length: int) -> "Pipeline":
+        """Cuts the tokens of all samples into rows with segment numbers, see ``Pack``."""
+        return self.then(Pack(length))
+
+    def shuffle(self) -> "Pipeline":
+        """Shuffles samples, anew in every epoch."""
+        return self.then(Shuffle())
+
+    def batch(self, size: int) -> "Pipeline":
+        """Stacks samples into batches."""
+        return self.then(Stack(size))
+
+    def then(self, operator: Operator) -> "Pipeline":
+        """Adds any operator; one whose name is taken gets a number."""
+        taken = {name_of(one) for one in self.operators}
+        name, number = name_of(operator), 2
+        while name in taken:
+            name, number = f"{name_of(operator)}-{number}", number + 1
+        return replace(self, operators=(*self.operators, replace(operator, name=name)))
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Operators by the kind of samples that they see, from records to batches."""
+        levels = [Level(None)]
+        for operator in self.operators:
+            last = levels[-1]
+            if isinstance(operator, Pack | Stack):
+                levels.append(Level(operator))
+            elif isinstance(operator, Shuffle):
+                levels[-1] = replace(last, is_shuffled=True)
+            else:
+                levels[-1] = replace(last, elements=(*last.elements, operator))
+        return tuple(levels)
+
+    def _check_names(self) -> None:
+        counts = Counter(map(name_of, self.operators))
+        before = set[str]()
+        for operator in self.operators:
+            name = name_of(operator)
+            if counts[name] > 1:
+                raise SettingError("Pipeline.operators", name, "is the name of two operators: give one of them a name")
+            for other in getattr(operator, "depends_on", None) or ():
+                if other not in before:
+                    raise SettingError(f"{name}.depends_on", other, "is no operator before it")
+            before.add(name)
+
+    def _check_order(self) -> None:
+        """Refuses what would make the number of samples, or of tokens, depend on the epoch."""
+        random, levels, shuffled = "", 0, set[int]()
+        for operator in self.operators:
+            name = name_of(operator)
+            if isinstance(operator, Filter | DropDuplicates) and (random or levels):
+                why = f"must stand before {random}: what stays is decided once, not in every epoch"
+                raise SettingError("Pipeline.operators", name, why)
+            if isinstance(operator, Pack):
+                is_unsure = any(isinstance(one, Map) and one.is_random for one in self.levels[0].elements)
+                if levels or is_unsure:
+                    why = "must stand before every batch and random operator but a shuffle, and once"
+                    raise SettingError("Pipeline.operators", name, why)
+            if isinstance(operator, Shuffle):
+                is_batched = any(isinstance(level.group, Stack) for level in self.levels[: levels + 1])
+                if is_batched or levels in shuffled:
+                    raise SettingError(
+                        "Pipeline.operators", name, "must stand before the batch, and once for its samples"
+                    )
+                shuffled.add(levels)
+            levels += isinstance(operator, Pack | Stack)
+            if not random and (isinstance(operator, Pack | Stack | Shuffle) or getattr(operator, "is_random", False)):
+                random = name

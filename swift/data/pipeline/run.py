@@ -1,0 +1,87 @@
+"""Samples made ahead of their use, by the threads and processes of a plan: Grain runs them."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grain
+
+from swift.data.files import DataError
+from swift.data.pipeline.plan import InputPlan
+
+MOST_RESTARTS = 3
+"""How often the processes of an iteration are started again after one of them has died."""
+_DIED = "terminated unexpectedly"
+
+
+class Numbered(Protocol):
+    """Samples by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+class _Wrapped:
+    """Samples, each in a list of one or with the error that making it has raised.
+
+    Grain takes a sample apart otherwise, and an error of its process apart from what it says.
+    """
+
+    def __init__(self, samples: Numbered, first: int):
+        self._samples, self._first = samples, first
+
+    def __len__(self) -> int:
+        return len(self._samples) - self._first
+
+    def __getitem__(self, number: int) -> tuple[Any, str | None]:
+        try:
+            return self._samples[int(number) + self._first], None
+        except DataError as error:
+            return None, str(error)
+
+
+def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any]:
+    """Yields samples in their order, made ahead as the plan says.
+
+    A process that dies is started again, and goes on with the sample that is due: the samples are the same.
+
+    Args:
+        samples: samples by number, which another process gets as a pickle if the plan has processes.
+        plan: threads, processes and samples ahead.
+        first: number of the first sample.
+
+    Raises:
+        DataError: a sample cannot be made, or processes have died more than ``MOST_RESTARTS`` times.
+    """
+    num_restarts = 0
+    while True:
+        try:
+            for sample, error in _read(_Wrapped(samples, first), plan):
+                if error is not None:
+                    raise DataError(error)
+                yield sample
+                first += 1
+            return
+        except RuntimeError as error:
+            if isinstance(error, DataError) or _DIED not in str(error):
+                raise
+            num_restarts += 1
+            if num_restarts > MOST_RESTARTS:
+                raise DataError(f"processes that make samples have died {num_restarts} times") from error
+
+
+def _read(wrapped: _Wrapped, plan: InputPlan) -> Iterator[tuple[Any, str | None]]:
+    if not plan.num_threads and not plan.num_processes:
+        yield from (wrapped[number] for number in range(len(wrapped)))
+        return
+    ahead = max(plan.num_ahead, 1)
+    options = grain.ReadOptions(num_threads=max(plan.num_threads, 1), prefetch_buffer_size=max(ahead, plan.num_threads))
+    samples = grain.MapDataset.source(wrapped).to_iter_dataset(options)
+    if plan.num_processes:
+        each = grain.MultiprocessingOptions(plan.num_processes, per_worker_buffer_size=-(-ahead // plan.num_processes))
+        samples = samples.mp_prefetch(each)
+    iterator = iter(samples)
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
