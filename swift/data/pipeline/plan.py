@@ -9,7 +9,7 @@ from swift.data.pipeline.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class CachePoint:
-    """Where samples are kept.
+    """A place in the order where samples are kept.
 
     Attributes:
         num_elements: elements of records that run before, in the order of the plan.
@@ -22,7 +22,7 @@ class CachePoint:
 
 @dataclass(frozen=True)
 class InputPlan:
-    """How a pipeline runs; what its samples are is the same for every plan.
+    """A way to run a pipeline; what its samples are is the same for every plan.
 
     Attributes:
         pipeline: pipeline as the user wrote it.

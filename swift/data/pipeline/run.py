@@ -9,7 +9,7 @@ from swift.data.files import DataError
 from swift.data.pipeline.plan import InputPlan
 
 MOST_RESTARTS = 3
-"""How often the processes of an iteration are started again after one of them has died."""
+"""Times that the processes of an iteration may be started again after one of them has died."""
 _DIED = "terminated unexpectedly"
 
 

@@ -54,7 +54,7 @@ class Samples:
 
     @property
     def found(self) -> Survey:
-        """What the survey of the source has found."""
+        """Findings of the survey of the source."""
         return self._found
 
     def __len__(self) -> int:

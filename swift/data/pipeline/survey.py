@@ -42,7 +42,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What a survey has found.
+    """Findings of a survey.
 
     Attributes:
         num_kept: number of records that stay.
@@ -65,7 +65,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class _Examined:
-    """What is known of one record.
+    """Findings about one record.
 
     Attributes:
         stays: whether it passes all operators, if it is no duplicate.

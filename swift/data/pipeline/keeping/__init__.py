@@ -1,4 +1,4 @@
-"""What outlives a pass over the source: surveys and samples in files, named by a digest of all that decides them."""
+"""Surveys that outlive a process: what stays of a source, and its samples, in files named by a digest."""
 
 from swift.data.pipeline.keeping.store import find_survey, read_survey
 

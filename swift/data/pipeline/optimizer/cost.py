@@ -21,7 +21,7 @@ _DISK_S_PER_BYTE = 1e-9
 
 @dataclass(frozen=True)
 class Resources:
-    """What a plan may use.
+    """Limits of what a plan may use.
 
     Args:
         num_epochs: epochs that will be read; what is kept has to be worth it in these.
@@ -140,7 +140,7 @@ def _writes_what(other: Element, element: Element) -> bool:
 
 
 def _visits(plan: InputPlan, profile: InputProfile) -> float:
-    """How often a record is made in an epoch: rows that are shuffled make a document again for each of its rows."""
+    """Returns the times that a record is made in an epoch: shuffled rows make a document once for each row of it."""
     rows = next((level for level in plan.pipeline.levels[1:] if hasattr(level.group, "length")), None)
     if rows is None or not rows.is_shuffled:
         return 1.0

@@ -1,4 +1,4 @@
-"""Which operators of a level may pass each other without changing a sample."""
+"""The rules by which operators of a level may pass each other without changing a sample."""
 
 from collections.abc import Iterator, Sequence
 
