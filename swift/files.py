@@ -1,5 +1,6 @@
-"""Atomic replacement of files, and directory entries that survive a power failure."""
+"""Atomic replacement of files, room for them, and directory entries that survive a power failure."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -42,6 +43,14 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def check_room(directory: Path, num_bytes: int) -> None:
+    """Raises OSError where a file system has no room, before it is full for all other users."""
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if found.f_blocks and free < num_bytes:  # some network file systems report no size
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {num_bytes} bytes are needed, {free} are free")
 
 
 def sync_file(path: Path) -> None:

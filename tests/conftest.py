@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import hypothesis
 import jax
+import numpy as np
 import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
@@ -36,6 +37,7 @@ with install_import_hook(
 ):
     for path in (path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    from swift.data import DataConfig, TextFiles
     from swift.jaxprs import scan_counts
     from swift.mesh import emulate_devices
 
@@ -81,6 +83,16 @@ def quickly_compiled(few_optimizations):
     """Few optimizations for the tests of a module."""
     with few_optimizations():
         yield
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A few documents of words that repeat, so that there is something to learn."""
+    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
+    for index in range(20):
+        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+    return DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def is_within(module: str, package: str) -> bool:
 
 
 def test_no_test_of_random_examples_fails_on_a_slow_machine():
-    """Where a test says nothing else."""
+    """Hypothesis sets no deadline unless a test sets one itself."""
     assert hypothesis.settings().deadline is None
 
 

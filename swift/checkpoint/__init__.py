@@ -6,7 +6,7 @@ verifies and reads checkpoints on disk, and ``memory`` keeps snapshots of each r
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory import PeerSnapshots, RankCopy, Recovered, begin_snapshot, recover_ranks
-from swift.checkpoint.partial import Snapshot, StateSplit, Tally, dynamic_k, partial_bytes
+from swift.checkpoint.partial import Snapshot, StateSplit, Tally, by_name, dynamic_k, partial_bytes
 from swift.checkpoint.storage import (
     MANIFEST,
     RETRY_PAUSES_S,
@@ -48,6 +48,7 @@ __all__ = [
     "StateSplit",
     "Tally",
     "begin_snapshot",
+    "by_name",
     "checkpoint_path",
     "checkpoint_steps",
     "dynamic_k",

@@ -24,13 +24,13 @@ from swift.topology import Topology
 from swift.train import Experiment, ModelSource, Sampling, TrainOptions, WeightSource, export_model, is_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
-from swift.train.settings import GIN_NAME, OF_RUN, copy_config
+from swift.train.settings import GIN_NAME, OF_RUN
 
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
-"""The same for a trained model, which has no state of the policy and the optimizer."""
+"""Settings of a run that its model does without: besides those of ``OF_RUN`` the ones whose state the model lacks."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
-DEFAULT_PROMPT = "def "
+_DEFAULT_PROMPT = "def "
 """The text that `generate` continues unless one is given."""
 DEVICES_PER_CORE = 12
 """Emulated devices for each core of the machine, beyond which a run is warned of."""
@@ -133,11 +133,12 @@ def report(options: argparse.Namespace) -> None:
 
 def export(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --out MODEL``."""
+    if options.dtype is not None:
+        raise SettingError("--dtype", options.dtype, "goes with --format hf, which is not set")
     run = read_run(options.run_dir)
     experiment = load_stored(run.path, "RUN_DIR", options.config, spared=OF_RUN)
     prepare([experiment], num_devices=1)
     plan = export_model(experiment, options.run_dir, options.out, options.step)
-    copy_config(run.path, options.out)
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
     for why in plan.passed_over:
@@ -153,30 +154,30 @@ def generate(options: argparse.Namespace) -> None:
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
     experiment = load_stored(options.model, "MODEL", options.config, spared=OF_TRAINING)
     prepare([experiment], num_devices=1)
-    prompts = options.prompt or [DEFAULT_PROMPT]
+    prompts = options.prompt or [_DEFAULT_PROMPT]
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     pieces = generate_text(experiment, options.model, prompts, options.tokens, sampling)
-    if options.format == "json":
-        texts = _joined(len(prompts), pieces)
-        for prompt, text in zip(prompts, texts, strict=True):
-            print(json.dumps({"prompt": prompt, "text": text}))
-    elif len(prompts) > 1:
-        texts = _joined(len(prompts), pieces)
-        print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
-    else:
-        sys.stdout.write(prompts[0])
-        for _, piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-
-
-def _joined(num_texts: int, pieces: Iterable[tuple[int, str]]) -> list[str]:
-    """The whole continuation of each prompt, from pieces with their prompt's number."""
-    texts = [""] * num_texts
+    if options.format == "text" and len(prompts) == 1:
+        _show_live(prompts[0], (piece for _, piece in pieces))
+        return
+    texts = [""] * len(prompts)
     for number, piece in pieces:
         texts[number] += piece
-    return texts
+    continued = list(zip(prompts, texts, strict=True))
+    if options.format == "json":
+        for prompt, text in continued:
+            print(json.dumps({"prompt": prompt, "text": text}))
+    else:
+        print("\n\n".join(prompt + text for prompt, text in continued))
+
+
+def _show_live(prompt: str, pieces: Iterable[str]) -> None:
+    """Prints a text while it is made."""
+    sys.stdout.write(prompt)
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:

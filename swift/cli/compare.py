@@ -54,11 +54,10 @@ def compare(options: argparse.Namespace) -> None:
         _find(experiment, top / name, options, stopping_s) for name, experiment in zip(names, experiments, strict=True)
     ]
     with made_directory(top):
-        pass
-    for one in compared:  # so that a mistake in the last is reported before the first has run
-        if not one.has_ended:
-            check_before(one.experiment, one.options)
-    _run(compared)
+        for one in compared:  # so that a mistake in the last is reported before the first has run
+            if not one.has_ended:
+                check_before(one.experiment, one.options)
+        _run(compared)
     runs = [read_run(one.options.run_dir) for one in compared]
     page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
     again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])

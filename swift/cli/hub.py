@@ -5,9 +5,10 @@ import argparse
 from swift.cli.commands import OF_TRAINING, prepare
 from swift.cli.configuration import load_stored
 from swift.errors import SettingError
+from swift.models import GPT, Weights
 from swift.runlog import METRICS
-from swift.train import check_new, find_checkpoint, load_exported, load_weights
-from swift.train.hugging_face import decoder_of, export_hugging_face, import_hugging_face
+from swift.train import find_checkpoint, load_exported, load_weights
+from swift.train.hugging_face import export_hugging_face, import_hugging_face
 from swift.train.settings import OF_RUN
 
 
@@ -27,13 +28,13 @@ def export_to_hub(options: argparse.Namespace) -> None:
     if options.step is not None and not is_run:
         raise SettingError("--step", options.step, f"is for a run, and {options.run_dir} is a model")
     experiment = load_stored(options.run_dir, "RUN_DIR", options.config, spared=OF_RUN if is_run else OF_TRAINING)
-    check_new(options.out)
-    decoder_of(experiment)
     prepare([experiment], num_devices=1)
-    if is_run:
+
+    def load() -> tuple[GPT, Weights]:
+        if not is_run:
+            return load_exported(experiment, options.run_dir)
         plan = find_checkpoint(experiment, options.run_dir, options.step)
-        gpt, weights = load_weights(experiment, options.run_dir, plan)
-    else:
-        gpt, weights = load_exported(experiment, options.run_dir)
-    export_hugging_face(experiment, gpt, weights, options.out, options.dtype)
+        return load_weights(experiment, options.run_dir, plan)
+
+    export_hugging_face(experiment, load, options.out, options.dtype)
     print(f"{options.out}: a directory for transformers' AutoModelForCausalLM.from_pretrained")

@@ -112,6 +112,11 @@ class GPT:
 
         return {name: begun(name, group) for name, group in self.groups.items()}
 
+    @property
+    def weight_shapes(self) -> Weights:
+        """Shapes of the weights of the whole model, float32, as ``jax.ShapeDtypeStruct``."""
+        return jax.eval_shape(lambda: self.unpack(self.init(jax.random.key(0))))
+
     def unpack(self, packed: Mapping[str, jax.Array]) -> Weights:
         """Unpacks ``[rows, slots or experts, size]`` for each group into the weights that the forward pass reads."""
         weights: Weights = {}

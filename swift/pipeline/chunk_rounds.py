@@ -71,7 +71,7 @@ class SumInRound:
 
     sums: tuple[PeerSum, ...]
     turn: Index
-    in_rounds = False
+    is_tree = False
 
     def __call__(self, tree: Tree) -> Tree:
         """Sums the arrays in ``tree`` over the workers of this one's group."""

@@ -6,12 +6,14 @@ from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore
 from swift.errors import SettingError
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights
-from swift.train.checkpoints import check_new, load_state, pure, write_model
-from swift.train.settings import Experiment
+from swift.train.checkpoints import check_new, load_state, new_model, pure, write_model
+from swift.train.settings import Experiment, copy_config
 
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
+
+    The run's configuration is copied beside them.
 
     Args:
         experiment: settings of the run.
@@ -29,7 +31,9 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     check_new(out)
     plan = find_checkpoint(experiment, run_dir, step)
     gpt, weights = load_weights(experiment, run_dir, plan)
-    write_model(out, gpt, pure(weights), plan.step)
+    with new_model(out) as (made, _):
+        write_model(made, gpt, pure(weights), plan.step)
+        copy_config(run_dir, made)
     return plan
 
 

@@ -18,7 +18,7 @@ from swift.data import Tokenizer
 from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.experts import ExpertConfig
 from swift.models import GPT, KvCache, Weights, extend
-from swift.train.checkpoints import load_exported
+from swift.train.checkpoints import load_wide
 from swift.train.settings import Experiment
 
 MAX_TOKENS = 1_000_000
@@ -88,9 +88,7 @@ def generate(
     check_count("--tokens", num_tokens, least=1)
     if num_tokens > MAX_TOKENS:
         raise SettingError("--tokens", num_tokens, f"must be at most {MAX_TOKENS:,}")
-    gpt, weights = load_exported(experiment, path)
-    wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
-    weights = jax.tree.map(lambda leaf: leaf.astype(wide), weights)
+    gpt, weights = load_wide(experiment, path)
     tokenizer = experiment.data.tokenizer
     texts = [[int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator] for prompt in prompts]
     return _pieces(tokenizer, texts, continuation(gpt, experiment.experts, weights, texts, num_tokens, sampling))
@@ -178,9 +176,3 @@ class Shown:
             return ""
         piece, self._shown = text[len(self._shown) :], text
         return piece
-
-
-def whole_characters(tokenizer: Tokenizer, tokens: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
-    """Yields the text of tokens, piece by piece; a character of several tokens comes when it is complete."""
-    shown = Shown(tokenizer, before)
-    yield from filter(None, map(shown.after, tokens))

@@ -50,6 +50,11 @@ class Interrupt:
                 os.close(self._stderr)
         self._previous = {}
 
+    def check(self) -> None:
+        """Raises KeyboardInterrupt where a signal has come."""
+        if self.requested:
+            raise KeyboardInterrupt
+
     def hold(self) -> Self:
         """Starts to hold signals back; before, the first one has its usual effect."""
         if self._is_held or threading.current_thread() is not threading.main_thread():

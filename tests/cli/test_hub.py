@@ -1,14 +1,17 @@
 """``swift import`` and ``swift export --format hf`` without torch: refusals, and a run that begins with a model."""
 
 import json
+import os
+import re
 import shutil
+import signal
 
 import numpy as np
 import pytest
 
 from swift.cli.main import main
 from swift.models import GPT
-from swift.models.hugging_face import read_decoder, tensor_places
+from swift.models.hugging_face import TensorPlace, read_decoder, tensor_places
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("tokenizers")
@@ -143,6 +146,22 @@ MISTAKES = {
         lambda path: replaced(path / "config.json", '"eos_token_id": 0', '"eos_token_id": 77'),
         "has no token 77, which config.json names as eos_token_id",
     ),
+    "an end of a document that is no number": (
+        lambda path: replaced(path / "config.json", '"eos_token_id": 0', '"eos_token_id": [[0]]'),
+        "has no token [0], which config.json names as eos_token_id",
+    ),
+    "a token whose number is none": (
+        lambda path: replaced(path / "tokenizer.json", '"added_tokens": []', '"added_tokens": [{"id": [0]}]'),
+        "tokenizer.json': is not a tokenizers file",
+    ),
+    "tokens that are no list": (
+        lambda path: replaced(path / "tokenizer.json", '"added_tokens": []', '"added_tokens": 5'),
+        "tokenizer.json': has added_tokens = 5, which is not a list",
+    ),
+    "rotations of no kind": (
+        lambda path: replaced(path / "config.json", '"rope_theta"', '"rope_scaling": {"rope_type": []}, "rope_theta"'),
+        "has rope_type = []; known are default, linear, yarn",
+    ),
     "more experts for a token than there are": (
         lambda path: replaced(path / "config.json", '"num_experts_per_tok": 2', '"num_experts_per_tok": 9'),
         "has sizes that do not fit: ExpertConfig.top_k = 9",
@@ -205,6 +224,45 @@ def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, cap
     assert main(["export", str(spoilt), "--format", "hf", "--out", str(tmp_path / "out")]) == 2
     assert "which alone can be written for the hub" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_signal_leaves_nothing_of_a_model(hub, imported, tmp_path, monkeypatch, capfd):
+    """Between two tensors: what is there already is removed."""
+    calls, part_of = [], TensorPlace.part_of
+
+    def kill_at_the_fifth(place, parameter):
+        calls.append(place)
+        if len(calls) == 5:
+            assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+            os.kill(os.getpid(), signal.SIGTERM)
+        return part_of(place, parameter)
+
+    monkeypatch.setattr(TensorPlace, "part_of", kill_at_the_fifth)
+    out = ["--out", str(tmp_path / "model")]
+    for command in (["import", str(hub), *out], ["export", str(imported), "--format", "hf", *out]):
+        calls.clear()
+        assert main(command) == 130
+        assert len(calls) == 5
+        assert list(tmp_path.iterdir()) == []
+        assert capfd.readouterr().err.startswith("swift: stopping; what is written will be removed")
+
+
+def test_a_disk_without_room_is_not_filled(hub, imported, tmp_path, monkeypatch, capsys):
+    room = [*os.statvfs(tmp_path)]
+    room[4] = 0  # f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(room))
+    for command in (["import", str(hub)], ["export", str(imported), "--format", "hf"]):
+        assert main([*command, "--out", str(tmp_path / "model")]) == 3
+        error = capsys.readouterr().err
+        why = r"model: the model cannot be written: No space left on device: \d+ bytes are needed, 0 are free\n"
+        assert re.fullmatch(rf"swift: {tmp_path}/{why}", error)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_type_goes_with_the_format_that_has_it(imported, tmp_path, capsys):
+    assert main(["export", str(imported), "--dtype", "bfloat16", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "swift: --dtype = 'bfloat16': goes with --format hf, which is not set\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

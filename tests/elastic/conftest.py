@@ -3,12 +3,10 @@
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig
 from swift.cli.configuration import config_text
-from swift.data import DataConfig, TextFiles
 from swift.elastic.membership import Process
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
@@ -22,17 +20,13 @@ from swift.train import Experiment, TrainOptions, train
 
 
 @pytest.fixture(scope="session", name="two_ranks")
-def _two_ranks(tmp_path_factory):
+def _two_ranks(corpus):
     """One worker of two expert ranks."""
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
     return Experiment(
         model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
         experts=ExpertConfig(num_classes=4, slots_per_rank=4),
         topology=Topology(1, 1, 2),
-        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        data=corpus,
         optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
         num_steps=6,
         sequences_per_microbatch=4,

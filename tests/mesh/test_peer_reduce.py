@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.mesh import RANKED, SHARED, PeerSum, how_unequal, live_mesh
-from swift.mesh.peer_reduce import tree_rounds
+from swift.mesh.peer_reduce import tree_levels
 from swift.topology import Topology
 
 UNEQUAL = ((0, 3, 5), (1, 4), (2,))
@@ -57,7 +57,7 @@ def expected(tree, groups):
 @pytest.mark.parametrize(("groups", "num_ranks"), SHAPES)
 def test_both_ways_sum_over_peers_to_the_same_bits_on_all(groups, num_ranks):
     tree, num_rows = numbers(groups, num_ranks), sum(map(len, groups))
-    both = lambda part: [PeerSum(groups, way)(part) for way in ("grouped", "rounds")]  # noqa: E731
+    both = lambda part: [PeerSum(groups, way)(part) for way in ("grouped", "tree")]  # noqa: E731
     want = expected(tree, groups)
     for got in jax.device_get(by_rows(both, num_rows, num_ranks)(tree)):
         np.testing.assert_allclose(got["floats"], want["floats"], rtol=0, atol=2e-6)
@@ -67,7 +67,7 @@ def test_both_ways_sum_over_peers_to_the_same_bits_on_all(groups, num_ranks):
                 assert {leaf[row].tobytes() for row in group} == {leaf[group[0]].tobytes()}
 
 
-@pytest.mark.parametrize("way", ["grouped", "rounds"])
+@pytest.mark.parametrize("way", ["grouped", "tree"])
 def test_ones_that_are_constants_count_the_peers(way):
     count = by_rows(lambda x: x * PeerSum(UNEQUAL, way)(np.ones((), np.float32)), 6)
     np.testing.assert_array_equal(count(np.ones((6, 1), np.float32))[:, 0], [3, 2, 1, 3, 2, 3])
@@ -75,7 +75,7 @@ def test_ones_that_are_constants_count_the_peers(way):
 
 def test_a_group_may_sum_in_a_branch_that_others_do_not_take():
     peer_sum = PeerSum(UNEQUAL, "grouped")
-    assert not peer_sum.in_rounds
+    assert not peer_sum.is_tree
 
     def sum_if(takes, x):
         return lax.cond(takes, peer_sum, lambda x: -x, x)
@@ -92,11 +92,11 @@ def test_a_group_may_sum_in_a_branch_that_others_do_not_take():
 @pytest.mark.parametrize(
     ("groups", "way", "grouped", "num_permutations"),
     [
-        (UNEQUAL, "rounds", False, 4),
+        (UNEQUAL, "tree", False, 4),
         (UNEQUAL, "grouped", True, 0),
-        (((0, 2, 4, 6, 7), (1, 3), (5,)), "rounds", False, 6),
-        (((0, 2), (1, 3)), "rounds", True, 0),
-        (((0,), (1,), (2,)), "rounds", False, 0),
+        (((0, 2, 4, 6, 7), (1, 3), (5,)), "tree", False, 6),
+        (((0, 2), (1, 3)), "tree", True, 0),
+        (((0,), (1,), (2,)), "tree", False, 0),
         (((0,), (1,), (2,)), "grouped", False, 0),
     ],
 )
@@ -105,14 +105,14 @@ def test_the_collectives_of_a_sum(groups, way, grouped, num_permutations):
     jaxpr = str(jax.make_jaxpr(by_rows(PeerSum(groups, way), num_rows))(jnp.ones((num_rows, 1, 2))))
     assert ("psum" in jaxpr, "axis_index_groups" in jaxpr) == (grouped, grouped)
     assert jaxpr.count("ppermute") == num_permutations
-    assert PeerSum(groups, way).in_rounds == (num_permutations > 0)
+    assert PeerSum(groups, way).is_tree == (num_permutations > 0)
 
 
 @pytest.mark.parametrize("size", range(1, 10))
-def test_rounds_reach_everyone_in_the_logarithm_of_the_size(size):
-    rounds = tree_rounds((tuple(range(10, 10 + size)),))
-    assert len(rounds) == int(np.ceil(np.log2(size)))
-    assert sorted(sender for pairs in rounds for sender, _ in pairs) == list(range(11, 10 + size))
+def test_a_tree_reaches_everyone_in_the_logarithm_of_the_size(size):
+    levels = tree_levels((tuple(range(10, 10 + size)),))
+    assert len(levels) == int(np.ceil(np.log2(size)))
+    assert sorted(sender for pairs in levels for sender, _ in pairs) == list(range(11, 10 + size))
 
 
 def test_alone_a_sum_is_the_identity_even_for_virtual_ranks():
@@ -140,5 +140,5 @@ def test_groups_have_to_cover_the_axis():
             PeerSum(groups, "grouped")
 
 
-def test_rounds_are_for_platforms_that_are_not_known_to_group():
-    assert [how_unequal(platform) for platform in ("cpu", "gpu", "tpu", "abacus")] == ["grouped"] + ["rounds"] * 3
+def test_a_tree_is_for_platforms_that_are_not_known_to_group():
+    assert [how_unequal(platform) for platform in ("cpu", "gpu", "tpu", "abacus")] == ["grouped"] + ["tree"] * 3

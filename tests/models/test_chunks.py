@@ -12,7 +12,7 @@ from swift.schedules import common_chunks
 
 @st.composite
 def draw_chunks(draw):
-    """Of pipelines that are cut differently, or whose workers hold runs from anywhere in the model."""
+    """Chunks of pipelines with different cuts, or of workers that hold blocks from anywhere in the model."""
     num_stages, num_pipelines = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     num_blocks = num_stages + draw(st.integers(0, 4))
     moe_layers = tuple(draw(st.lists(st.booleans(), min_size=num_blocks, max_size=num_blocks)))

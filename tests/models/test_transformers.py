@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from swift.checkpoint import by_name
 from swift.cli.configuration import load_stored
 from swift.cli.main import main
 from swift.models import plain_logits
 from swift.models.hugging_face import FAMILIES, tensor_places
 from swift.train import load_exported
-from swift.train.hugging_face.parameters import parameters, part_of
+from swift.train.checkpoints import pure
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -130,12 +131,12 @@ def test_loss_and_gradients_are_theirs(hub, ours):
 
     found, gradients = jax.jit(jax.value_and_grad(mean_loss))(weights)
     np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
-    arrays = {name: np.asarray(leaf) for name, leaf in parameters(gradients)}
+    arrays = {name: np.asarray(leaf) for name, leaf in by_name(pure(gradients)).items()}
     family = FAMILIES[json.loads((hub[0] / "config.json").read_text())["model_type"]]
     places = list(tensor_places(family, gpt))
     assert {place.name for place in places} == set(theirs)
     for place in places:
-        part = part_of(arrays[place.group, place.row, place.leaf], place)
+        part = place.part_of(arrays[place.parameter])
         np.testing.assert_allclose(part, theirs[place.name], rtol=1e-4, atol=1e-6, err_msg=place.name)
 
 

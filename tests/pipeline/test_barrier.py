@@ -47,15 +47,15 @@ def two_steps():
 def test_a_window_with_a_barrier_does_what_one_without_does(monkeypatch):
     staggered, weights, kind = two_steps()
     assert (kind, staggered.was_discarded) == ("window", False)
-    monkeypatch.setattr(program_module, "how_unequal", lambda _: "rounds")
-    outcome, in_rounds, kind = two_steps()
+    monkeypatch.setattr(program_module, "how_unequal", lambda _: "tree")
+    outcome, along_tree, kind = two_steps()
     assert (kind, outcome.was_discarded) == ("single", False)
-    chex.assert_trees_all_close(in_rounds, weights, rtol=1e-12, atol=1e-14)
+    chex.assert_trees_all_close(along_tree, weights, rtol=1e-12, atol=1e-14)
     for one, other in zip(outcome.metrics, staggered.metrics, strict=True):
         chex.assert_trees_all_close(one, other, rtol=1e-12)
 
 
 def test_equal_peers_need_no_barrier(monkeypatch):
-    monkeypatch.setattr(program_module, "how_unequal", lambda _: "rounds")
+    monkeypatch.setattr(program_module, "how_unequal", lambda _: "tree")
     engine = replace(SETUP, topology=Topology(2, 2)).engine(frozenset(), "none")
     assert engine.steps.main == "window"

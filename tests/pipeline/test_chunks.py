@@ -61,7 +61,7 @@ def test_every_iteration_is_that_of_the_plain_model(rig, case):
 
 
 def rows_of(spec, state):
-    """What each row has of a state, as bytes by position in the model, without padding and what it does not use."""
+    """The bytes that each mesh row holds of a state, by array and position in the model; padding is left out."""
     found, host = [], jax.device_get(state)
     for row, holding in enumerate(spec.holding_R):
         mine = {}

@@ -8,41 +8,29 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, plan_restore
-from swift.data import DataConfig, TextFiles
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.mesh import storage_mesh
 from swift.models import ModelConfig
 from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train import Experiment
 from swift.train.checkpoints.saved_state import load_state
+from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 SAVED, LAST = 4, 6
 PATTERN = (False, True, True, True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def double_precision():
-    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def experiment(corpus):
     """A dense layer and three with experts, which a stage with one and a stage with three hold on two ranks each."""
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
     return Experiment(
         model=ModelConfig(num_layers=4, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=PATTERN),
         experts=ExpertConfig(num_classes=3, slots_per_rank=2, capacity_factor=None, aux_loss_coefficient=1e-2),
         topology=Topology(1, 2, 2),
-        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
         compute_dtype="float64",
         num_steps=LAST,
@@ -76,8 +64,7 @@ def layers(experiment, directory, step):
 def whole(experiment, tmp_path_factory):
     """The directory of a run on one pipeline, to the end."""
     directory = tmp_path_factory.mktemp("runs") / "whole"
-    train(experiment, TrainOptions(directory, "the same", prepare="none"))
-    return directory
+    return run(experiment, directory).path
 
 
 APART = {
@@ -114,8 +101,7 @@ def test_a_run_goes_on_with_another_cut(experiment, whole, tmp_path, changes):
     for mine, theirs in zip(placed, placed_anew, strict=True):
         assert sorted(mine.ravel()) == sorted(theirs.ravel())
 
-    train(anew, TrainOptions(half, "the same", prepare="none", resume=True))
-    was, record = (read_run(directory) for directory in (whole, half))
+    was, record = read_run(whole), run(anew, half, resume=True)
     distance = np.abs([m["loss"] / w["loss"] - 1 for m, w in zip(record.metrics, was.metrics, strict=True)])
     assert distance.max() < 1e-8
     assert [step["popularity"] for step in record.metrics] == [step["popularity"] for step in was.metrics]

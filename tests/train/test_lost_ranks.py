@@ -8,7 +8,6 @@ import shutil
 import threading
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import pytest
 from swift.checkpoint import CheckpointConfig, read_manifest
 from swift.checkpoint.memory import peer_snapshots
 from swift.checkpoint.partial.expert_units import by_name
-from swift.data import DataConfig, TextFiles
 from swift.errors import RunError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
@@ -25,35 +23,24 @@ from swift.mesh import host_stages, storage_mesh
 from swift.models import ModelConfig
 from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, emulated_cluster, train
+from swift.train import Experiment, emulated_cluster
 from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.saved_state import split_of
+from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 RANKS, CLASSES, LAST = 8, 6, 10
 ONE = ("step 6: fail 0:0 rank 3",)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def double_precision():
-    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def experiment(corpus):
     """Eight ranks, a layer of six experts that drops nothing; experts' numbers do not divide evenly by any rank."""
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
     return Experiment(
         model=ModelConfig(num_layers=1, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=(True,)),
         experts=ExpertConfig(CLASSES, slots_per_rank=2, capacity_factor=None, aux_loss_coefficient=1e-2),
         topology=Topology(1, 1, RANKS),
-        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
         compute_dtype="float64",
         num_steps=LAST,
@@ -62,11 +49,6 @@ def experiment(tmp_path_factory):
         eval_every=0,
         checkpoint=CheckpointConfig(every=0),
     )
-
-
-def run(experiment, run_dir, **options):
-    train(experiment, TrainOptions(run_dir, "the same", **{"prepare": "none"} | options))
-    return read_run(run_dir)
 
 
 def losing(experiment, failures, snapshot_every=0, **checkpoint):

@@ -8,43 +8,30 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, plan_restore, read_manifest
-from swift.data import DataConfig, TextFiles
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.experts.placement import Static
 from swift.mesh import storage_mesh
 from swift.models import ModelConfig
-from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train import Experiment
 from swift.train.checkpoints.saved_state import load_state
+from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 SAVED, LAST = 10, 20
 CLASSES = 6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def double_precision():
-    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def experiment(corpus):
     """Eight ranks, two layers of six experts that drop nothing; experts' numbers do not divide evenly by any rank."""
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
     return Experiment(
         model=ModelConfig(num_layers=2, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=(True,)),
         experts=ExpertConfig(CLASSES, slots_per_rank=2, capacity_factor=None, aux_loss_coefficient=1e-2),
         topology=Topology(1, 1, 8),
-        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
         compute_dtype="float64",
         num_steps=LAST,
@@ -53,11 +40,6 @@ def experiment(tmp_path_factory):
         eval_every=0,
         checkpoint=CheckpointConfig(every=SAVED, num_kept=5),
     )
-
-
-def run(experiment, run_dir, **options):
-    train(experiment, TrainOptions(run_dir, "the same", **{"prepare": "none"} | options))
-    return read_run(run_dir)
 
 
 def on(experiment, pipelines, stages, ranks, slots=None):

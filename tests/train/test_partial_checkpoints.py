@@ -13,7 +13,6 @@ from swift.checkpoint import CheckpointConfig, begin_snapshot, checkpoint_steps,
 from swift.checkpoint.partial.expert_units import by_name
 from swift.checkpoint.storage import writer
 from swift.checkpoint.storage.inspection import coverage
-from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
@@ -24,6 +23,7 @@ from swift.tools.report.sections.coverage import coverage_of
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 from swift.train.checkpoints.saved_state import split_of
+from tests.train.runs import run
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -32,26 +32,18 @@ TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
+def experiment(corpus):
     return Experiment(
         model=TINY,
         experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=3),
         topology=Topology(num_expert_ranks=2),
-        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        data=corpus,
         optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
         num_steps=20,
         sequences_per_microbatch=4,
         eval_every=0,
         checkpoint=CheckpointConfig(every=2, num_kept=3, experts_per_layer=1),
     )
-
-
-def run(experiment, run_dir, **options):
-    return train(experiment, TrainOptions(run_dir, "Experiment.num_steps = 20\n", prepare="none", **options))
 
 
 def state_of(experiment, run_dir, step):
@@ -313,7 +305,7 @@ def test_after_the_last_iteration_only_the_end_is_left_to_be_written(experiment,
         run(experiment, again, resume=True)
     assert read_run(again).summary is None
     full_disk.clear()
-    assert run(experiment, again, resume=True) == read_run(again).summary
+    assert train(experiment, TrainOptions(again, "", prepare="none", resume=True)) == read_run(again).summary
     assert checkpoint_steps(again / "checkpoints")[-1] == 20
     with pytest.raises(SettingError, match="has nothing left to do"):
         run(experiment, again, resume=True)

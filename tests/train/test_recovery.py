@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, checkpoint_steps
-from swift.data import Batch, DataConfig, TextFiles
+from swift.data import Batch
 from swift.errors import RunError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
@@ -18,17 +18,10 @@ from swift.models import ModelConfig
 from swift.runlog import history_of, read_run, spending_of, stretches_of
 from swift.tools.report.sections.plans import schedule_of
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train import Experiment
+from tests.train.runs import measured, run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def double_precision():
-    """Sets double precision as the command line does: in all threads, those that load a checkpoint included."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
+pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 
 
 TWO_IN_A_STAGE = ("step 1: fail 0:0", "step 20: fail 1:0", "step 35: rejoin 1:0", "step 50: rejoin 0:0")
@@ -39,17 +32,13 @@ LAST_STAGE_FIRST = ("step 2: fail 2:1", "step 20: fail 0:0", "step 35: rejoin 2:
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def experiment(corpus):
     """Three pipelines of two stages, each a layer of experts that drops a third of the tokens."""
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
     return Experiment(
         model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
         experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
         topology=Topology(3, 2, 1),
-        data=DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3),
+        data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
         compute_dtype="float64",
         num_steps=60,
@@ -60,22 +49,8 @@ def experiment(tmp_path_factory):
     )
 
 
-def run(experiment, run_dir, failures=None, **options):
-    """The run's record; what would be compiled ahead is compiled when it is needed, unless told otherwise."""
-    train(experiment, TrainOptions(run_dir, "the same", **{"prepare": "none"} | options), failures)
-    return read_run(run_dir)
-
-
 def values(record, name):
     return np.array([step[name] for step in record.metrics])
-
-
-def measured(record):
-    """The steps without what a clock says."""
-    return [
-        {n: v for n, v in step.items() if n not in ("time", "step_ms", "tokens_per_s", "mfu")}
-        for step in record.metrics
-    ]
 
 
 def of_kind(record, event):

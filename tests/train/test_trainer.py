@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import CheckpointConfig, checkpoint_steps
-from swift.data import DataConfig, TextFiles
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
@@ -21,22 +20,13 @@ from swift.models import ModelConfig
 from swift.pipeline import put_batch, single_worker_step
 from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train import Experiment
 from swift.train.checkpoints import checkpointer
+from tests.train.runs import measured, run
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """A few documents of words that repeat, so that there is something to learn."""
-    directory, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    words = ["swift", "expert", "slot", "rank", "token", "router", "stage", "bubble"]
-    for index in range(20):
-        (directory / f"{index}.txt").write_text(" ".join(random.choice(words, 300)))
-    return DataConfig(TextFiles(str(directory / "*.txt")), validation_share=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -64,32 +54,23 @@ def wild(experiment):
     return replace(experiment, optimizer=optimizer)
 
 
-def run(experiment, run_dir, **options):
-    return train(experiment, TrainOptions(run_dir, "Experiment.num_steps = 40\n", **options))
-
-
-def measured(record):
-    """A step's record without what a clock says."""
-    return {name: value for name, value in record.items() if name not in ("time", "step_ms", "tokens_per_s", "mfu")}
-
-
 @pytest.mark.parametrize(("policy", "stop"), [(Symi(), 20), pytest.param(FlexMoE(3), 17, marks=pytest.mark.slow)])
 def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, policy, stop):
     layout = "coupled" if isinstance(policy, FlexMoE) else "decoupled"
     setup = replace(experiment, placement=policy, optimizer=replace(experiment.optimizer, layout=layout))
     whole = run(setup, tmp_path / "whole")
-    run(setup, tmp_path / "parts", stop_at=stop)
-    assert read_run(tmp_path / "parts").metrics[-1]["step"] == stop
-    assert read_run(tmp_path / "parts").summary is None
+    first = run(setup, tmp_path / "parts", stop_at=stop)
+    assert first.metrics[-1]["step"] == stop
+    assert first.summary is None
     parts = run(setup, tmp_path / "parts", resume=True)
 
-    records = [[measured(r) for r in read_run(tmp_path / name).metrics] for name in ("whole", "parts")]
+    records = [measured(whole), measured(parts)]
     assert len(records[0]) == 40
     assert records[0] == records[1]
-    assert [event["event"] for event in read_run(tmp_path / "parts").events].count("resume") == 1
-    assert {**whole, "name": "", "median_step_ms": 0} == {**parts, "name": "", "median_step_ms": 0}
-    assert whole["validation_loss"] < records[0][0]["loss"] - 1
-    assert whole["steps_to_target"] is not None
+    assert [event["event"] for event in parts.events].count("resume") == 1
+    assert {**whole.summary, "name": "", "median_step_ms": 0} == {**parts.summary, "name": "", "median_step_ms": 0}
+    assert whole.summary["validation_loss"] < records[0][0]["loss"] - 1
+    assert whole.summary["steps_to_target"] is not None
     assert any(a["replicas"] != b["replicas"] for a, b in itertools.pairwise(records[0]))
 
 
@@ -122,8 +103,8 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
 
 @pytest.mark.slow
 def test_bfloat16_learns_too(experiment, tmp_path):
-    summary = run(replace(experiment, compute_dtype="bfloat16", checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
-    assert summary["final_loss"] < 4
+    record = run(replace(experiment, compute_dtype="bfloat16", checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
+    assert record.summary["final_loss"] < 4
     slots = replace(experiment, compute_dtype="bfloat16").step_spec()
     state = slots.init(jax.random.key(0))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.slots)} == {"bfloat16"}
@@ -150,17 +131,14 @@ class Signalled:
 )
 def test_a_signal_keeps_the_last_iteration_which_the_run_goes_on_from(experiment, tmp_path, number, every):
     setup = replace(experiment, checkpoint=CheckpointConfig(every=every), eval_every=0)
-    options = TrainOptions(tmp_path / "run", "Experiment.num_steps = 40\n")
     with pytest.raises(KeyboardInterrupt):
-        train(setup, options, Signalled(8, number))
+        run(setup, tmp_path / "run", Signalled(8, number))
     assert checkpoint_steps(tmp_path / "run" / "checkpoints")[-1] == 8
     record = read_run(tmp_path / "run")
     assert (record.events[-1]["event"], record.events[-1]["step"]) == ("interrupt", 8)
     assert [event["experts"] for event in record.events if event["event"] == "checkpoint"][-1] == "all"
-    run(setup, tmp_path / "run", resume=True, stop_at=12)
-    run(setup, tmp_path / "whole", stop_at=12)
-    records = [[measured(one) for one in read_run(tmp_path / name).metrics] for name in ("run", "whole")]
-    assert records[0] == records[1]
+    resumed = run(setup, tmp_path / "run", resume=True, stop_at=12)
+    assert measured(resumed) == measured(run(setup, tmp_path / "whole", stop_at=12))
 
 
 def test_numbers_that_are_not_finite_take_no_older_checkpoints_place(experiment, tmp_path, monkeypatch):
@@ -179,7 +157,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experi
         run(wild, tmp_path / "run", resume=True)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [20]
     assert read_run(tmp_path / "run").events[-1]["event"] == "not_finite"
-    assert run(experiment, tmp_path / "run", resume=True)["final_loss"] < 4
+    assert run(experiment, tmp_path / "run", resume=True).summary["final_loss"] < 4
 
 
 @dataclass(frozen=True)
@@ -222,8 +200,7 @@ def test_parameters_that_give_no_finite_loss_are_not_saved(wild, tmp_path):
 
 
 def test_record_of_a_step(experiment, tmp_path):
-    run(replace(experiment, checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
-    for record in read_run(tmp_path / "run").metrics:
+    for record in run(replace(experiment, checkpoint=CheckpointConfig(every=0)), tmp_path / "run").metrics:
         assert record["tokens"] == 8 * 16
         assert record["tokens_routed"] == np.sum(record["popularity"]) == record["tokens"]
         assert record["tokens_dropped"] == np.sum(record["dropped"])
@@ -250,5 +227,6 @@ def test_profiler_trace_on_demand(experiment, tmp_path):
 def test_a_model_without_experts_trains_and_resumes(experiment, tmp_path):
     dense = replace(experiment, model=replace(TINY, moe_pattern=(False,)), num_steps=8)
     run(dense, tmp_path / "run", stop_at=4)
-    assert run(dense, tmp_path / "run", resume=True)["final_loss"] < 6
-    assert read_run(tmp_path / "run").metrics[-1]["tokens_routed"] == 0
+    resumed = run(dense, tmp_path / "run", resume=True)
+    assert resumed.summary["final_loss"] < 6
+    assert resumed.metrics[-1]["tokens_routed"] == 0

@@ -4,7 +4,6 @@ One directory for each array, uncompressed and not merged (no OCDBT), so that fi
 array by array, and a file has exactly the bytes of its array.
 """
 
-import errno
 import json
 import logging
 import math
@@ -17,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from orbax.checkpoint import v1 as ocp
+
+from swift.files import check_room
 
 _ARRAYS = "state"
 _CODE = re.compile(r"os_error_code='(\d+)'")
@@ -33,7 +34,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         OSError: a file could not be written, or there is no room for all of them.
         ValueError: the same, where Orbax does not report the system's error.
     """
-    _check_room(path.parent, sum(array.nbytes for array in arrays.values()))
+    check_room(path.parent, sum(array.nbytes for array in arrays.values()))
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False  # snapshots never change, and there may be no room for two
     context.array.saving.use_ocdbt = False
@@ -48,14 +49,6 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             if code is None:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-
-
-def _check_room(directory: Path, num_bytes: int) -> None:
-    """Raises OSError where a file system has no room, before it is full for all other users."""
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    if found.f_blocks and free < num_bytes:  # some network file systems report no size
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {num_bytes} bytes are needed, {free} are free")
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:

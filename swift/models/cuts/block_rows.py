@@ -6,6 +6,7 @@ many rows as the one with the most blocks of that kind, and the rows that one do
 P stages or workers, B blocks of the one that has most.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,7 +15,7 @@ import numpy as np
 PADDING = -1
 
 
-class BlockRows:
+class BlockRows(ABC):
     """The rows of whatever has blocks: of the stages of a ``Cut``, or of the workers of ``Chunks``.
 
     Attributes:
@@ -24,10 +25,10 @@ class BlockRows:
 
     moe_layers: tuple[bool, ...]
 
-    @cached_property
+    @property
+    @abstractmethod
     def blocks(self) -> tuple[tuple[int, ...], ...]:
         """See the class."""
-        raise NotImplementedError
 
     @cached_property
     def stages(self) -> tuple[tuple[bool, ...], ...]:

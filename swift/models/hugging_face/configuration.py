@@ -195,7 +195,7 @@ def _rope(read: _Reader) -> dict[str, Any]:
         raise SettingError("DIR", read.path, f"has rope_scaling = {rope!r}, which is not an object")
     own = _Reader(cast(Mapping[str, Any], rope), read.path)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _ROPE_KINDS:
+    if not isinstance(kind, str) or kind not in _ROPE_KINDS:
         raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(_ROPE_KINDS)}")
     settings = {"rope_theta": own.number("rope_theta", read.number("rope_theta"))}
     if kind == "default":

@@ -7,6 +7,8 @@ ours.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from swift.models.gpt import GPT
 from swift.models.hugging_face.families import Family
 
@@ -30,9 +32,21 @@ class TensorPlace(NamedTuple):
     """First column of a matrix of ours that the tensor fills."""
 
     @property
+    def parameter(self) -> str:
+        """Name of the parameter in a model directory, such as ``attention.0.qkv.kernel``."""
+        return f"{self.group}.{self.row}.{self.leaf}"
+
+    @property
     def is_matrix(self) -> bool:
         """Whether it is transposed in ours."""
         return len(self.shape) == 2 and self.leaf != "token_VD"
+
+    def part_of(self, parameter: np.ndarray) -> np.ndarray:
+        """A view of the part of the parameter that the tensor is, in the tensor's shape."""
+        own = parameter if self.expert is None else parameter[self.expert]
+        if not self.is_matrix:
+            return own
+        return own[:, self.first : self.first + self.shape[0]].T
 
 
 def tensor_places(family: Family, gpt: GPT) -> Iterator[TensorPlace]:

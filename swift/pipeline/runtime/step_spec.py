@@ -153,7 +153,7 @@ class StepSpec:
     @property
     def sums_need_all(self) -> bool:
         """Whether all workers take part in a sum over some of them."""
-        return any(peer_sum.in_rounds for peer_sum in self.rounds.sums)
+        return any(peer_sum.is_tree for peer_sum in self.rounds.sums)
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage, which a checkpoint's state is on."""

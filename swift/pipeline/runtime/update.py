@@ -87,7 +87,7 @@ def reduce_gradients(
         with jax.named_scope(f"{scopes.COLLECT}/{name}"):
             mine = used(spec, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
         with jax.named_scope(f"{scopes.PEERS}/{name}"):
-            if peer_sum.in_rounds:
+            if peer_sum.is_tree:
                 return peer_sum(mine) / divisor
             return used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
 

@@ -6,7 +6,15 @@ and what a new run begins with.
 
 from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.fork import ModelPlan, ModelSource, WeightSource
-from swift.train.checkpoints.model_directory import check_new, is_model, load_exported, pure, write_model
+from swift.train.checkpoints.model_directory import (
+    check_new,
+    is_model,
+    load_exported,
+    load_wide,
+    new_model,
+    pure,
+    write_model,
+)
 from swift.train.checkpoints.rescue import keep_elsewhere, take_back
 from swift.train.checkpoints.saved_state import (
     check_savable,
@@ -34,6 +42,8 @@ __all__ = [
     "ledger_for",
     "load_exported",
     "load_state",
+    "load_wide",
+    "new_model",
     "pure",
     "put_state",
     "split_of",

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from swift.checkpoint import RestorePlan, load_metadata, plan_restore
@@ -14,11 +13,23 @@ from swift.errors import SettingError, renamed_settings
 from swift.experts import ExpertConfig
 from swift.mesh import storage_mesh
 from swift.models import ModelConfig
-from swift.train.checkpoints.model_directory import load_exported
+from swift.train.checkpoints.model_directory import load_wide
 from swift.train.checkpoints.saved_state import load_state
 from swift.train.settings import Experiment
 
 _OPTION = "--init-from"
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model directory that a run begins with; it is verified when it is read."""
+
+    step: int
+    passed_over: tuple[str, ...] = ()
+
+
+WeightPlan: TypeAlias = RestorePlan | ModelPlan
+"""The weights that a run begins with: a checkpoint's, or those of a model directory."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class WeightSource:
     run_dir: Path
     experiment: Experiment
 
-    def plan(self, experiment: Experiment) -> "RestorePlan | ModelPlan":
+    def plan(self, experiment: Experiment) -> WeightPlan:
         """Finds the newest intact checkpoint, and verifies it.
 
         Args:
@@ -53,7 +64,7 @@ class WeightSource:
                 allowed = f"is of another model: its {name} is {theirs}, and here it is {ours}"
                 raise SettingError(_OPTION, str(self.run_dir), allowed)
 
-    def parameters(self, plan: "RestorePlan | ModelPlan") -> dict[str, Any]:
+    def parameters(self, plan: WeightPlan) -> dict[str, Any]:
         """Loads the weights of a plan, to the host: ``[row, class, size]`` by group, see ``StepSpec.adopt``."""
         assert isinstance(plan, RestorePlan)
         theirs = self.experiment.step_spec(storage_mesh(self.experiment.topology))
@@ -61,7 +72,7 @@ class WeightSource:
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
         return jax.tree.map(np.asarray, theirs.stored.whole_classes(state))
 
-    def facts(self, plan: "RestorePlan | ModelPlan") -> dict[str, Any]:
+    def facts(self, plan: WeightPlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
         assert isinstance(plan, RestorePlan)
         oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
@@ -71,14 +82,6 @@ class WeightSource:
             "oldest_expert": oldest,
             "passed_over": list(plan.passed_over),
         }
-
-
-@dataclass(frozen=True)
-class ModelPlan:
-    """A model directory that a run begins with; it is verified when it is read."""
-
-    step: int
-    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,14 @@ class ModelSource(WeightSource):
             raise SettingError(_OPTION, str(self.run_dir), allowed)
         return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
 
-    def parameters(self, plan: RestorePlan | ModelPlan) -> dict[str, Any]:
+    def parameters(self, plan: WeightPlan) -> dict[str, Any]:
         """Loads the weights, to the host: ``[row, class, size]`` by group, in the type of master weights."""
         del plan
         with renamed_settings({"MODEL": _OPTION}):
-            gpt, weights = load_exported(self.experiment, self.run_dir)
-        wide = jnp.promote_types(self.experiment.compute_dtype, jnp.float32)
-        return jax.tree.map(lambda leaf: np.asarray(leaf.astype(wide)), gpt.pack(weights))
+            gpt, weights = load_wide(self.experiment, self.run_dir)
+        return jax.tree.map(np.asarray, gpt.pack(weights))
 
-    def facts(self, plan: RestorePlan | ModelPlan) -> dict[str, Any]:
+    def facts(self, plan: WeightPlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
         return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": plan.step, "passed_over": []}
 

@@ -1,36 +1,66 @@
 """Model directories: the parameters of a model as plain arrays for one device, without a run's other state."""
 
-import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from swift.checkpoint import MANIFEST, load_arrays, load_metadata, save_arrays, stored_types
 from swift.errors import RunError, SettingError, first_line
+from swift.files import new_directory
 from swift.models import GPT, Weights
+from swift.train.interrupt import Interrupt
 from swift.train.settings import Experiment
 
 
-def write_model(out: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
-    """Writes weights as one array per parameter.
+@contextmanager
+def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
+    """Makes the directory of a model, of which an error or a signal leaves nothing.
 
     Args:
         out: directory to make.
+
+    Yields:
+        (directory to write to, which is renamed once it is whole; handler of signals, to be asked between arrays).
+
+    Raises:
+        RunError: it cannot be written.
+        KeyboardInterrupt: a signal has come.
+    """
+    try:
+        with Interrupt(answer=_say_stopping).hold() as interrupt, new_directory(out.absolute()) as made:
+            yield made, interrupt
+            interrupt.check()
+    except SettingError:
+        raise
+    except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{out}: the model cannot be written: {why}") from error
+
+
+def _say_stopping() -> None:
+    print("swift: stopping; what is written will be removed; a second Ctrl-C ends at once", file=sys.stderr)
+
+
+def write_model(made: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
+    """Writes weights as one array per parameter.
+
+    Args:
+        made: directory of ``new_model``.
         gpt: architecture.
         arrays: parameters by group, row and name.
         step: iteration that they are of.
 
     Raises:
-        RunError: they cannot be written; nothing is left of them.
+        OSError, ValueError: they cannot be written.
     """
-    try:
-        save_arrays(out, arrays, {"step": step, "model": _shape(gpt)})
-    except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
-        shutil.rmtree(out, ignore_errors=True)
-        raise RunError(f"{out}: the model cannot be written: {first_line(error)}") from error
+    save_arrays(made, arrays, {"step": step, "model": _shape(gpt)})
 
 
 def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
@@ -52,7 +82,7 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
         raise SettingError(
             "MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}"
         )
-    weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
+    weights = gpt.weight_shapes
     types = stored_types(path, "MODEL")
     # With a device given, since Orbax would warn that it looks up where the arrays were.
     device = SingleDeviceSharding(jax.devices()[0])
@@ -64,6 +94,13 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     abstract = jax.tree_util.tree_map_with_path(stored, pure(weights))
     arrays = load_arrays(path, abstract, "MODEL")
     return gpt, jax.tree.unflatten(jax.tree.structure(weights), jax.tree.leaves(arrays))
+
+
+def load_wide(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
+    """Reads a model directory as ``load_exported`` does, and widens the weights to the type of master weights."""
+    gpt, weights = load_exported(experiment, path)
+    wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
+    return gpt, jax.tree.map(lambda leaf: leaf.astype(wide), weights)
 
 
 def is_model(path: Path) -> bool:

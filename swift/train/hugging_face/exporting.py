@@ -3,36 +3,41 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from swift.checkpoint import by_name
 from swift.data import TokenizerFile
-from swift.errors import RunError, SettingError
-from swift.files import new_directory
+from swift.errors import SettingError
+from swift.files import check_room
 from swift.models import GPT, Weights
 from swift.models.hugging_face import FAMILIES, Decoder, TensorPlace, read_decoder, tensor_places, write_decoder
-from swift.train.checkpoints import check_new
+from swift.train.checkpoints import check_new, new_model, pure
 from swift.train.hugging_face.importing import CONFIG, TOKENIZER
-from swift.train.hugging_face.parameters import ParameterName, parameters, part_of
-from swift.train.hugging_face.tensor_files import require_room, write_tensors
+from swift.train.hugging_face.tensor_files import write_tensors
+from swift.train.interrupt import Interrupt
 from swift.train.settings import Experiment
 
 BYTES_OF_A_FILE = 5 * 10**9
 
 
 def export_hugging_face(
-    experiment: Experiment, gpt: GPT, weights: Weights, out: Path, dtype: str | None, most: int = BYTES_OF_A_FILE
+    experiment: Experiment,
+    load: Callable[[], tuple[GPT, Weights]],
+    out: Path,
+    dtype: str | None,
+    most: int = BYTES_OF_A_FILE,
 ) -> None:
     """Writes a directory that ``transformers`` loads.
 
     Args:
         experiment: settings of the model.
-        gpt: architecture.
-        weights: parameters of the whole model.
+        load: function that reads (architecture, parameters of the whole model), once it is known that there is an
+            architecture of the hub for them, and that ``out`` can be made.
         out: directory to make.
         dtype: type of the tensors; None: the type that each parameter has.
         most: bytes of a file of tensors, unless a single tensor is larger.
@@ -40,27 +45,25 @@ def export_hugging_face(
     Raises:
         SettingError: no architecture of the hub is that of the model.
         RunError: it cannot be written; nothing is left of it.
+        KeyboardInterrupt: a signal has come; the same.
     """
     check_new(out)
     decoder = decoder_of(experiment)
-    arrays = {name: np.asarray(leaf) for name, leaf in parameters(weights)}
+    gpt, weights = load()
+    arrays = {name: np.asarray(leaf) for name, leaf in by_name(pure(weights)).items()}
     places = list(tensor_places(decoder.family, gpt))
-    types = [np.dtype(dtype or arrays[_name(place)].dtype) for place in places]
+    types = [np.dtype(dtype or arrays[place.parameter].dtype) for place in places]
     sizes = [int(np.prod(place.shape)) * kind.itemsize for place, kind in zip(places, types, strict=True)]
-    tensors = _tensors(arrays, places, types)
     config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
     tokenizer = experiment.data.tokenizer
     if isinstance(tokenizer, TokenizerFile):
         config["eos_token_id"] = tokenizer.separator
-    try:
-        require_room(out.absolute().parent, sum(sizes))
-        with new_directory(out.absolute()) as made:
-            write_tensors(made, tensors, sizes, most)
-            (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-            if isinstance(tokenizer, TokenizerFile):
-                shutil.copyfile(tokenizer.path, made / TOKENIZER)
-    except OSError as error:
-        raise RunError(f"{out}: the model cannot be written: {error.strerror}") from error
+    with new_model(out) as (made, interrupt):
+        check_room(made, sum(sizes))
+        write_tensors(made, _tensors(arrays, places, types, interrupt), sizes, most)
+        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if isinstance(tokenizer, TokenizerFile):
+            shutil.copyfile(tokenizer.path, made / TOKENIZER)
 
 
 def decoder_of(experiment: Experiment) -> Decoder:
@@ -102,11 +105,8 @@ def _said(decoder: Decoder) -> Any:
 
 
 def _tensors(
-    arrays: dict[ParameterName, np.ndarray], places: list[TensorPlace], types: list[np.dtype]
+    arrays: Mapping[str, np.ndarray], places: Sequence[TensorPlace], types: Sequence[np.dtype], interrupt: Interrupt
 ) -> Iterator[tuple[str, np.ndarray]]:
     for place, kind in zip(places, types, strict=True):
-        yield place.name, np.ascontiguousarray(part_of(arrays[_name(place)], place), dtype=kind)
-
-
-def _name(place: TensorPlace) -> ParameterName:
-    return place.group, place.row, place.leaf
+        interrupt.check()
+        yield place.name, np.ascontiguousarray(place.part_of(arrays[place.parameter]), dtype=kind)

@@ -1,22 +1,23 @@
 """A directory of the Hugging Face hub as a model directory: the same parameters under our names, in their own type."""
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from swift.data import DataConfig, TokenizerFile, read_regular
-from swift.errors import RunError, SettingError
+from swift.checkpoint import by_name
+from swift.data import DataConfig, TokenizerFile
+from swift.errors import SettingError
 from swift.experts import ExpertConfig
-from swift.files import new_directory, replace_file
+from swift.files import replace_file
 from swift.models import GPT
 from swift.models.hugging_face import Decoder, TensorPlace, read_decoder, tensor_places
-from swift.train.checkpoints import check_new, write_model
-from swift.train.hugging_face.parameters import ParameterName, nested, parameter_shapes, part_of
-from swift.train.hugging_face.tensor_files import TensorFiles, require_room
+from swift.train.checkpoints import check_new, new_model, pure, write_model
+from swift.train.hugging_face.tensor_files import TensorFiles, read_object
+from swift.train.interrupt import Interrupt
 from swift.train.settings import GIN_NAME, Experiment, config_text, write_config
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -35,9 +36,10 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     Raises:
         SettingError: the directory is of an unknown architecture, a file is missing or cut, or sizes do not agree.
         RunError: the model cannot be written; nothing is left of it.
+        KeyboardInterrupt: a signal has come; the same.
     """
     check_new(out)
-    config = _read_json(directory / CONFIG)
+    config = read_object(directory / CONFIG)
     decoder = read_decoder(config, str(directory / CONFIG))
     files = TensorFiles.of(directory)
     gpt = GPT(decoder.model, decoder.vocab_size, decoder.num_experts)
@@ -52,15 +54,11 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
         experiment = experiment_of(decoder, TokenizerFile(str(out.resolve() / TOKENIZER), end_of_document))
     except SettingError as error:
         raise SettingError("DIR", str(directory / CONFIG), f"has sizes that do not fit: {error}") from error
-    try:
-        require_room(out.absolute().parent, sum(files.num_bytes.values()))
-        with new_directory(out.absolute()) as made:
-            write_model(made, gpt, nested(_arrays(files, gpt, places)), step=0)
-            shutil.copyfile(directory / TOKENIZER, made / TOKENIZER)
-            replace_file(made / GIN_NAME, config_text(experiment).encode())
-            write_config(made, experiment)
-    except OSError as error:
-        raise RunError(f"{out}: the model cannot be written: {error.strerror}") from error
+    with new_model(out) as (made, interrupt):
+        write_model(made, gpt, _read_parameters(files, gpt, places, interrupt), step=0)
+        shutil.copyfile(directory / TOKENIZER, made / TOKENIZER)
+        replace_file(made / GIN_NAME, config_text(experiment).encode())
+        write_config(made, experiment)
     return experiment
 
 
@@ -87,46 +85,38 @@ def _check_tensors(files: TensorFiles, places: Sequence[TensorPlace]) -> None:
             raise SettingError("DIR", str(files.directory), allowed)
 
 
-def _arrays(files: TensorFiles, gpt: GPT, places: Sequence[TensorPlace]) -> dict[ParameterName, np.ndarray]:
-    """Our parameters by (group, row, name), in the types of the tensors."""
-    arrays: dict[ParameterName, np.ndarray] = {}
-    shapes = parameter_shapes(gpt)
-    for place, value in zip(places, files.read([place.name for place in places]), strict=True):
-        at = place.group, place.row, place.leaf
-        if at not in arrays:
-            arrays[at] = np.empty(shapes[at], value.dtype)
-        array = arrays[at]
+def _read_parameters(
+    files: TensorFiles, gpt: GPT, places: Sequence[TensorPlace], interrupt: Interrupt
+) -> dict[str, Any]:
+    """Our parameters by group, row and name, in the types of the tensors."""
+    place_of, tree = {place.name: place for place in places}, pure(gpt.weight_shapes)
+    shapes, arrays = by_name(tree), dict[str, np.ndarray]()
+    for tensor, value in files.read():
+        interrupt.check()
+        place = place_of[tensor]
+        name = place.parameter
+        if name not in arrays:
+            arrays[name] = np.empty(shapes[name].shape, value.dtype)
+        array = arrays[name]
         if value.dtype != array.dtype:
-            allowed = f"has {place.name} as {value.dtype} and other parts of the same parameter as {array.dtype}"
+            allowed = f"has {tensor} as {value.dtype} and other parts of the same parameter as {array.dtype}"
             raise SettingError("DIR", str(files.directory), allowed)
-        part_of(array, place)[...] = value
-    return arrays
+        place.part_of(array)[...] = value
+    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in shapes])
 
 
 def _end_of_document(config: Mapping[str, Any], path: Path) -> str:
     """The token that the model ends a text with."""
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
-    said = _read_json(path)
-    model = said.get("model")
+    said = read_object(path)
+    model, added = said.get("model"), said.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise SettingError("DIR", str(path), f"has added_tokens = {added!r:.40}, which is not a list")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    added = {
-        token.get("id"): token.get("content") for token in said.get("added_tokens") or [] if isinstance(token, dict)
-    }
-    of_model = {number: text for text, number in vocabulary.items()} if isinstance(vocabulary, dict) else {}
-    token = added.get(end, of_model.get(end))
-    if not isinstance(token, str):
-        raise SettingError("DIR", str(path), f"has no token {end!r}, which {CONFIG} names as eos_token_id")
-    return token
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(read_regular(path))
-    except OSError as error:
-        raise SettingError("DIR", str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise SettingError("DIR", str(path), f"is not JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise SettingError("DIR", str(path), "is not a JSON object")
-    return said
+    of_model = vocabulary.items() if isinstance(vocabulary, dict) else ()
+    texts = [token.get("content") for token in added if isinstance(token, dict) and token.get("id") == end]
+    texts += [text for text, number in of_model if number == end]
+    if not texts or not isinstance(texts[0], str):
+        raise SettingError("DIR", str(path), f"has no token {end!r:.40}, which {CONFIG} names as eos_token_id")
+    return texts[0]

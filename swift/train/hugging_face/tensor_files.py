@@ -1,7 +1,6 @@
 """Directories of safetensors files, with an index where there are several."""
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from swift.data import read_regular
 from swift.errors import RunError, SettingError
 from swift.files import sync_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_MOST_INDEX_BYTES = 2**28
 _METADATA = {"format": "pt"}
 """Metadata that ``transformers`` expects of a file; types and order are those of its tensors."""
 
@@ -26,13 +25,11 @@ class TensorFiles:
         directory: the directory.
         file_of: name of the file that holds each tensor.
         shapes: shape of each tensor.
-        num_bytes: size of each file.
     """
 
     directory: Path
     file_of: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
-    num_bytes: Mapping[str, int]
 
     @classmethod
     def of(cls, directory: Path) -> "TensorFiles":
@@ -52,13 +49,14 @@ class TensorFiles:
         for tensor, name in (file_of or {}).items():
             if found.get(tensor) != name:
                 raise SettingError("DIR", str(directory), f"lacks {tensor}, which its index finds in {name}")
-        return cls(directory, found, shapes, {name: (directory / name).stat().st_size for name in set(found.values())})
+        return cls(directory, found, shapes)
 
-    def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
-        """Reads tensors, in the type they are stored in."""
-        for name in names:
-            with _opened(self.directory / self.file_of[name]) as file:
-                yield file.get_tensor(name)
+    def read(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Reads all tensors, file by file, in the type they are stored in."""
+        for name in sorted(set(self.file_of.values())):
+            with _opened(self.directory / name) as file:
+                for tensor in file.keys():  # noqa: SIM118 (not a mapping)
+                    yield tensor, file.get_tensor(tensor)
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sizes: Sequence[int], most: int) -> None:
@@ -89,13 +87,6 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], si
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def require_room(directory: Path, num_bytes: int) -> None:
-    """Raises RunError where a file system has less room than is needed."""
-    free = shutil.disk_usage(directory).free
-    if free < num_bytes:
-        raise RunError(f"{directory}: {num_bytes / 1e9:.1f} GB are needed, and {free / 1e9:.1f} GB are free")
-
-
 def _counts(sizes: Sequence[int], most: int) -> list[int]:
     """Number of tensors of each file."""
     counts, used = [0], 0
@@ -123,15 +114,21 @@ def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:
                 raise RunError(f"{path}: {name} was not written as it is in memory: try again")
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a file of the directory that holds a JSON object; raises SettingError where it does not."""
     try:
-        with path.open("rb") as file:
-            said = json.loads(file.read(_MOST_INDEX_BYTES))
+        said = json.loads(read_regular(path))
     except OSError as error:
         raise SettingError("DIR", str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise SettingError("DIR", str(path), f"is not JSON: {error}") from error
-    weight_map = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(said, dict):
+        raise SettingError("DIR", str(path), "is not a JSON object")
+    return said
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SettingError("DIR", str(path), "has no weight_map")
     for tensor, name in weight_map.items():
