@@ -88,7 +88,7 @@ class PeerSum:
 
 
 def tree_levels(groups: tuple[tuple[int, ...], ...]) -> tuple[Pairs, ...]:
-    """Messages of each level of a tree: upwards they add to the sum in the first row of each group, downwards spread it.
+    """Messages of each level of a tree: upwards they sum to the first row of each group, and downwards they spread it.
 
     Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once. The number of levels is
     the logarithm of the largest group's size.
