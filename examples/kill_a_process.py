@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from swift.runlog import history_of, moments_of, read_run, scalars, spending_of
+from swift.runlog import history_of, incidents_of, read_run, scalars, time_by_cause
 
 SETTINGS = Path(__file__).with_name("pair.gin")
 CHAOS = ("step 100: kill 1:0 once prepared", "step 101: restart 1:0")
@@ -20,10 +20,10 @@ def main() -> None:
 
     run = read_run(run_dir)
     history = history_of(run)
-    for moment in moments_of(run, history):
-        took = "" if moment.took_s is None else f", {moment.took_s:.2f} s"
-        print(f"{moment.seconds:6.1f} s, iteration {moment.step:3}: {moment.kind} of {', '.join(moment.who)}{took}")
-    spent_s = spending_of(run, history) or {}
+    for found in incidents_of(run, history):
+        took = "" if found.took_s is None else f", {found.took_s:.2f} s"
+        print(f"{found.seconds:6.1f} s, iteration {found.step:3}: {found.kind} of {', '.join(found.who)}{took}")
+    spent_s = time_by_cause(run, history) or {}
     print("seconds:", ", ".join(f"{cause} {seconds:.1f}" for cause, seconds in spent_s.items() if seconds))
     print(f"{len(scalars(run, 'loss'))} iterations are recorded, each once")
 

@@ -10,15 +10,15 @@ class Deadlines:
     """The supervisor's time-outs, in seconds.
 
     Attributes:
-        start: from the start of a process until it is ready; at the start of a run, also for the other processes.
-        forming: until all members of a generation have left the previous one, and until all have met.
-        heartbeat: between two signs of life.
-        progress: between two finished iterations, and from meeting to being ready; must leave time to compile.
+        start: from the start of a process until it is ready; at the start of a run, until all processes are.
+        forming: until all members of a generation have left the previous one, and again until all are connected.
+        heartbeat: between two heartbeats of a process.
+        progress: between two finished iterations, and from connecting until ready to train; must leave time to compile.
         saving: from a request to the checkpoint service to save or load until its answer; must leave time for a large
             checkpoint.
         dying: from killing a process until it has exited; after that the run continues without it, see ``Retire``.
         stopping: from Ctrl-C or SIGTERM until the last iteration is saved; anything not saved by then is lost.
-        max_quick_deaths: consecutive deaths of a process that was never live before it is given up.
+        max_quick_deaths: how often in a row a process may die before it is ever live; then it is given up.
     """
 
     start: float = 120.0

@@ -1,4 +1,4 @@
-"""Errors caused by the user rather than by the program; the command line prints each as one line."""
+"""Errors that the command line prints as one line each, their exit codes, and checks of settings."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class SettingError(ValueError):
 
 @contextmanager
 def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
-    """Gives the settings of errors raised inside the names that users write: a lower layer knows only its own fields.
+    """Renames settings in errors raised inside, from the fields of a lower layer to the names that users write.
 
     >>> with renamed_settings({"Loader.seed": "Experiment.seed"}):
     ...     raise SettingError("Loader.seed", -1, "must be at least 0")
@@ -33,7 +33,7 @@ def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
     swift.errors.SettingError: Experiment.seed = -1: must be at least 0
 
     Args:
-        names: name that users write by that of the lower layer.
+        names: maps each field of the lower layer to the name that users write.
     """
     try:
         yield
@@ -44,12 +44,12 @@ def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an exception's text, which may be a page; its class if it has no text."""
+    """Returns the first line of an exception's message, or the name of its class if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def error_line(error: BaseException) -> str:
-    """Formats an exception of code that is not ours in one line.
+    """Formats an exception from code outside this package as one line.
 
     >>> error_line(TypeError("no number\\nmore about it")), error_line(AssertionError())
     ('TypeError: no number', 'AssertionError')

@@ -1,6 +1,6 @@
-"""The record of a run: its directory, written while it trains and read back.
+"""The record of a run: a directory, written while the run trains and read back later.
 
-``analysis`` says what a record comes to: history, incidents, who took part, and where the time went.
+``analysis`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
 """
 
 from swift.runlog.analysis import (
@@ -10,17 +10,17 @@ from swift.runlog.analysis import (
     Presence,
     Stretch,
     history_of,
+    incidents_of,
     measure,
-    moments_of,
     names_in,
     number_in,
     presences_of,
     ratio,
     running_mean,
     scalars,
-    spending_of,
     steps_to_target,
     stretches_of,
+    time_by_cause,
 )
 from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
 from swift.runlog.events import EVENTS
@@ -66,11 +66,11 @@ __all__ = [
     "check_same_run",
     "grouped_scalars",
     "history_of",
+    "incidents_of",
     "is_run",
     "last_beat",
     "lines_from_end",
     "measure",
-    "moments_of",
     "names_in",
     "number_in",
     "parse_object",
@@ -81,10 +81,10 @@ __all__ = [
     "read_run",
     "running_mean",
     "scalars",
-    "spending_of",
     "steps_to_target",
     "stretches_of",
     "sync_record",
     "take",
+    "time_by_cause",
     "writes_checkpoints",
 ]

@@ -1,4 +1,4 @@
-"""Counts by expert class of every iteration: a binary file of rows of one size, beside ``metrics.jsonl``.
+"""Counts by expert class of every iteration: a binary file of equal-sized rows, beside ``metrics.jsonl``.
 
 The file begins with a header of 512 bytes, a JSON object with the layout. A row has the step (uint64), the counts
 (uint32) and a CRC-32 of both, so a torn or damaged row is detected on its own. Rows are in the order of
@@ -43,8 +43,8 @@ class CountsLayout:
 
     @property
     def header(self) -> bytes:
-        """Returns the header of a file."""
-        said = {
+        """The header of a file."""
+        fields = {
             "format": _FORMAT,
             "version": _VERSION,
             "kinds": KINDS,
@@ -52,7 +52,7 @@ class CountsLayout:
             "layers": self.num_layers,
             "classes": self.num_classes,
         }
-        return (json.dumps(said) + "\n").encode().ljust(_HEADER_BYTES)
+        return (json.dumps(fields) + "\n").encode().ljust(_HEADER_BYTES)
 
     @classmethod
     def read(cls, descriptor: int, name: str) -> Self | None:
@@ -65,8 +65,8 @@ class CountsLayout:
         if len(header) < _HEADER_BYTES:
             return None
         try:
-            said = json.loads(header)
-            layout = cls(int(said["layers"]), int(said["classes"]))
+            fields = json.loads(header)
+            layout = cls(int(fields["layers"]), int(fields["classes"]))
         except (ValueError, TypeError, KeyError):
             layout = None
         if layout is None or layout.header != header:
@@ -76,7 +76,7 @@ class CountsLayout:
 
 
 class CountsWriter:
-    """Appends rows to a file, which begins with the first of them."""
+    """Appends rows to a file; the first row of a new file decides its layout."""
 
     def __init__(self, descriptor: int, name: str):
         self._descriptor, self._name = descriptor, name
@@ -86,7 +86,7 @@ class CountsWriter:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Opens a file for writing after its last whole row; a missing file is made."""
+        """Opens a file for writing after its last complete row; a missing file is created."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             return cls(descriptor, str(path))
@@ -95,11 +95,11 @@ class CountsWriter:
             raise
 
     def write(self, step: int, counts_KLE: np.ndarray) -> None:
-        """Appends the counts of a step, later than any before.
+        """Appends the counts of a step, which must be later than those in the file.
 
         Raises:
             SettingError: the file has counts of another shape.
-            OSError: it cannot be written; the next row overwrites what was.
+            OSError: the row cannot be written; the next one overwrites what was written of it.
         """
         layout = CountsLayout(*counts_KLE.shape[1:])
         if self._layout is None:
@@ -114,7 +114,7 @@ class CountsWriter:
         self._append(row.tobytes())
 
     def _append(self, content: bytes) -> None:
-        """Writes at the known end, so that a write that failed half-way shifts nothing."""
+        """Writes after the last complete row, also if an earlier write failed half-way."""
         done = 0
         while done < len(content):
             done += os.pwrite(self._descriptor, content[done:], self._end + done)
@@ -153,7 +153,7 @@ class ClassCounts:
             return None
 
     def blocks(self, begin: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Reads the intact rows from one on, some megabytes at a time.
+        """Reads the intact rows from row ``begin`` on, some megabytes at a time.
 
         Yields:
             (uint64[R], their steps; uint32[R, K, L, E], their counts).
@@ -166,7 +166,7 @@ class ClassCounts:
             yield rows_R["step"][is_sound_R], rows_R["counts"][is_sound_R]
 
     def after(self, step: int, upto: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Reads the intact rows of an interval of steps: (step, uint32[K, L, E])."""
+        """Yields (step, uint32[K, L, E]) for the intact rows after ``step``, up to and including ``upto``."""
         for steps_R, counts_RKLE in self.blocks(self.num_upto(step)):
             for row_step, counts_KLE in zip(steps_R.tolist(), counts_RKLE, strict=True):
                 if row_step > upto:
@@ -186,7 +186,7 @@ class ClassCounts:
         return self._counts(row) if row >= 0 and self._step(row) == step else None
 
     def num_upto(self, step: int) -> int:
-        """Number of rows up to the last intact one of a step or an earlier one, by bisection."""
+        """Counts the rows up to and including the last intact one whose step is at most ``step``, by bisection."""
         found, low, high = 0, 0, self.num_rows
         while low < high:
             middle = (low + high) // 2
@@ -226,7 +226,7 @@ def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
         by_kind: counts of each of ``KINDS``, ``[layers][classes]``.
 
     Raises:
-        SettingError: they are no counts, or not of one shape.
+        SettingError: they are not counts, or not of one shape.
     """
     try:
         counts_KLE = np.asarray(by_kind)
@@ -240,7 +240,7 @@ def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
 
 
 def cut_rows(path: Path, step: int) -> None:
-    """Truncates a file of counts after the last intact row of a step or an earlier one; without one it is removed."""
+    """Truncates a file of counts after the last intact row whose step is at most ``step``; removes it if none is."""
     counts = ClassCounts.open(path)
     if counts is None:
         return

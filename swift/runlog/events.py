@@ -1,6 +1,6 @@
-"""Events of a run, in which a plan is written once and named afterwards.
+"""Events of a run. Each distinct plan is written once, and later events refer to it by its identity.
 
-A plan of many workers has some hundred kilobytes, and a run that fails a thousand times has a few different ones.
+A plan for many workers takes hundreds of kilobytes, and a run with a thousand failures uses only a few different ones.
 """
 
 import json
@@ -15,7 +15,7 @@ EVENTS = "events.jsonl"
 
 
 def with_plan_once(fields: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
-    """Returns the fields of an event to write: a ``plan`` gets a ``plan_id``, and is left out if it was written.
+    """Adds ``plan_id`` to an event that has a ``plan``, and leaves out the plan itself if it was written before.
 
     Args:
         fields: fields of the event.

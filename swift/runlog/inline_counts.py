@@ -1,4 +1,4 @@
-"""Counts by expert class of old runs, which have them in ``metrics.jsonl``, in the form of new runs."""
+"""Counts by expert class that old runs have in ``metrics.jsonl``, converted to the format of new runs."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ from swift.runlog.class_counts import ClassCounts, CountsWriter, counts_array
 
 
 class InlineCounts:
-    """Counts in an unnamed file, which goes with this object and with what it has returned."""
+    """Counts in an unnamed temporary file, which exists as long as this object or the counts that it returns."""
 
     def __init__(self, name: str):
         self._name = name
@@ -19,7 +19,7 @@ class InlineCounts:
         self._writer = CountsWriter(self._descriptor, name)
 
     def add(self, step: int, inline: list[Any]) -> None:
-        """Adds the counts of a step, by kind; raises SettingError if they are no counts of one shape."""
+        """Adds the counts of a step, by kind; raises SettingError if they are not counts of one shape."""
         self._writer.write(step, counts_array(self._name, step, inline))
 
     def finish(self) -> ClassCounts:

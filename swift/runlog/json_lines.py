@@ -1,4 +1,4 @@
-"""Files with a JSON object on each line, which may be too large to read whole."""
+"""Files with a JSON object on each line; they may be too large to read at once."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from swift.errors import SettingError
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """Parses a JSON object; None if the text is none."""
+    """Parses a JSON object; None if the text is anything else."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -19,13 +19,13 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads the objects of a file one after the other, except for a torn line at its end.
+    """Yields the objects of a file one by one, and skips an incomplete line at its end.
 
     Args:
         path: path of the file, which may be missing.
 
     Raises:
-        SettingError: a whole line holds no object.
+        SettingError: a complete line is not a JSON object.
     """
     if not path.exists():
         return
@@ -39,14 +39,14 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, bytes]]:
-    """Reads the whole lines of a file, the last one first.
+    """Yields the complete lines of a file, the last one first.
 
     Args:
         path: path of the file.
         block_bytes: bytes to read at once.
 
     Yields:
-        (end of the line, its line feed included; the line without it).
+        (offset of the byte after the line's line feed; the line without its line feed).
     """
     with path.open("rb") as file:
         start, rest, line_end = file.seek(0, os.SEEK_END), b"", -1
@@ -75,14 +75,14 @@ def step_of(path: Path, line: bytes) -> int:
 
 
 def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> bytes | None:
-    """Truncates a file after the last whole line to keep; only the rest is read.
+    """Truncates a file after the last complete line to keep; lines before that one are not read.
 
     Args:
         path: path of the file, which may be missing.
-        is_kept: whether a line, and so all before it, is kept.
+        is_kept: whether to keep a line, and with it all lines before.
 
     Returns:
-        The last line that is kept; None if there is none.
+        The last line kept; None if there is none.
     """
     if not path.exists():
         return None

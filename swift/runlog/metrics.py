@@ -24,7 +24,7 @@ _NULL = float("inf")
 
 
 class Metrics(Sequence[dict[str, Any]]):
-    """Metrics of a run's steps: a sequence of records, which are made on demand.
+    """The metrics of a run: a sequence with one record per step, each made on demand.
 
     Args:
         columns: columns of numbers.
@@ -42,14 +42,14 @@ class Metrics(Sequence[dict[str, Any]]):
         cls,
         records: Iterable[Mapping[str, Any]],
         name: str = METRICS,
-        more: Callable[[], ClassCounts | None] | None = None,
+        open_counts: Callable[[], ClassCounts | None] | None = None,
     ) -> Self:
-        """Builds the metrics of records in the order of their steps.
+        """Builds metrics from records in the order of their steps.
 
         Args:
-            records: records with ``step`` and, except in old runs, ``time``; those of old runs have the counts, too.
+            records: records with ``step`` and, except in old runs, ``time``; those of old runs also have the counts.
             name: name of the file, for errors.
-            more: function that opens the counts of records without counts; called after the last of them.
+            open_counts: opens the file of counts; called after the last record, and only if no record has counts.
 
         Raises:
             SettingError: a record is damaged.
@@ -58,7 +58,7 @@ class Metrics(Sequence[dict[str, Any]]):
         for record in records:
             columns.add(record)
         counts = columns.counts
-        return cls(columns, more() if counts is None and more else counts, name)
+        return cls(columns, open_counts() if counts is None and open_counts else counts, name)
 
     def scalars(self, name: str) -> np.ndarray:
         """Returns one metric over the steps.
@@ -193,13 +193,13 @@ def read_metrics(path: Path) -> Metrics:
     Raises:
         SettingError: a line is damaged, or the header of the counts is.
     """
-    # In a run in progress a line follows its counts.
+    # A run in progress writes the counts of a step before its metrics, so the counts are opened after the last record.
     records = read_objects(path / METRICS)
     return Metrics.of(records, str(path / METRICS), lambda: ClassCounts.open(path / CLASS_COUNTS))
 
 
 def ranges_of(steps: Sequence[int]) -> list[range]:
-    """Returns ascending steps as ranges.
+    """Groups ascending steps into ranges.
 
     >>> ranges_of([3, 7, 8, 9])
     [range(3, 4), range(7, 10)]
@@ -209,7 +209,7 @@ def ranges_of(steps: Sequence[int]) -> list[range]:
 
 
 def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
-    """Returns ranges of steps as text.
+    """Formats ranges of steps as text, at most ``most`` of them.
 
     >>> ranges_text([range(3, 4), range(7, 10)]), ranges_text([range(1, 2), range(3, 4), range(5, 6)], most=2)
     ('3, 7-9', '1, 3 and 1 more')

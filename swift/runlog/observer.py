@@ -18,10 +18,10 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 class Observer:
-    """Receives what a run records, once it is written; every method may be left as it is.
+    """Receives what a run records, once it is written. Override the methods that you need.
 
-    One that raises is not called again, and the run continues. Calls come one at a time, in the order of the record,
-    and the run waits for them; ``launch`` makes them in a thread of its supervisor.
+    An observer that raises is not called again, and the run continues. Calls come one at a time, in the order of the
+    record, and the run waits for them; ``launch`` makes them in a thread of its supervisor.
     """
 
     def begin(self, run_dir: Path, step: int, config: str) -> None:
@@ -29,7 +29,7 @@ class Observer:
 
         Args:
             run_dir: run directory.
-            step: iterations done; above 0 in a resumed run.
+            step: iterations done so far; above 0 in a resumed run.
             config: operative configuration, one ``Name.setting = value`` a line.
         """
 

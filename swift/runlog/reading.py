@@ -18,13 +18,13 @@ CONFIG, SUMMARY = "config.gin", "summary.json"
 class Run:
     """A run as it was read from its directory.
 
-    Args:
+    Attributes:
         path: run directory.
-        name: name of the run in ``summary.json``, or else of the directory.
+        name: name of the run in ``summary.json``, or else that of the directory.
         config_text: operative configuration, gin.
         metrics: one record per step, by step.
         events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
-        summary: object written at the end of the run; None before.
+        summary: content of ``summary.json``, which is written when the run ends; None before.
     """
 
     path: Path
@@ -43,8 +43,8 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
         setting: name of the argument that gave it, for errors.
 
     Raises:
-        SettingError: the directory holds no run, or a file in it is damaged. A torn last line is no damage, but left
-            out: the run died while it wrote that line, or still writes it.
+        SettingError: the directory holds no run, or a file in it is damaged. An incomplete last line is not damage and
+            is skipped: the run died while it wrote that line, or is still writing it.
     """
     path = Path(path)
     config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
@@ -53,7 +53,7 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run; one that was interrupted before it began may have left its lease alone."""
+    """Whether a directory holds a run; it does not if all that an early interrupt has left there is a lease."""
     return (path / CONFIG).is_file()
 
 
@@ -64,7 +64,7 @@ def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
 
 
 def check_new_run(path: Path) -> None:
-    """Raises SettingError if a directory holds a run already, or cannot be made or written to."""
+    """Raises SettingError if a directory already holds a run, or cannot be created or written to."""
     present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not present.is_dir() or not os.access(present, os.W_OK):
         raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")
@@ -75,16 +75,17 @@ def check_new_run(path: Path) -> None:
 def check_same_run(
     path: Path, config_text: str, may_change: Collection[str] = (), may_lack: Collection[str] = ()
 ) -> None:
-    """Checks that a directory holds the run of a configuration; its record is not read.
+    """Checks that a directory holds a run with the given configuration; the record itself is not read.
 
     Args:
         path: run directory.
-        config_text: operative configuration of the run that continues.
+        config_text: operative configuration with which the run is to continue.
         may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
-        may_lack: settings that the run's configuration may lack, since they are newer than it and have their defaults.
+        may_lack: settings that may be absent from the run's configuration, because they are newer than the run and
+            have their default value.
 
     Raises:
-        SettingError: the directory holds no run, or one of another configuration.
+        SettingError: the directory holds no run, or one with another configuration.
     """
     for name, (before, now) in changed_settings(path, config_text).items():
         if name not in may_change and not (before is None and name in may_lack):
@@ -94,10 +95,11 @@ def check_same_run(
 
 
 def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None, str | None]]:
-    """Compares a configuration with that of a run.
+    """Compares a run's configuration with another one.
 
     Returns:
-        The statements of both by the setting that differs; None where one has no such setting.
+        For each setting that differs, its statement in the run's configuration and in the other; None where it is
+        absent.
 
     Raises:
         SettingError: the directory holds no run.

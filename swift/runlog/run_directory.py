@@ -25,10 +25,10 @@ from swift.runlog.truncation import truncate_record
 
 
 class RunDirectory:
-    """A run's directory, open for writing; made by :meth:`create` or :meth:`resume`, and a context manager.
+    """A run's directory, open for writing, from :meth:`create` or :meth:`resume`; a context manager.
 
     Attributes:
-        check: called before anything is written; raises if another process has taken the directory, see ``Lease``.
+        check: called before each write; raises if another process has taken the directory, see ``Lease``.
     """
 
     check: Callable[..., None] = staticmethod(lambda **_: None)
@@ -49,7 +49,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, config_text: str, observers: Sequence[Observer] = ()) -> Self:
-        """Starts a run in a directory that holds none; a missing directory is made.
+        """Starts a run in a directory that holds none; a missing directory is created.
 
         Args:
             path: run directory.
@@ -57,7 +57,7 @@ class RunDirectory:
             observers: observers of the run besides TensorBoard.
 
         Raises:
-            SettingError: the directory holds a run already, or cannot be made. Nothing was written.
+            SettingError: the directory already holds a run, or cannot be created. Nothing was written.
         """
         path = Path(path)
         check_new_run(path)
@@ -87,8 +87,8 @@ class RunDirectory:
 
         Args:
             path: run directory.
-            config_text: operative configuration of the run that continues.
-            step: last step that is done, which the checkpoint holds.
+            config_text: operative configuration with which the run continues.
+            step: last step to keep, that of the checkpoint.
             may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
             may_lack: settings that the run's configuration may lack, see ``check_same_run``.
             observers: observers of the run besides TensorBoard.
@@ -98,7 +98,7 @@ class RunDirectory:
         """
         path = Path(path)
         check_same_run(path, config_text, may_change, may_lack)
-        with _written():
+        with _write_errors():
             truncate_record(path, step)
             replace_file(path / CONFIG, config_text.encode())
             (path / SUMMARY).unlink(missing_ok=True)
@@ -106,22 +106,22 @@ class RunDirectory:
 
     @property
     def checkpoints_path(self) -> Path:
-        """Directory of the run's checkpoints, made with the first one."""
+        """Directory of the run's checkpoints, created with the first one."""
         return self.path / "checkpoints"
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
-        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC); numbers go to TensorBoard, too.
+        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC).
 
         Args:
             metrics: ``step`` (from 1, rising from call to call) and its measurements. numpy scalars and
                 arrays are accepted; a number that is not finite is written as null. Counts by expert class, see
-                ``swift.runlog.class_counts``, go to a file of their own, which never lags behind the metrics.
+                ``swift.runlog.class_counts``, go to a file of their own, which is written before the metrics.
         """
         self.check()
         scalars = {name: value for name, value in metrics.items() if name not in KINDS}
         record = _plain({"step": metrics["step"], "time": _now()} | scalars)
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
-        with _written():
+        with _write_errors():
             if any(len(metrics.get(kind, ())) for kind in KINDS):
                 counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
                 self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)
@@ -136,12 +136,12 @@ class RunDirectory:
 
         Args:
             event: name of the event, such as ``failure`` or ``checkpoint``.
-            step: last step that was done by then.
+            step: last step done before the event.
             **fields: further fields, as in :meth:`log_step`. A ``plan`` is written once.
         """
         self.check()
         fields = with_plan_once(fields, self._plans_written)
-        with _written():
+        with _write_errors():
             record = {"time": _now(), "event": event, "step": step} | fields
             self._events.write(_line(record))
             self._events.flush()
@@ -150,13 +150,13 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes ``summary.json``: the run has ended."""
         self.check()
-        with _written():
+        with _write_errors():
             replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
-        """Closes all files; a second call does nothing. Errors of writing were raised before."""
+        """Closes all files; a second call does nothing."""
         for file in (self._metrics, self._counts, self._events):
-            with suppress(OSError):
+            with suppress(OSError):  # every line was flushed when it was written
                 if file is not None:
                     file.close()
         self._tell_all("end")
@@ -187,8 +187,8 @@ class RunDirectory:
 
 
 @contextmanager
-def _written() -> Iterator[None]:
-    """Turns an error of writing in the block into RunError."""
+def _write_errors() -> Iterator[None]:
+    """Turns an OSError in the block into RunError."""
     try:
         yield
     except OSError as error:
@@ -197,9 +197,9 @@ def _written() -> Iterator[None]:
 
 
 def sync_record(path: Path) -> None:
-    """Waits until the record of a run is on the disk, whichever process has written it.
+    """Flushes the record of a run to disk, whichever process has written it.
 
-    A checkpoint that counts iterations is saved after that: a power failure must not take their record away.
+    Comes before each checkpoint: after a power failure, the record has every iteration that a checkpoint includes.
 
     Args:
         path: run directory.

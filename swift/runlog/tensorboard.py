@@ -19,7 +19,7 @@ def open_board(path: Path, last_step: int) -> Any:
 
     Args:
         path: directory of the files; made if it is missing.
-        last_step: last iteration that counts: TensorBoard ignores what was written of later ones.
+        last_step: last iteration to keep; TensorBoard ignores what was written earlier about later ones.
     """
     path.mkdir(exist_ok=True)
     return SummaryWriter(f"{_SCHEME}:{path}", purge_step=last_step + 1, flush_secs=_FLUSH_S)
@@ -46,8 +46,8 @@ class TensorBoard(Observer):
 class _LenientFile:
     """A file that drops everything after its first error.
 
-    tensorboardX writes in a thread of its own, which would die of an error; logging would then block for ever, since
-    its queue has room for ten values.
+    tensorboardX writes in a thread of its own, which an error would end; logging would then block forever, since the
+    thread's queue has room for only ten values.
     """
 
     def __init__(self, path: str):

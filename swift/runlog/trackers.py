@@ -1,6 +1,6 @@
-"""Trackers of experiments as observers: Weights & Biases and MLflow, each an extra of this package.
+"""Experiment trackers as observers: Weights & Biases and MLflow, each an extra of this package.
 
-Where they send a run, and as whom, is set by their own environment variables and files.
+Server, account and project come from the trackers' own environment variables and files.
 """
 
 import importlib
@@ -16,9 +16,9 @@ from swift.files import replace_file
 from swift.runlog.observer import Observer, grouped_scalars
 
 _AXIS = "train/step"
-"""Name under which W&B has the iteration."""
+"""Metric that holds the iteration, the x-axis in W&B."""
 _DEFAULT_EXPERIMENT = "0"
-"""MLflow's experiment of runs that name none."""
+"""MLflow's experiment for runs that name none."""
 
 
 class WandB(Observer):
@@ -42,7 +42,7 @@ class WandB(Observer):
             dir=str(run_dir),
             config=_pairs(config),
         )
-        # W&B drops rows below its own step, such as the iterations that a resumed run trains again: an axis of ours.
+        # W&B drops rows below its own step, such as iterations that a resumed run repeats; so metrics get an own axis.
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS)
 
@@ -88,9 +88,9 @@ class MLflow(Observer):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def _experiment_id(self) -> str:
-        """Returns the experiment that MLflow's variables name; like ``mlflow.start_run``, makes one of a new name.
+        """Returns the experiment that MLflow's environment variables name, which the client does not read by itself.
 
-        The client that is used here does not read them. ``mlflow.set_experiment`` sets the first.
+        Like ``mlflow.start_run``, creates an experiment whose name is new.
         """
         chosen, name = (os.environ.get(f"MLFLOW_EXPERIMENT_{what}") for what in ("ID", "NAME"))
         if chosen or not name:
@@ -115,7 +115,7 @@ def _package(name: str) -> Any:
 
 
 def _known_id(path: Path) -> str:
-    """Returns the name by which a tracker knows the run of a directory, and keeps it there."""
+    """Returns the id under which a tracker knows a run; the first call draws one and writes it to ``path``."""
     if not path.exists():
         replace_file(path, uuid4().hex.encode())
     return path.read_text()

@@ -13,9 +13,9 @@ from swift.runlog.metrics import METRICS
 
 
 def truncate_record(path: Path, step: int) -> None:
-    """Truncates the metrics after a step, and a torn end of any file; only what is removed is read.
+    """Truncates the metrics after a step, and any file after its last complete line; reads only what it removes.
 
-    An old run, which has the counts by expert class in its metrics, gets a file of counts first.
+    An old run, which has the counts by expert class in its metrics, first gets a file of counts.
 
     Args:
         path: run directory.
@@ -40,7 +40,10 @@ def _is_old(metrics: Path) -> bool:
 
 
 def _move_counts(path: Path, step: int) -> None:
-    """Moves the counts up to a step out of the metrics, which are replaced last: until then the run is an old one."""
+    """Moves the counts up to a step into a file of their own.
+
+    The metrics are replaced last: if interrupted, the run is still an old one, and the next attempt starts over.
+    """
     temporary = {name: path / f".{name}.tmp" for name in (CLASS_COUNTS, METRICS)}
     temporary[CLASS_COUNTS].unlink(missing_ok=True)
     counts = CountsWriter.open(temporary[CLASS_COUNTS])

@@ -65,7 +65,7 @@ def test_a_large_cluster_is_told_by_stages(tell):
     told = tell(*command.split())
     assert "planned by adaptive in" in told.out
     assert "all updates at once" in told.out
-    assert re.search(r"F-stashes \(no limit\): the most of each stage's workers\n  stage 0 ( +2){12}\n", told.out)
+    assert re.search(r"F-stashes \(no limit\): the highest among each stage's workers\n  stage 0 ( +2){12}\n", told.out)
     assert re.search(r"\n  stage 12 ( +\d){2}\n", told.out)
 
 

@@ -26,7 +26,7 @@ def test_who_comes_second_is_told_in_a_line_and_changes_nothing(refusal, half, c
     with take(here / directory) as lease:
         before = contents(here)
         line = refusal(*command.split())
-        assert line.startswith(f"--run-dir = {directory!r}: is written by {lease.owner} since {lease.owner.since} (")
+        assert line.startswith(f"--run-dir = {directory!r}: belongs to {lease.owner} since {lease.owner.since} (")
         assert line.endswith(" s old): wait for it or end it")
         assert contents(here) == before
         assert (half / "checkpoints/.step-00000006.tmp").is_dir()
@@ -57,8 +57,8 @@ def test_a_run_whose_directory_was_taken_stops_and_writes_no_more(tell, half, mo
     assert told.code == 3, told.err
     assert "Traceback" not in told.err
     line = told.err.splitlines()[-1]
-    assert line.startswith("swift: half is not this process's any more: process 77 on ")
-    assert "continue with --resume when nobody else does" in line
+    assert line.startswith("swift: half no longer belongs to this process: process 77 on ")
+    assert "continue with --resume when no other process does" in line
     after = contents(half)
     assert {path.name: content for path, content in after.items() if "tensorboard" not in str(path)} == {
         path.name: content for path, content in left[0].items() if "tensorboard" not in str(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import Metrics, Run, history_of, moments_of, presences_of, spending_of, stretches_of
+from swift.runlog import Metrics, Run, history_of, incidents_of, presences_of, stretches_of, time_by_cause
 
 TOPOLOGY = {"pipelines": 2, "stages": 1, "ranks": 1}
 
@@ -93,16 +93,16 @@ def test_who_was_at_work_when():
 
 def test_moments_are_told_for_both_kinds_of_run():
     run = trained()
-    found = [(one.kind, one.seconds, one.step, one.who, one.took_s) for one in moments_of(run, history_of(run))]
+    found = [(one.kind, one.seconds, one.step, one.who, one.took_s) for one in incidents_of(run, history_of(run))]
     assert found == [("failure", 7, 4, ("1:0",), 2), ("return", pytest.approx(11.5), 6, ("1:0",), 0.1)]
     run = launched()
-    found = [(one.kind, one.seconds, one.who, one.took_s) for one in moments_of(run, history_of(run))]
+    found = [(one.kind, one.seconds, one.who, one.took_s) for one in incidents_of(run, history_of(run))]
     assert found == [("failure", 20, ("0:0",), None), ("recovery", 23, ("0:0",), 3), ("return", 31, ("0:0",), 1.5)]
 
 
 def test_every_moment_of_a_run_is_spent_once():
     run = trained()
-    spent = spending_of(run, history_of(run))
+    spent = time_by_cause(run, history_of(run))
     expected = {
         "startup": 4.0,  # 5 s, of which one is usual
         "useful": 1 + 1 + 1 + 1 + 1 + 1 + 1,
@@ -118,7 +118,7 @@ def test_every_moment_of_a_run_is_spent_once():
 
 def test_what_a_supervisor_has_counted_is_taken_as_it_is():
     run = launched()
-    spent = spending_of(run, history_of(run))
+    spent = time_by_cause(run, history_of(run))
     assert (spent["startup"], spent["useful"], spent["reconfiguration"]) == (10, 20, 10)
     assert sum(spent.values()) == 40
 
@@ -129,7 +129,7 @@ def test_the_iterations_of_a_window_share_its_time():
     for record in metrics[:2]:
         record["step_ms"] = 3000.0
     run = run_of(metrics, [event("start", 0, 0, failed=[], **TOPOLOGY), event("finish", 9, 5)])
-    spent = spending_of(run, history_of(run))
+    spent = time_by_cause(run, history_of(run))
     assert (spent["startup"], spent["useful"], spent["other"]) == (4, 5, 0)
 
 
@@ -152,9 +152,9 @@ def test_the_clock_stands_still_between_two_invocations():
         ("1:0", ((0, 3), (3.5, 5.5))),
     ]
     assert [one.down for one in stretches_of(run, history)] == [(), ("0:0",)]
-    spent = spending_of(run, history)
+    spent = time_by_cause(run, history)
     assert (spent["useful"], spent["other"]) == (4, 1.5)
-    assert [one.kind for one in moments_of(run, history)] == ["stop", "restore", "resume"]
+    assert [one.kind for one in incidents_of(run, history)] == ["stop", "restore", "resume"]
 
 
 def test_an_older_record_says_less():
@@ -163,7 +163,7 @@ def test_an_older_record_says_less():
     events = [event("start", 0, 0, **TOPOLOGY), event("reconfigure", 2, 3, failed=["1:0"], rejoined=[], **change)]
     run = run_of(metrics, events)
     history = history_of(run)
-    assert spending_of(run, history) is None
+    assert time_by_cause(run, history) is None
     assert [(one.down, one.num_steps, one.plan) for one in stretches_of(run, history)] == [
         (None, 2, None),
         (("1:0",), 1, None),
@@ -171,7 +171,7 @@ def test_an_older_record_says_less():
     nothing = run_of([], [])
     assert presences_of(nothing, history_of(nothing)) == []
     assert stretches_of(nothing, history_of(nothing)) == []
-    assert spending_of(nothing, history_of(nothing)) is None
+    assert time_by_cause(nothing, history_of(nothing)) is None
 
 
 def test_the_time_of_a_supervisor_that_was_killed_is_not_left_out():
@@ -183,7 +183,7 @@ def test_the_time_of_a_supervisor_that_was_killed_is_not_left_out():
     run = run_of([*steps(15, 18), *steps(105, 110, first=3)], events)
     history = history_of(run)
     assert history.end_s > 10
-    assert sum(spending_of(run, history).values()) == pytest.approx(history.end_s)
+    assert sum(time_by_cause(run, history).values()) == pytest.approx(history.end_s)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_the_time_of_a_supervisor_that_was_killed_is_not_left_out():
         ([{"time": at(0)}], [], r"event 1.*a name and a step"),
         ([], [{"step": 3, "time": 7}], r"step 3.*must have a time"),
         ([event("start", 0, 0, **TOPOLOGY | {"ranks": "many"})], [], r"ranks of 'start'.*must be a number"),
-        ([event("start", 0, 0, **TOPOLOGY | {"ranks": 10**9})], [], r"is no topology"),
-        ([event("start", 0, 0, **TOPOLOGY | {"pipelines": -1, "stages": -2})], [], r"is no topology"),
-        ([event("start", 0, 0, **TOPOLOGY | {"ranks": 1.5})], [], r"is no topology"),
+        ([event("start", 0, 0, **TOPOLOGY | {"ranks": 10**9})], [], r"is not a topology"),
+        ([event("start", 0, 0, **TOPOLOGY | {"pipelines": -1, "stages": -2})], [], r"is not a topology"),
+        ([event("start", 0, 0, **TOPOLOGY | {"ranks": 1.5})], [], r"is not a topology"),
         ([event("reconfigure", 0, 1, failed=["0:0"], move_ms=[])], [], r"move_ms of 'reconfigure'.*must be a number"),
         ([event("finish", 0, 1, goodput={"total_s": "x"})], [], r"goodput.*must be seconds by cause"),
         ([event("finish", 0, 1, goodput={"useful_s": 1.0})], [], r"goodput.*must be seconds by cause"),
@@ -208,7 +208,7 @@ def test_the_time_of_a_supervisor_that_was_killed_is_not_left_out():
 def test_damage_is_told_in_a_line(events, metrics, told):
     def read(run):
         history = history_of(run)
-        return [what(run, history) for what in (moments_of, presences_of, stretches_of, spending_of)]
+        return [what(run, history) for what in (incidents_of, presences_of, stretches_of, time_by_cause)]
 
     with pytest.raises(SettingError, match=told):
         read(run_of(metrics, events))

@@ -113,9 +113,7 @@ def test_who_comes_second_is_told_who_is_there_and_writes_nothing(tmp_path):
             World().take(tmp_path, owner("b"))
         assert names(tmp_path) == before == [".lease-1.json"]
     line = str(refused.value)
-    assert line.startswith(
-        f"--run-dir = '{tmp_path}': is written by process 7 on here since 2026-01-01T00:00:00+00:00 "
-    )
+    assert line.startswith(f"--run-dir = '{tmp_path}': belongs to process 7 on here since 2026-01-01T00:00:00+00:00 ")
     assert line.endswith("(heartbeat 0 s old): wait for it or end it")
     assert names(tmp_path) == []
 
@@ -127,7 +125,7 @@ def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path):
         assert (world.now, world.told, names(tmp_path)) == (0.0, [], [".lease-2.json"])
         lease.check()
         lost.renew()
-        with pytest.raises(RunError, match="not this process's any more: process 7 on here took it at 2026"):
+        with pytest.raises(RunError, match="no longer belongs to this process: process 7 on here took it at 2026"):
             lost.check()
         assert names(tmp_path) == [".lease-2.json"]
 
@@ -143,14 +141,14 @@ def test_an_owner_elsewhere_is_followed_after_its_silence(tmp_path, age_s, waite
     world.take(tmp_path, owner("b"))
     assert waited_s - 1 <= world.now <= waited_s + 1
     (line,) = world.told
-    assert "has an owner, process 7 on there: waits up to 60 s" in line
+    assert "has an owner, process 7 on there: waiting up to 60 s" in line
 
 
 def test_an_owner_elsewhere_that_beats_is_found_at_its_next_heartbeat(tmp_path):
     world = World()
     lease = world.take(tmp_path, owner("a", THERE))
     world.meanwhile = lambda: lease.renew() if world.now % BEAT_S == 0 else None
-    with pytest.raises(SettingError, match="is written by process 7 on there"):
+    with pytest.raises(SettingError, match="belongs to process 7 on there"):
         world.take(tmp_path, owner("b"))
     assert world.now <= BEAT_S
     lease.check()
@@ -169,7 +167,7 @@ def test_who_wakes_while_it_is_followed_keeps_its_directory(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", fsync)
     world.meanwhile = lambda: lease.renew() if made else None
-    with pytest.raises(SettingError, match="is written by"):
+    with pytest.raises(SettingError, match="belongs to"):
         world.take(tmp_path, owner("b"))
     assert (len(made), names(tmp_path)) == (1, [".lease-1.json"])
     lease.check()
@@ -191,7 +189,7 @@ def test_an_owner_that_has_slept_with_this_machine_keeps_its_directory(tmp_path,
     monkeypatch.setattr("swift.runlog.lock.run_lock.time.clock_gettime", now.get)
     monkeypatch.setattr("swift.runlog.lock.run_lock.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
     take(tmp_path, owner("a", THERE))
-    with pytest.raises(SettingError, match="is written by process 7 on there"):
+    with pytest.raises(SettingError, match="belongs to process 7 on there"):
         take(tmp_path, owner("b"), sleep=sleep)
 
 

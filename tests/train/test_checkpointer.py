@@ -23,11 +23,11 @@ def test_nothing_is_saved_in_a_directory_that_another_has_taken(saver):
     """A save begins by removing what is half written, which is then the other's."""
 
     def check():
-        raise RunError("is not this process's any more")
+        raise RunError("no longer belongs to this process")
 
     saver._directory.check = check
     snapshot, written = SimpleNamespace(dense={}, blocks={}), []
-    with pytest.raises(RunError, match="not this process's any more"):
+    with pytest.raises(RunError, match="no longer belongs to this process"):
         saver._save(lambda: snapshot, lambda *_, **__: written.append(1))
     assert written == []
     assert saver._failures.empty(), "it is not tried again"

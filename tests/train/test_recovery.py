@@ -15,7 +15,7 @@ from swift.errors import RunError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
-from swift.runlog import history_of, read_run, spending_of, stretches_of
+from swift.runlog import history_of, read_run, stretches_of, time_by_cause
 from swift.tools.report.sections.plans import schedule_of
 from swift.topology import Topology
 from swift.train import Experiment
@@ -99,7 +99,7 @@ def test_the_record_says_what_ran_and_where_the_time_went(with_failures):
         assert {f"{d}:{p}" for d, p in schedule.problem.failed} == {*one.down}
         assert players == {}
         assert schedule.problem.topology == Topology(3, 2)
-    spent = spending_of(with_failures, history)
+    spent = time_by_cause(with_failures, history)
     assert sum(spent.values()) == pytest.approx(history.end_s, abs=1e-3)
     assert min(spent["startup"], spent["useful"], spent["reconfiguration"], spent["saving"]) > 0
     assert spent["useful"] < sum(values(with_failures, "step_ms")) / 1000

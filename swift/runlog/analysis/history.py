@@ -1,6 +1,6 @@
 """The history of a run on one clock: its events, and the configurations that ran its iterations.
 
-T: steps.
+Shape suffixes: T steps.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ BEGINNINGS = ("start", "resume")
 
 @dataclass(frozen=True)
 class Timed:
-    """An event, and the seconds for which the run had been running by then."""
+    """An event, and the seconds for which the run had been running when it came."""
 
     seconds: float
     fields: Mapping[str, Any]
@@ -42,12 +42,12 @@ class Span:
 
 @dataclass(frozen=True)
 class History:
-    """A run on its own clock, which stands still between two invocations of it.
+    """A run on its own clock, which stops between two invocations.
 
     Attributes:
         events: events in order.
         spans: invocations in order.
-        step_s_T: time at which each recorded step was done, in seconds of running; NaN in old records without it.
+        step_s_T: float64[T], time at which each recorded step was done, in seconds of running; NaN if not recorded.
     """
 
     events: list[Timed]
@@ -69,13 +69,13 @@ class Stretch:
     """Consecutive iterations of the same workers and ranks.
 
     Attributes:
-        after: iteration that was done before it.
-        start_s, end_s: its times, in seconds of running.
-        down: workers or ranks that were down throughout; None if the record does not have them.
+        after: last iteration before the stretch.
+        start_s, end_s: start and end of the stretch, in seconds of running.
+        down: workers or ranks that were down throughout; None if the record does not name them.
         plan: event with the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and its ``failed`` workers; None
             for a single worker, or if none is recorded.
-        num_steps: number of its iterations that count.
-        median_step_ms, period_ratio, bubble_share: medians over these; None if unknown.
+        num_steps: iterations of the stretch that were not run again later.
+        median_step_ms, period_ratio, bubble_share: medians over these iterations; None if unknown.
     """
 
     after: int
@@ -119,20 +119,20 @@ def history_of(run: Run) -> History:
 
 
 def stretches_of(run: Run, history: History) -> list[Stretch]:
-    """Returns the configurations that ran, in order, including those without an iteration that counts."""
+    """Returns the stretches of a run in order, including those of which no iteration remains."""
     everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
     begun: list[dict[str, Any]] = []
     down: set[str] | None = None
-    epoch = None
+    generation = None
     for timed in history.events:
         event = timed.fields
         if timed.name == "epoch":
-            down, epoch = everybody - set(names_in(event, "members")), event.get("epoch")
+            down, generation = everybody - set(names_in(event, "members")), event.get("epoch")
         elif timed.name == "reconfigure":
             down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
         elif timed.name in BEGINNINGS and "processes" not in event:
             down = set(names_in(event, "failed")) if "failed" in event else None
-        elif timed.name == "plan" and begun and event.get("epoch", epoch) == epoch:
+        elif timed.name == "plan" and begun and event.get("epoch", generation) == generation:
             begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
             continue
         else:
@@ -161,7 +161,7 @@ def is_number(value: object) -> bool:
 
 
 def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
-    """Returns a number in an event, None if it is missing; raises SettingError if it is no number."""
+    """Returns a number in an event; None if it is missing. Raises SettingError if it is not a number."""
     value = event.get(name)
     if value is not None and not is_number(value):
         raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
@@ -169,14 +169,14 @@ def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
 
 
 def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Finds a configuration by time if it is known, else by the iteration; -1 if it is before all of them."""
+    """Returns the index of each step's stretch, by time where known, else by iteration; -1 before the first one."""
     starts = [stretch["start_s"] for stretch in begun]
     by_time_T = np.searchsorted(starts, history.step_s_T, side="right") - 1
     if np.isfinite(history.step_s_T).all():
         return by_time_T
     by_step_T = np.full(len(by_time_T), -1)
-    for index, one in enumerate(begun):
-        by_step_T[run.metrics.steps_T > one["after"]] = index
+    for index, stretch in enumerate(begun):
+        by_step_T[run.metrics.steps_T > stretch["after"]] = index
     return np.where(np.isfinite(history.step_s_T), by_time_T, by_step_T)
 
 
@@ -195,13 +195,14 @@ def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[
 
 
 def _starts(run: Run, times: Sequence[float]) -> list[float]:
-    """Returns the start of each invocation; older records of processes lack that of the first."""
-    names = ["", *(event["event"] for event in run.events)]
-    begun = [
-        time if before != "restore" else before_time
-        for name, before, time, before_time in zip(names[1:], names, times, [0.0, *times], strict=False)
-        if name in BEGINNINGS  # which a run in one process records after what it continues from
-    ]
+    """Returns the start of each invocation; older records of `launch` lack the event of the first."""
+    names = [event["event"] for event in run.events]
+    begun = []
+    for index, name in enumerate(names):
+        if name in BEGINNINGS:
+            # A run in one process records the checkpoint that it restores before it records that it resumes.
+            is_restored = index > 0 and names[index - 1] == "restore"
+            begun.append(times[index - is_restored])
     return sorted({min(times), *begun}) if times else []
 
 

@@ -12,9 +12,9 @@ KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume",
 
 _STOPS = {
     "stage_lost": "a stage has no live worker",
-    "rank_lost": "the state of a lost rank is nowhere else",
+    "rank_lost": "the state of a lost rank has no copy",
     "not_finite": "the loss was no longer finite",
-    "misplaced": "a class had no slot",
+    "misplaced": "an expert class had no slot",
     "checkpoint_failed": "a checkpoint was not saved",
     "interrupt": "interrupted",
     "give_up": "a process has failed too often",
@@ -27,11 +27,11 @@ class Incident:
 
     Attributes:
         kind: kind of incident.
-        seconds: its time, in seconds of running.
-        step: last iteration that was done, or the first to come.
-        who: workers, ranks or processes concerned; empty if all were.
+        seconds: time of the incident, in seconds of running.
+        step: last iteration done before it, or the first one after it.
+        who: workers, ranks or processes concerned; empty if all are.
         what: phrase for people.
-        took_s: its cost in seconds; None if unknown.
+        took_s: cost of the incident in seconds; None if unknown.
     """
 
     kind: Kind
@@ -42,13 +42,13 @@ class Incident:
     took_s: float | None = None
 
 
-def moments_of(run: Run, history: History) -> list[Incident]:
+def incidents_of(run: Run, history: History) -> list[Incident]:
     """Returns all incidents of a run, in order.
 
     Raises:
         SettingError: an event is damaged.
     """
-    return [moment for timed in history.events for moment in _moments(run, timed)]
+    return [incident for timed in history.events for incident in _incidents(run, timed)]
 
 
 def reconfigure_s(run: Run, timed: Timed) -> float:
@@ -58,11 +58,11 @@ def reconfigure_s(run: Run, timed: Timed) -> float:
 
 
 def since_s(run: Run, timed: Timed) -> float:
-    """Start of what an event records, in seconds of running: a change is recorded when it is over."""
+    """Start of what an event records, in seconds of running: a reconfiguration is recorded when it is over."""
     return max(0.0, timed.seconds - reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
-def _moments(run: Run, timed: Timed) -> Iterator[Incident]:
+def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
     event = timed.fields
     at = (timed.seconds, int(event.get("step", 0)))
     failed, rejoined = names_in(event, "failed"), names_in(event, "rejoined")
@@ -90,7 +90,7 @@ def _moments(run: Run, timed: Timed) -> Iterator[Incident]:
         case "restore":
             yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
         case "recut":
-            yield Incident("restore", *at, (), "the state is resharded for the present ranks")
+            yield Incident("restore", *at, (), "the state is resharded for the live ranks")
         case "restart_all":
             yield Incident("restore", *at, (), f"all processes are restarted: {event.get('why')}")
         case "resume":

@@ -62,14 +62,7 @@ def steps_to_target(losses_T: np.ndarray, target_loss: float | None) -> int | No
 
 
 def scalars(run: Run, name: str) -> np.ndarray:
-    """Returns one metric over the run's steps.
-
-    Returns:
-        float64[T]; NaN where a step does not have the metric, or has null.
-
-    Raises:
-        SettingError: a step has a value that is no number.
-    """
+    """Returns one metric over the run's steps, float64[T], see ``Metrics.scalars``."""
     return run.metrics.scalars(name)
 
 

@@ -18,7 +18,7 @@ MAX_PLACES = 100_000
 
 @dataclass(frozen=True)
 class Presence:
-    """The times in which one of them took part.
+    """The times in which a worker, expert rank or process took part.
 
     Attributes:
         name: name, such as ``0:1`` or ``0:1 rank 3``.
@@ -30,12 +30,12 @@ class Presence:
 
 
 def presences_of(run: Run, history: History) -> list[Presence]:
-    """Returns the presence of all of them, in mesh order; empty if the record does not name them.
+    """Returns the presence of every worker, rank or process, in mesh order; empty if the record does not name them.
 
     Raises:
         SettingError: an event is damaged.
     """
-    names = _everybody(run, history)
+    names = _all_names(run, history)
     since: dict[str, float] = {}
     spans: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
 
@@ -45,20 +45,20 @@ def presences_of(run: Run, history: History) -> list[Presence]:
             spans[name].append((start, seconds))
 
     for timed in history.events:
-        at_work = _at_work(timed, since.keys(), names)
-        if at_work is None:
+        present = _present_after(timed, since.keys(), names)
+        if present is None:
             continue
-        end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
-        for name in [name for name in since if name not in at_work or timed.name in BEGINNINGS]:
-            leave(name, min(timed.seconds, end_s) if timed.name in BEGINNINGS else since_s(run, timed))
-        since |= {name: timed.seconds for name in names if name in at_work and name not in since}
+        previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
+        for name in [name for name in since if name not in present or timed.name in BEGINNINGS]:
+            leave(name, min(timed.seconds, previous_end_s) if timed.name in BEGINNINGS else since_s(run, timed))
+        since |= {name: timed.seconds for name in names if name in present and name not in since}
     for name in list(since):
         leave(name, history.end_s)
     return [Presence(name, tuple(spans[name])) for name in names]
 
 
-def _at_work(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
-    """Names of those present from an event on; None if nothing changes."""
+def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
+    """Returns the names of those present from an event on; None if nothing changes."""
     event = timed.fields
     failed = set(names_in(event, "failed"))
     match timed.name:
@@ -75,26 +75,26 @@ def _at_work(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
     return None
 
 
-def _everybody(run: Run, history: History) -> list[str]:
-    """Names in the latest start event that has them, and all others that occur."""
+def _all_names(run: Run, history: History) -> list[str]:
+    """Returns all names in a run's events, in mesh order."""
     names: dict[str, None] = {}
     for timed in history.events:
         if timed.name in BEGINNINGS:
-            names |= dict.fromkeys(names_in(timed.fields, "processes") or _of_topology(run, timed.fields))
+            names |= dict.fromkeys(names_in(timed.fields, "processes") or _topology_names(run, timed.fields))
     for timed in history.events:
         if timed.name in ("reconfigure", "epoch"):
             names |= dict.fromkeys(names_in(timed.fields, "failed", "rejoined", "members"))
     return sorted(names, key=_order)
 
 
-def _of_topology(run: Run, event: Mapping[str, Any]) -> list[str]:
-    """Names of the workers, or of the expert ranks of the only pipeline."""
+def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the workers; with a single pipeline, those of its expert ranks."""
     given = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
     counts = [count for count in given if count is not None]
     if len(counts) < len(given):
         return []
     if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > MAX_PLACES:
-        raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is no topology")
+        raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")
     pipelines, stages, ranks = map(int, counts)
     if pipelines > 1:
         return [f"{d}:{p}" for d, p in product(range(pipelines), range(stages))]

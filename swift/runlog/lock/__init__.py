@@ -1,7 +1,7 @@
 """The lock of a run directory: one process writes to it at a time, on whichever machine.
 
-``lease`` judges whether an owner lives, ``lease_files`` and ``owners`` find out what there is to judge by, and
-``run_lock`` takes the directory and renews the lease.
+``lease`` judges whether an owner lives, ``lease_files`` and ``owners`` gather the evidence, and ``run_lock`` takes the
+directory and renews the lease.
 """
 
 from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge

@@ -1,7 +1,7 @@
-"""The owner of a run directory, and the verdict whether it still lives. No files, clocks or threads here.
+"""The owner of a run directory, and the verdict on whether it still lives. No files, clocks or threads here.
 
-On the owner's machine the process decides: it exists, or it is gone. On any other the heartbeat does, watched by the
-clock of the process that asks: the verdict never compares clocks of two machines.
+On the owner's own machine, the owner lives as long as its process exists. From any other machine, it lives as long as
+its heartbeat changes, timed by the clock of the process that asks: clocks of two machines are never compared.
 """
 
 import json
@@ -14,18 +14,18 @@ BEAT_S = 5.0
 SILENCE_S = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 WATCH_S = 2 * BEAT_S
-"""Seconds of watching at least, however old the last heartbeat seems: clocks and time stamps may be wrong."""
+"""Least seconds of watching, however old the last heartbeat seems: clocks and time stamps may be wrong."""
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """A table of processes, in which a number identifies one process.
+    """A process table, within which a process number is unique.
 
     Attributes:
         host: name of the machine, for people.
         boot: identity of this boot of the machine; empty if the system has none.
-        processes: namespace of process numbers, which a container has to itself; empty if the system has none.
+        processes: PID namespace, of which every container has its own; empty if the system has none.
     """
 
     host: str
@@ -34,17 +34,17 @@ class ProcessTable:
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be compared with that of another process."""
+        """Whether it can be compared with the table of another process."""
         return bool(self.boot and self.processes)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that has a run directory.
+    """A process that owns a run directory.
 
     Attributes:
-        place: table of processes in which its number counts.
-        pid: number of the process.
+        place: process table in which its number is valid.
+        pid: process number.
         started: start of the process in ticks of the system, since numbers are reused; None if unknown.
         since: time at which it took the directory, ISO 8601.
         token: random text, so that no two leases are equal.
@@ -64,10 +64,10 @@ class Owner:
     def decode(cls, content: bytes) -> Self | None:
         """Parses the owner in a lease file; None if it is incomplete or of another version."""
         try:
-            said = json.loads(content)
-            if said.pop("version") != _VERSION:
+            fields = json.loads(content)
+            if fields.pop("version") != _VERSION:
                 return None
-            owner = cls(ProcessTable(**said.pop("place")), **said)
+            owner = cls(ProcessTable(**fields.pop("place")), **fields)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         texts = (owner.place.host, owner.place.boot, owner.place.processes, owner.since, owner.token)
@@ -95,7 +95,8 @@ class Watch:
         process_is_there: whether its process exists; None if this machine cannot know.
         has_beaten: whether a heartbeat came while it was watched.
         watched_s: seconds since it was first seen, or since the last heartbeat.
-        age_s: age of the last heartbeat when it was first seen, in seconds by the clocks at hand.
+        age_s: age of the last heartbeat when it was first seen, in seconds; off by the difference between the clocks
+            of the file system and of this machine.
     """
 
     process_is_there: bool | None

@@ -1,4 +1,4 @@
-"""Owners of run directories among the processes of this machine."""
+"""Identities of this machine's processes as owners of run directories."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ from swift.runlog.lock.lease import Owner, ProcessTable
 
 
 def this_process() -> Owner:
-    """Returns this process as a new owner, from now on."""
+    """Describes this process as an owner from now on."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return Owner(_here(), os.getpid(), _started("self"), since, secrets.token_hex(16))
 
@@ -37,7 +37,7 @@ def _here() -> ProcessTable:
 
 
 def _started(pid: str) -> int | None:
-    """Start of a process in ticks since that of the machine; -1 if it has ended, None if that is not known."""
+    """Start of a process in ticks since the machine booted; -1 if it has ended, None if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -25,17 +25,17 @@ from swift.runlog.lock.owners import process_is_there, this_process
 
 _LOOK_S, _WRITERS_S = 0.5, 60.0
 _TRIES = 20
-"""Attempts to take a directory while others try the same."""
+"""Attempts to take a directory while other processes try to take it, too."""
 
 
 class Lease:
-    """This process's right to write to a run directory, as long as the block lasts.
+    """This process's right to write to a run directory, for the duration of a ``with`` block.
 
     Args:
         run_dir: the directory.
         path: file of the lease, made by ``take``.
         owner: owner of the lease.
-        clock: clock in seconds that continues while the machine sleeps.
+        clock: clock in seconds that keeps running while the machine sleeps.
     """
 
     def __init__(self, run_dir: Path, path: Path, owner: Owner, clock: Callable[[], float]):
@@ -70,24 +70,24 @@ class Lease:
         self._renewed = now
 
     def check(self, *, may_look: bool = True) -> None:
-        """Raises RunError if the directory is not this process's any more; to be called before anything is written.
+        """Raises RunError if this process no longer owns the directory; to be called before each write.
 
         Args:
-            may_look: whether to read the lease if there was no heartbeat for long, since another process may have taken
-                this one for dead; False in a thread that must not wait for a file system.
+            may_look: whether to read the lease file if the last heartbeat is long ago, since another process may have
+                taken this one for dead; False in a thread that must not wait for a file system.
         """
         if may_look and not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
             try:
                 self.renew()
             except OSError as error:
                 raise RunError(
-                    f"{self._run_dir} cannot be reached ({error.strerror}), and another may have taken it: stopped; "
-                    "continue with --resume"
+                    f"{self._run_dir} cannot be reached ({error.strerror}), and another process may have taken it: "
+                    "stopped; continue with --resume"
                 ) from error
         if self._is_lost:
             raise RunError(
-                f"{self._run_dir} is not this process's any more: {self._successor()}: stopped, nothing more was "
-                "written; continue with --resume when nobody else does"
+                f"{self._run_dir} no longer belongs to this process: {self._successor()}: stopped, nothing more was "
+                "written; continue with --resume when no other process does"
             )
 
     def _successor(self) -> str:
@@ -100,7 +100,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S) and not self._is_lost:
-            with suppress(OSError):  # it may be better the next time
+            with suppress(OSError):  # the next attempt may succeed
                 self.renew()
 
 
@@ -118,21 +118,21 @@ def take(
     Args:
         run_dir: directory, which exists.
         owner: new owner; this process unless given.
-        report: called with a line if it takes time to find out whether an owner lives.
+        report: called with one line if it takes time to find out whether an owner lives.
         is_there: whether an owner's process runs; None if that cannot be known.
-        clock: clock in seconds. Unless given, an owner is watched by a clock that stops while this machine sleeps, as
-            an owner beside it does; the lease has one that continues.
-        sleep: function that waits for a number of seconds.
+        clock: clock in seconds. By default, an owner is watched by a clock that stops while this machine sleeps, as an
+            owner on this machine does; the new lease uses a clock that keeps running.
+        sleep: waits for a number of seconds.
 
     Raises:
-        SettingError: another process has it, or it cannot be written to; nothing was written.
+        SettingError: another process owns the directory, or it cannot be written to; nothing was written.
     """
     owner, is_there = owner or this_process(), is_there or process_is_there
     watching, clock = clock or time.monotonic, clock or _clock
     for _ in range(_TRIES):
         found = read_leases(run_dir)
         if not all(_is_dead(one, owner.place, report, is_there, watching, sleep) for one in found):
-            continue  # one of them has ended
+            continue  # a lease has changed: look again
         path = lease_path(run_dir, max((one.number for one in found), default=0) + 1)
         if not make_lease(path, owner):
             continue  # another was quicker
@@ -150,24 +150,24 @@ def take(
 
 
 def last_beat(run_dir: Path) -> int | None:
-    """Time stamp of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
+    """Time of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
     return max((found.beat_ns for found in read_leases(run_dir)), default=None)
 
 
 @contextmanager
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
-    """Lets one process of this machine at a time write the checkpoints of a run, as long as the block lasts.
+    """Lets one process of this machine at a time write the checkpoints of a run, for the duration of the block.
 
-    The process that saves outlives its supervisor until its save is done; the next run waits for that.
+    A process that saves outlives its supervisor until its save is done, and the next run waits for it here.
 
     Raises:
-        SettingError: there still is another after a minute.
+        SettingError: another process is still writing after a minute.
     """
     descriptor, deadline = os.open(run_dir, os.O_RDONLY), time.monotonic() + _WRITERS_S
     try:
         while not _locked(descriptor):
             if time.monotonic() > deadline:
-                raise SettingError("--run-dir", str(run_dir), "a process of an earlier run still writes a checkpoint")
+                raise SettingError("--run-dir", str(run_dir), "an earlier process is still writing a checkpoint")
             time.sleep(0.05)
         yield
     finally:
@@ -179,7 +179,7 @@ def _locked(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # such as on a network file system, which does not lock directories
+    except OSError:  # a network file system may not lock directories
         return True
     return True
 
@@ -192,7 +192,7 @@ def _is_dead(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> bool:
-    """Watches a lease until its owner is known to be dead; False: the lease is gone, or another has its name.
+    """Watches a lease until its owner is known to be dead; returns False if the lease disappears or changes.
 
     Raises:
         SettingError: the owner lives.
@@ -209,7 +209,7 @@ def _is_dead(
             return True
         if not has_reported:
             report(
-                f"{found.path.parent} has an owner, {owner or 'unknown'}: waits up to {SILENCE_S:g} s for its heartbeat"
+                f"{found.path.parent} has an owner, {owner or 'unknown'}: waiting up to {SILENCE_S:g} s for a heartbeat"
             )
             has_reported = True
         sleep(_LOOK_S)
@@ -222,10 +222,10 @@ def _is_dead(
 def _refusal(found: LeaseFile) -> SettingError:
     owner, age_s = found.owner, max(0.0, time.time() - found.beat_ns / 1e9)
     since = "" if owner is None else f" since {owner.since}"
-    allowed = f"is written by {owner or 'another process'}{since} (heartbeat {age_s:.0f} s old): wait for it or end it"
+    allowed = f"belongs to {owner or 'another process'}{since} (heartbeat {age_s:.0f} s old): wait for it or end it"
     return SettingError("--run-dir", str(found.path.parent), allowed)
 
 
 def _clock() -> float:
-    # The second is for macOS, where it continues in sleep, and time.monotonic() does not.
+    # macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC keeps running during sleep, unlike time.monotonic().
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,6 +1,6 @@
 """Drawings of a schedule: characters in a terminal, a picture for a paper, a trace for Perfetto.
 
-``picture`` is imported where a picture is drawn, since it loads Matplotlib.
+``picture`` is not imported here, since it loads Matplotlib.
 """
 
 from swift.tools.draw.rows import counted

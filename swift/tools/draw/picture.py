@@ -3,12 +3,10 @@
 n: ops of a row.
 """
 
-import io
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
@@ -19,6 +17,7 @@ from matplotlib.patheffects import withStroke
 
 from swift.schedules import Kind, Schedule, iteration_ends, lower_bound, makespan, period
 from swift.tools.draw.rows import KIND_NAMES, Row, describe, left_out, rows_of, shown_workers
+from swift.tools.figure_file import figure_file
 from swift.tools.palette import OP_COLORS
 
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"
@@ -27,7 +26,6 @@ ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#f
 """Text colours on ops, on any background; used for nothing else, so that a page may substitute them."""
 ITERATION_COLORS = (INK, "#b0b0b0")
 FONT_SIZE = 9.0
-DPI = 160
 MIN_WIDTH, MAX_WIDTH, MARGIN = 8.4, 24.0, 0.9
 OP_WIDTH = 0.13
 """Width of the shortest op in inches, unless the picture becomes too wide."""
@@ -70,13 +68,8 @@ def draw_picture(schedule: Schedule) -> Figure:
 
 
 def picture_file(schedule: Schedule, suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Renders the picture as the content of a file, identical for identical schedules."""
-    file = io.BytesIO()
-    # Otherwise the ids in an SVG are random, and it contains the current time.
-    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-    with rc_context({"svg.hashsalt": "swift"}):
-        draw_picture(schedule).savefig(file, format=suffix, dpi=DPI, metadata=metadata)
-    return file.getvalue()
+    """Renders the picture as the content of a file."""
+    return figure_file(draw_picture(schedule), suffix)
 
 
 def _draw_ops(axes: Axes, rows: Sequence[Row], kind: Kind, rerouted: bool, edge_width: float) -> None:

@@ -125,7 +125,7 @@ def shown_workers(problem: Problem, most: int = MAX_ROWS) -> list[Worker]:
 
 
 def left_out(problem: Problem, workers: Sequence[Worker]) -> str:
-    """Describes the workers that are not shown in a sentence; empty if all are shown."""
+    """Describes in a sentence which workers are not shown; empty if all are."""
     num_workers = problem.num_pipelines * problem.num_stages
     if len(workers) == num_workers:
         return ""

@@ -77,7 +77,7 @@ def _memory(problem: Problem, peaks: Mapping[str, float]) -> Iterator[str]:
             cells = (f"{peaks[f'{d}:{p}']:.4g}" if (d, p) not in problem.failed else "-" for p in range(P))
             yield f"  pipeline {d:<7}" + "".join(f"{cell:>6}" for cell in cells)
         return
-    yield f"peak memory in F-stashes ({limit_text}): the most of each stage's workers"
+    yield f"peak memory in F-stashes ({limit_text}): the highest among each stage's workers"
     most = [max(peaks[f"{d}:{p}"] for d in range(D)) for p in range(P)]
     for p in range(0, P, STAGES_PER_LINE):
         yield f"  stage {p:<4}" + "".join(f"{peak:>6.4g}" for peak in most[p : p + STAGES_PER_LINE])

@@ -1,4 +1,4 @@
-"""Charts of a page as data for its script, which draws them again as the reader wants to see them.
+"""Charts of a page as data for its script, which redraws them as the reader chooses.
 
 Shape suffixes: T steps, B bins of steps.
 """
@@ -15,7 +15,7 @@ from swift.tools.report.sections import Chart, Curve, LayerMaps, bins_of
 from swift.tools.report.together import RunStyle
 
 NUM_BINS = 1000
-"""Points of a line; of a longer run, a point is the mean of consecutive steps."""
+"""Largest number of points of a line; in a longer run, a point is the mean of consecutive steps."""
 DIGITS = 6
 DASHES = {"-": "", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}
 
@@ -26,16 +26,18 @@ Axes = Mapping[str, np.ndarray]
 def page_data(
     runs: Sequence[Run], styles: Sequence[RunStyle], charts: Mapping[str, Chart], maps: Mapping[str, LayerMaps]
 ) -> str:
-    """Converts what the script needs of pictures, by their names, to JSON without characters that are special to HTML.
+    """Writes the data that the script needs as JSON, without characters that are special in HTML.
 
     Returns:
-        ``runs``: for each ``label``, ``color`` (a CSS variable), ``dash``, and ``x``: positions of its points by axis;
-        ``charts`` by the pictures' names: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each
-        with its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where points are of
-        several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis;
-        ``maps`` by the pictures' names: first and last of ``steps``, the number of ``bins`` that
-        are drawn and how many of them are ``merged`` in a row; ``tokens`` and ``replicas`` by bin and expert, in
-        tenths of a percent.
+        A JSON object with these members:
+
+        - ``runs``: for each run its ``label``, ``color`` (a CSS variable), ``dash``, and ``x``, the positions of its
+          points by axis.
+        - ``charts``, by the pictures' names: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each
+          with its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where a point stands
+          for several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis.
+        - ``maps``, by the pictures' names: first and last of ``steps``; the number of ``bins`` that are drawn, and how
+          many consecutive ones are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a percent.
     """
     axes = [_axes(run) for run in runs]
     document = {
@@ -59,7 +61,7 @@ def _axes(run: Run) -> Axes:
     steps_T, tokens_T = run.metrics.steps_T.astype(float), scalars(run, "tokens")
     axes = {"step": steps_T}
     if tokens_T.size and np.isfinite(tokens_T).all():
-        # Steps without a record have trained as many tokens as the next one that has.
+        # Steps without a record are taken to have trained as many tokens as the next recorded one.
         axes["tokens"] = np.cumsum(tokens_T * np.diff(steps_T, prepend=0.0))
     seconds_T = history_of(run).step_s_T
     if seconds_T.size and np.isfinite(seconds_T).all():

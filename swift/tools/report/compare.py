@@ -27,7 +27,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Makes one row per run.
 
     Returns:
-        for each run its ``name``, unique among the runs, its ``placement`` policy, and the measures of
+        For each run its ``name``, unique among the runs, its ``placement`` policy, and the measures of
         :func:`swift.runlog.measure`.
 
     Raises:
@@ -58,14 +58,14 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def policy_of(run: Run) -> str | None:
-    """Finds the placement policy of a run: its name in the summary, or before there is one that of its configuration.
+    """Returns the name of a run's placement policy: from its summary, or from its configuration while it has none.
 
-    A policy of the user's own, which is not imported, has the name of its class; None if the run says nothing of it.
+    A policy of the user's own is not imported; it goes by the name of its class. None if the run names no policy.
     """
     named = (run.summary or {}).get("placement")
     if isinstance(named, str):
         return named
-    # Here, since these load JAX and the trainer, which a report of runs that have ended does without.
+    # Imported here, since these load JAX and the trainer, which a report on finished runs does not need.
     from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
     from swift.train.settings import OF_RUN, StoredObject, UnreadableConfig, made, read_config
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from swift.files import replace_file
-from swift.runlog import Run, history_of, ranges_text, ratio, scalars, spending_of
+from swift.runlog import Run, history_of, ranges_text, ratio, scalars, time_by_cause
 from swift.tools.report.compare import run_labels
 from swift.tools.report.sections import (
     ClassSeries,
@@ -30,7 +30,7 @@ from swift.tools.report.sections import (
 from swift.tools.report.together import pictures_together
 
 MAX_CELLS = 80_000
-"""Shares of the maps of a run that a page can tell; where there are more, neighbouring steps are told together."""
+"""Largest number of values in a run's heat maps that a page includes; beyond it, neighbouring bins are merged."""
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:
@@ -70,7 +70,7 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
         directory: directory for the files, created if missing.
 
     Returns:
-        the files, in the report's order.
+        The files, in the report's order.
 
     Raises:
         SettingError: the record of a run is damaged.
@@ -87,7 +87,7 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
 
 def _spending_section(runs: Sequence[Run]) -> Section:
     title = "Where the time went"
-    spent = [spending_of(run, history_of(run)) for run in runs]
+    spent = [time_by_cause(run, history_of(run)) for run in runs]
     known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
     if not known:
         return Section(title, note="The record does not show where the time went.")
@@ -127,7 +127,7 @@ def _experts_section(run: Run, prefix: str) -> Section:
         "misplaced (%)",
     ]
     rows = [_layer_row(layer, series) for layer in range(num_layers)]
-    note = "Misplaced: the share of replicas that would have to be another expert's to follow the tokens, on average."
+    note = "Misplaced: the mean share of replicas that would have to belong to another expert to match the tokens."
     if series.unknown:
         note += f" Left out, because their counts are missing or damaged: iterations {ranges_text(series.unknown)}."
     return Section(title, pictures, [Table(headings, rows, 1)], note)

@@ -9,16 +9,16 @@ from swift.tools.report.inline import inline_svg
 from swift.tools.report.sections import Picture, Section, Table
 
 NUM_OPEN = 7
-"""Number of a section's pictures that are shown directly; the others are folded."""
+"""Number of a section's pictures that are shown at once; the others are folded away."""
 
 
 class TableKind(NamedTuple):
-    """Kind of table, by the room that it takes.
+    """A class of tables with a similar number of columns.
 
     Attributes:
         name: CSS class.
-        most_columns: largest number of its columns.
-        least_rem: width below which it becomes a list, in rem.
+        most_columns: largest number of columns.
+        least_rem: width of the page below which the table becomes a list, in rem.
     """
 
     name: str

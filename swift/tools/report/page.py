@@ -1,7 +1,7 @@
 """Self-contained HTML page about one or more runs, which loads nothing from elsewhere.
 
-Its script draws the charts of all runs again as the reader wants to see them; without it they are pictures. The page
-allows this one script, by its digest, so that nothing in a run's files can become another.
+Its script redraws the charts of all runs as the reader chooses; without it they are static pictures. The page allows
+only this script, by its digest, so that nothing in a run's files can be executed as one.
 """
 
 import html
@@ -109,7 +109,7 @@ def _contents(styles: Sequence[RunStyle]) -> str:
 
 
 def _controls(styles: Sequence[RunStyle]) -> str:
-    """Formats what the charts' script listens to; hidden until it runs."""
+    """Formats the controls of the charts, hidden until the script runs."""
     runs = [
         f'<label><input type="checkbox" name="run" value="{index}" autocomplete="off" checked>'
         f"{swatch(one.color)}{html.escape(one.label)}</label>"
@@ -132,7 +132,7 @@ def _comparison(runs: Sequence[Run], styles: Sequence[RunStyle]) -> str:
 
 
 def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> Iterator[str]:
-    """Formats everything on one run, after links to its sections."""
+    """Yields the part on one run: its facts, links to its sections, the sections, events and settings."""
     name = f"run{index + 1}"
     yield f'<h2 id="{name}">{swatch(style.color)}{html.escape(style.label)}</h2>'
     yield _facts(run)
@@ -170,7 +170,7 @@ def _events(run: Run, name: str) -> str:
 
 
 def _more(event: dict[str, Any]) -> str:
-    """Formats the other fields of an event, except those that have their own picture."""
+    """Formats the other fields of an event; a plan has a picture of its own."""
 
     def fields() -> Iterator[str]:
         for key, value in event.items():

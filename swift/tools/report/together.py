@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swift.runlog import Run, history_of, moments_of, scalars
+from swift.runlog import Run, history_of, incidents_of, scalars
 from swift.tools.palette import POLICY_COLORS, colors_of, line_styles
 from swift.tools.report.compare import policy_of, run_labels
 from swift.tools.report.sections import Chart, Curve, Picture, draw_curves
@@ -67,7 +67,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
 
 def failure_steps(run: Run) -> list[int]:
     """Returns the steps at which a run lost workers."""
-    return [moment.step for moment in moments_of(run, history_of(run)) if moment.kind == "failure"]
+    return [incident.step for incident in incidents_of(run, history_of(run)) if incident.kind == "failure"]
 
 
 def _is_finite(value: object) -> bool:

@@ -313,7 +313,7 @@ def test_where_saving_fails_half_of_the_time_is_for_keeping_the_state_elsewhere(
 
 def test_a_directory_that_is_another_s_is_not_tidied_up(monkeypatch):
     def is_lost():
-        raise RunError("is not this process's any more")
+        raise RunError("no longer belongs to this process")
 
     run = Run(monkeypatch)
     run.kept.unsaved, run.told.check = SaveCheckpoint(Stamp(1, 9), ()), is_lost

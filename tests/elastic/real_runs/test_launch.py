@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from swift.runlog import history_of, moments_of, presences_of, read_run, spending_of, stretches_of
+from swift.runlog import history_of, incidents_of, presences_of, read_run, stretches_of, time_by_cause
 from swift.tools.report.sections.plans import schedule_of
 from tests.elastic.runs import (
     launched,
@@ -68,8 +68,8 @@ def assert_record_says_who_was_down(run):
         assert {f"{d}:{p}" for d, p in schedule.problem.failed} == {*one.down}
     assert {one.name: len(one.spans) for one in presences_of(run, history)} == {"0:0": 3, "1:0": 2}
     goodput = run.events[-1]["goodput"]
-    assert sum(spending_of(run, history).values()) == pytest.approx(goodput["total_s"], abs=1e-6)
-    kinds = [one.kind for one in moments_of(run, history)]
+    assert sum(time_by_cause(run, history).values()) == pytest.approx(goodput["total_s"], abs=1e-6)
+    kinds = [one.kind for one in incidents_of(run, history)]
     assert kinds == ["failure", "recovery", "return"] * 3 + ["stop"]
 
 

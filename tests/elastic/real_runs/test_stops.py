@@ -147,7 +147,7 @@ def test_a_second_supervisor_is_refused_and_one_that_was_killed_is_followed_at_o
             second = [*SWIFT, *command, str(config), "--run-dir", str(tmp_path / "run"), "--resume"]
             told = subprocess.run(second, capture_output=True, text=True, timeout=120, check=False)
             assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
-            assert f"is written by process {process.pid} on " in told.stderr
+            assert f"belongs to process {process.pid} on " in told.stderr
         saved = newest_checkpoint(config)
         while newest_checkpoint(config) == saved:  # the first still saves
             assert process.poll() is None

@@ -114,7 +114,7 @@ def test_of_a_large_cluster_those_are_shown_who_were_away(failing):
     names = [label.get_text() for label in section.pictures[0].figure.axes[1].get_yticklabels()]
     assert "77:2" in names
     assert len(names) == 24
-    assert "376 of 400 are left out" in section.pictures[0].caption
+    assert "376 of 400 that were live longest are left out" in section.pictures[0].caption
 
 
 def saved(step, experts, **more):

@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from swift.tools.palette import CAUSE_COLORS, GRID, GROUND, INK
 
 FONT_SIZE = 10.5
-DPI = 160
 MAX_LABEL = 40
 LETTERS_PER_INCH = 12
 

@@ -1,6 +1,6 @@
 """Checkpoint coverage: the age of every expert's newest copy at each checkpoint.
 
-C: checkpoints and restores, L: MoE layers, E: experts.
+Shape suffixes: C checkpoints and restores, L MoE layers, E experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Coverage:
 
 
 def coverage_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on a run's checkpoints, and on what a restore of each would have found.
+    """Makes the section on a run's checkpoints, and on the age of the copies that a restore of each would use.
 
     Args:
         run: run to show.
@@ -95,7 +95,7 @@ def coverage_of(run: Run) -> Coverage | None:
         newest_LE = newest_LE.copy()
         try:
             for source, units in _units(experts, step) if name == "checkpoint" else experts.items():
-                _take(newest_LE, int(source), units)
+                _set_newest(newest_LE, int(source), units)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise SettingError(
                 f"experts of {name} {step}", experts, f"must be experts by layer, in {run.path}"
@@ -138,8 +138,8 @@ def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
     return [(step, units)]
 
 
-def _take(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Records the iteration of all experts, or of (layer, expert) pairs."""
+def _set_newest(newest_LE: np.ndarray, step: int, units: Any) -> None:
+    """Sets the newest copy of all experts, or of (layer, expert) pairs."""
     if units == "all":
         newest_LE[:] = step
         return

@@ -1,12 +1,11 @@
 """Parts of a report: sections with pictures and tables."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from swift.tools.report.sections.axes import DPI
+from swift.tools.figure_file import figure_file
 from swift.tools.report.sections.curves import Chart, LayerMaps
 
 
@@ -19,8 +18,8 @@ class Picture:
         caption: description of the picture.
         figure: figure in the colours of ``swift.tools.palette``.
         is_wide: True if it keeps its width even on a narrow page.
-        chart: lines of the figure, where a script may draw them again.
-        maps: heat maps of the figure, for a script that tells their values.
+        chart: lines of the figure, for a script that redraws them; None if none does.
+        maps: heat maps of the figure, for a script that shows their values; None if none does.
     """
 
     name: str
@@ -33,9 +32,7 @@ class Picture:
     @property
     def png(self) -> bytes:
         """Content of a PNG file."""
-        file = io.BytesIO()
-        self.figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-        return file.getvalue()
+        return figure_file(self.figure, "png")
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Section:
         title: heading.
         pictures: pictures of the section.
         tables: tables with the same content in numbers.
-        note: remark in a line; for an empty section, the reason.
+        note: remark in one line; for an empty section, why it is empty.
     """
 
     title: str

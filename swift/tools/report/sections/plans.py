@@ -52,7 +52,7 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     """Reads the schedule of an event ``plan``, with the workers that ran it.
 
     Returns:
-        The schedule, and the worker in each role that was moved.
+        The schedule, and the worker that has taken over each role that was moved.
 
     Raises:
         DamagedPlanError, SettingError: the event has no valid schedule.
@@ -77,7 +77,7 @@ def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     what = "An iteration" if window == 1 else f"A window of {window} iterations"
     caption = f"{what} with {down} down: what each worker runs, in the planner's unit of time."
     if players:
-        moved = ", ".join(f"{d}:{p} plays {e}:{q}" for (e, q), (d, p) in sorted(players.items()))
+        moved = ", ".join(f"{d}:{p} runs as {e}:{q}" for (e, q), (d, p) in sorted(players.items()))
         caption += f" Roles have moved: {moved}."
     return Picture(name, caption, draw_picture(schedule), is_wide=True)
 
@@ -102,5 +102,5 @@ def _texts(value: float | None, show: Any) -> Sequence[str]:
 def _worker(name: str) -> Worker:
     worker = read_worker(name)
     if worker is None:
-        raise DamagedPlanError(f"{name!r} is no worker")
+        raise DamagedPlanError(f"{name!r} is not a worker")
     return worker

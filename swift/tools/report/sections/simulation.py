@@ -1,16 +1,15 @@
 """Picture of a simulation, drawn from its JSON document alone: goodput over time, and where the time went."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from swift.tools.figure_file import figure_file
 from swift.tools.palette import STRATEGY_COLORS, colors_of
-from swift.tools.report.sections.axes import DPI, draw_bars, new_figure, put_legend, put_title
+from swift.tools.report.sections.axes import draw_bars, new_figure, put_legend, put_title
 
 
 def draw_simulation(facts: Mapping[str, Any]) -> Figure:
@@ -30,19 +29,14 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
 
 
 def simulation_file(facts: Mapping[str, Any], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Renders the picture as the content of a file, identical for identical documents."""
-    file = io.BytesIO()
-    # Otherwise the ids in an SVG are random, and it contains the current time.
-    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-    with rc_context({"svg.hashsalt": "swift"}):
-        draw_simulation(facts).savefig(file, format=suffix, dpi=DPI, metadata=metadata)
-    return file.getvalue()
+    """Renders the picture as the content of a file."""
+    return figure_file(draw_simulation(facts), suffix)
 
 
 def _draw_goodput(
     axes: Axes, hours: Sequence[float], rows: Sequence[Mapping[str, Any]], color_of: Mapping[str, str]
 ) -> None:
-    """Draws the moving averages as lines over what they average, which is faint."""
+    """Draws moving averages as lines, over the faint values that they average."""
     drawn = [row for row in rows if row["goodput"] is not None]
     middles = (np.asarray(hours[1:]) + np.asarray(hours[:-1])) / 2
     lowest = 1.0
@@ -62,7 +56,7 @@ def _draw_goodput(
 
 
 def _moving_mean(values_B: np.ndarray) -> np.ndarray:
-    """Centred mean over a tenth of the bins; at the ends over those that there are."""
+    """Centred mean over a tenth of the bins; near the ends, over those that exist."""
     window = np.ones(max(1, len(values_B) // 10) | 1)
     sums, numbers = (np.convolve(ones_B, window) for ones_B in (values_B, np.ones(len(values_B))))
     half = len(window) // 2

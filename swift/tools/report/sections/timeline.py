@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from swift.runlog import History, Incident, Presence, Run, moments_of, presences_of, scalars
+from swift.runlog import History, Incident, Presence, Run, incidents_of, presences_of, scalars
 from swift.tools.palette import GRID, INK, LIVE, MOMENT_COLORS
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.series import thin
 
 MAX_ROWS = 24
-MAX_MOMENTS = 200
+MAX_INCIDENTS = 200
 MARKERS = {"failure": "v", "recovery": "P", "return": "^", "restore": "D", "resume": ">", "stop": "X"}
 
 
@@ -29,45 +29,45 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
         SettingError: the record is damaged.
     """
     title = "Failures and recoveries"
-    moments, presences = moments_of(run, history), presences_of(run, history)
-    if not moments:
+    incidents, presences = incidents_of(run, history), presences_of(run, history)
+    if not incidents:
         return Section(title, note="No failures.")
     shown = _shown(presences)
-    figure = draw_timeline(run, history, shown, moments)
+    figure = draw_timeline(run, history, shown, incidents)
     caption = "Completed iterations over the time of running, and the workers that were live."
     if len(shown) < len(presences):
-        caption += f" {len(presences) - len(shown):,} of {len(presences):,} are left out, those that were live longest."
+        caption += f" The {len(presences) - len(shown):,} of {len(presences):,} that were live longest are left out."
     rows = [
         [
-            seconds_text(moment.seconds),
-            f"{moment.step:,}",
-            moment.kind,
-            ", ".join(moment.who) or "all",
-            moment.what,
-            "-" if moment.took_s is None else seconds_text(moment.took_s),
+            seconds_text(incident.seconds),
+            f"{incident.step:,}",
+            incident.kind,
+            ", ".join(incident.who) or "all",
+            incident.what,
+            "-" if incident.took_s is None else seconds_text(incident.took_s),
         ]
-        for moment in moments[:MAX_MOMENTS]
+        for incident in incidents[:MAX_INCIDENTS]
     ]
-    note = f"The first {MAX_MOMENTS:,} of {len(moments):,}." if len(moments) > MAX_MOMENTS else ""
+    note = f"The first {MAX_INCIDENTS:,} of {len(incidents):,}." if len(incidents) > MAX_INCIDENTS else ""
     table = Table(["time", "iteration", "what", "who", "how", "took"], rows, num_text=6)
     return Section(title, [Picture(f"{prefix}-timeline", caption, figure, is_wide=True)], [table], note)
 
 
-def draw_timeline(run: Run, history: History, presences: Sequence[Presence], moments: Sequence[Incident]) -> Figure:
+def draw_timeline(run: Run, history: History, presences: Sequence[Presence], incidents: Sequence[Incident]) -> Figure:
     """Draws completed iterations over the time of running, and below them a bar for each worker while it is live.
 
     Args:
         run: run whose steps are drawn.
         history: timeline of the run.
         presences: workers to draw, with the times at which they are live.
-        moments: failures and recoveries to mark.
+        incidents: failures and recoveries to mark.
     """
     unit, name = (
         (1.0, "seconds") if history.end_s < 600 else (60.0, "minutes") if history.end_s < 10_800 else (3600.0, "hours")
     )
     bars = 0.55 + 0.22 * max(1, len(presences))
     figure, (above, below) = new_figure(height=2.9 + bars, num_rows=2, width=7.6, heights=(2.2, bars))
-    _draw_progress(above, run, history, moments, unit)
+    _draw_progress(above, run, history, incidents, unit)
     for y, presence in enumerate(presences):
         spans = [(start / unit, max(end - start, 0.0) / unit) for start, end in presence.spans]
         below.barh(y, history.end_s / unit, color="none", edgecolor=GRID, hatch="////", linewidth=0.5, height=0.62)
@@ -82,17 +82,17 @@ def draw_timeline(run: Run, history: History, presences: Sequence[Presence], mom
     return figure
 
 
-def _draw_progress(axes: Axes, run: Run, history: History, moments: Sequence[Incident], unit: float) -> None:
+def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[Incident], unit: float) -> None:
     steps_T, known_T = scalars(run, "step"), np.isfinite(history.step_s_T)
     seconds_T, steps_T = history.step_s_T[known_T], steps_T[known_T]
     points = thin(seconds_T)
     axes.plot(seconds_T[points] / unit, steps_T[points], color=INK, linewidth=1.6)
     for kind, marker in MARKERS.items():
-        at = [moment for moment in moments if moment.kind == kind]
-        if not at:
+        found = [incident for incident in incidents if incident.kind == kind]
+        if not found:
             continue
-        x = np.array([moment.seconds for moment in at])
-        y = np.interp(x, seconds_T, steps_T) if seconds_T.size else np.array([float(moment.step) for moment in at])
+        x = np.array([incident.seconds for incident in found])
+        y = np.interp(x, seconds_T, steps_T) if seconds_T.size else np.array([float(one.step) for one in found])
         (line,) = axes.plot(x / unit, y, marker, markersize=7.5, color=MOMENT_COLORS[kind], label=kind, zorder=3)
         line.set(markeredgecolor=INK, markeredgewidth=0.6)
     axes.set_ylabel("iterations done")
