@@ -13,11 +13,11 @@ _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer
 class CheckpointConfig:
     """Frequency and extent of a run's checkpoints and snapshots.
 
-    The first checkpoint of a run, that of its last iteration and that of a stop are full, whatever K is.
+    The first and the last checkpoint of a run, and the one saved when a run is stopped, are full, whatever K is.
 
     Attributes:
-        every: iterations between checkpoints; the last iteration is saved too. 0: only that of a stop, from which
-            ``--resume`` continues.
+        every: iterations between checkpoints; the last iteration is saved too. 0: only a run that is stopped is saved,
+            for ``--resume``.
         num_kept: number of saved iterations, the newest ones, that can be restored.
         experts_per_layer: K, experts of every layer that a checkpoint saves beside the whole dense part; ``all``: full
             checkpoints.

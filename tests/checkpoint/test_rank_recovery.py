@@ -162,7 +162,7 @@ def test_every_slice_comes_from_the_best_copy_that_is_left(loss):
     call = (broken, slots, split, lost, copies, NOW, ledger_of(split, saved), stored)
     if None in wanted.values():
         with pytest.raises(
-            RunError, match=r"^rank \d is lost, and its slice of .* in no other memory and in no checkpoint$"
+            RunError, match=r"^rank \d is lost, and no memory and no checkpoint has a copy of its slice of .*$"
         ):
             recover(*call)
         return

@@ -212,7 +212,7 @@ def test_what_nobody_has_stops_the_run(experiment, tmp_path):
     with pytest.raises(RunError) as raised:
         run(losing(experiment, ONE), tmp_path / "run")
     assert str(raised.value) == (
-        "rank 3 is lost, and its slice of the dense part is in no other memory and in no checkpoint, at iteration 6: "
+        "rank 3 is lost, and no memory and no checkpoint has a copy of its slice of the dense part, at iteration 6: "
         "stopped; there is no checkpoint yet; start again in another --run-dir with a CheckpointConfig.snapshot_every "
         "above 0"
     )

@@ -1,8 +1,8 @@
 """Checkpoints in the memory of other ranks.
 
-Snapshots from devices to the host, each rank's copy with its neighbour, and the recovery of a lost rank's slices from
-snapshots, replicas or storage. In a run of processes the copies are files, see ``swift.elastic.state``, and
-``swift.elastic.services`` calls the recovery.
+``snapshots`` copies a state from the devices to the host, ``peer_snapshots`` keeps each rank's copy with its neighbour,
+and ``rank_recovery`` recovers a lost rank's slices from snapshots, replicas or storage. In a run of several processes
+the copies are files, see ``swift.elastic.state``, and ``swift.elastic.services`` calls the recovery.
 """
 
 from swift.checkpoint.memory.peer_snapshots import PeerSnapshots

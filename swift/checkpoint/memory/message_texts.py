@@ -9,11 +9,11 @@ from swift.checkpoint.partial import StateSplit, Unit
 
 
 class Origin(NamedTuple):
-    """The place of a copy of a slice.
+    """The origin of a copy of a slice.
 
     Attributes:
         kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint.
-        step: iterations that it contains.
+        step: iterations done when the copy was made.
         holder: rank in whose memory it was; -1 for storage.
     """
 
@@ -33,7 +33,7 @@ class RankSource(NamedTuple):
         stage, rank: the lost rank.
         unit: the expert; None: the dense part.
         weights: origin of the master weights.
-        moments: origin of the optimizer's moments; None where it has none.
+        moments: origin of the optimizer's moments; None if the optimizer has none.
     """
 
     stage: int
@@ -49,11 +49,11 @@ class RankSource(NamedTuple):
 
 
 def rank_lines(sources: Sequence[RankSource], split: StateSplit, step: int) -> list[str]:
-    """A line for each source of each lost rank.
+    """Writes a line for each source of each lost rank, such as these of rank 3.
 
-    Such as ``rank 3 is lost: dense and experts 0-7: snapshot of rank 4, 0 steps old``, ``rank 3: weights of experts 1,
-    2 of layer 0: a replica on rank 6; their moments: snapshot of rank 4, 3 steps old``, ``rank 3: expert 5 of layer 1:
-    storage, step 40``.
+        rank 3 is lost: dense and experts 0-7: snapshot of rank 4, 0 steps old
+        rank 3: weights of experts 1, 2 of layer 0: a replica on rank 6; their moments: snapshot of rank 4, 3 steps old
+        rank 3: expert 5 of layer 1: storage, step 40
 
     Args:
         sources: sources, rank by rank.
@@ -62,15 +62,13 @@ def rank_lines(sources: Sequence[RankSource], split: StateSplit, step: int) -> l
     """
     lines = []
     for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
-        name, said = f"rank {rank}" + (f" of stage {stage}" if split.num_stages > 1 else ""), "{} is lost"
-        for alike in _alike(of_rank):
-            what = _what(alike, split)
+        name = f"rank {rank}" + (f" of stage {stage}" if split.num_stages > 1 else "")
+        for index, alike in enumerate(_by_origin(of_rank)):
             weights, moments = alike[0].weights, alike[0].moments
-            text = f"{what}: {_origins({source.weights for source in alike}, step)}"
+            text = f"{_content_text(alike, split)}: {_origin_text({source.weights for source in alike}, step)}"
             if moments is not None and moments != weights:
-                text = f"weights of {text}; their moments: {_origins({moments}, step)}"
-            lines.append(f"{said.format(name)}: {text}")
-            said = "{}"
+                text = f"weights of {text}; their moments: {_origin_text({moments}, step)}"
+            lines.append(f"{name}{' is lost' if index == 0 else ''}: {text}")
     return lines
 
 
@@ -92,7 +90,7 @@ def rank_facts(sources: Sequence[RankSource]) -> list[dict[str, Any]]:
     """Fields of the sources for ``events.jsonl``; experts are ``[layer, class]``."""
     facts = []
     for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
-        for alike in _alike(of_rank):
+        for alike in _by_origin(of_rank):
             weights, moments = alike[0].weights, alike[0].moments
             facts.append(
                 {
@@ -107,8 +105,8 @@ def rank_facts(sources: Sequence[RankSource]) -> list[dict[str, Any]]:
     return facts
 
 
-def _alike(sources: Iterable[RankSource]) -> list[list[RankSource]]:
-    """Groups the sources that share a line; replicas may be on several ranks."""
+def _by_origin(sources: Iterable[RankSource]) -> list[list[RankSource]]:
+    """Groups the sources that share a line: those of one origin, and replicas on whichever ranks."""
     groups = defaultdict(list)
     for source in sources:
         weights = source.weights
@@ -122,8 +120,8 @@ def _fact(origin: Origin, holders: Collection[int]) -> dict[str, Any]:
     return fact if origin.kind == "storage" else fact | {"ranks": sorted(holders)}
 
 
-def _origins(origins: Collection[Origin], step: int) -> str:
-    """The text of one origin, or of several replicas on different ranks."""
+def _origin_text(origins: Collection[Origin], step: int) -> str:
+    """The text for one origin, or for several replicas on different ranks."""
     kind, taken, holder = min(origins)
     if kind == "storage":
         return f"storage, step {taken}"
@@ -134,8 +132,8 @@ def _origins(origins: Collection[Origin], step: int) -> str:
     return f"replicas on ranks {ranks}" if len(origins) > 1 else f"a replica on rank {ranks}"
 
 
-def _what(sources: Sequence[RankSource], split: StateSplit) -> str:
-    """The text of what sources hold, such as ``dense and experts 0-7``; layers are named where they differ."""
+def _content_text(sources: Sequence[RankSource], split: StateSplit) -> str:
+    """The text for what sources hold, such as ``dense and experts 0-7``; layers are named where they differ."""
     of_layer = defaultdict(list)
     for source in sources:
         if source.unit is not None:

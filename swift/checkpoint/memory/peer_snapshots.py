@@ -1,4 +1,4 @@
-"""Level 1 of checkpoints: snapshots of every rank's slices in the memory of the next rank (MoC-System).
+"""Snapshots of every rank's slices in the memory of the next rank: MoC-System's first level of checkpoints.
 
 Legend: P stages, L MoE layers of the model, E expert classes, K classes of a layer that a snapshot copies, N ranks,
 V arrays of an expert's state of one dtype, w values of a rank's slice, C copies.
@@ -153,11 +153,11 @@ class PeerSnapshots:
         if self._selection == "sequential":
             turn_L, self._turn_L = self._turn_L, next_turns(self._turn_L, num_classes, self._k)
             return sequential(turn_L, num_classes, self._k)
-        then_LE, step_LE = self._store.newest()
-        return load_aware(contained_LE - then_LE, step_LE, self._k)
+        saved_LE, step_LE = self._store.newest()
+        return load_aware(contained_LE - saved_LE, step_LE, self._k)
 
     def _settle(self, patience_s: float | None) -> None:
-        """Waits for the snapshot that is being copied; None: without limit. One that failed leaves those before."""
+        """Waits for the snapshot that is being copied, without limit if None; a failed one leaves the earlier ones."""
         if self._copying is None or not wait([self._copying], patience_s).done:
             return
         error, self._copying = self._copying.exception(), None

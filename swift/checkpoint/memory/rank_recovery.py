@@ -87,7 +87,7 @@ def recover_ranks(
         sources.append(source)
         if part.unit is not None:
             lost_LE[part.unit] += num_lost
-    lost_LE = -(-lost_LE // split.num_ranks)  # only a slice of the expert, one Nth, has gone back
+    lost_LE = -(-lost_LE // split.num_ranks)  # rounded up; only one slice of each expert, one Nth, fell back
     tally = ledger.tally.fell_back(lost_LE)
     passed_over = [f"passed over: {why}" for why in _passed_over(stored)]
     facts = {"sources": rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
@@ -102,14 +102,14 @@ def recover_ranks(
 def _fill(search: SliceSearch, arrays: Mapping[str, np.ndarray], part: SlicePart) -> tuple[RankSource, int]:
     """Fills in a part from its best copies; returns their origins, and the token updates that they lack."""
     weights, moments = search.find(part)
-    masters, others = slice_names(search.split, part.unit)
-    for found, of_kind in ((weights, masters), (moments, others)):
-        for name in of_kind:
+    weight_names, moment_names = slice_names(search.split, part.unit)
+    for found, names in ((weights, weight_names), (moments, moment_names)):
+        for name in names:
             slice_of(search.split, arrays[name], part)[...] = found.read(name)
     num_lost = 0
     if part.unit is not None and weights.contained is not None:
         num_lost = max(0, int(search.ledger.tally.contained_LE[part.unit]) - weights.contained)
-    source = RankSource(*part, weights.origin, moments.origin if others else None)
+    source = RankSource(*part, weights.origin, moments.origin if moment_names else None)
     return source.named(search.names), num_lost
 
 

@@ -75,8 +75,8 @@ class SliceSearch:
         if newest is not None and newest.origin.step == self.step:
             return newest, newest
         weights = self._in_slots(part) or newest or self._in_storage(part)
-        _, others = slice_names(self.split, part.unit)
-        return weights, newest or (self._in_storage(part) if others else weights)
+        _, moment_names = slice_names(self.split, part.unit)
+        return weights, newest or (self._in_storage(part) if moment_names else weights)
 
     def _newest(self, part: SlicePart) -> FoundCopy | None:
         """The newest snapshot of a part, or its copy in a newer checkpoint; None: there is no snapshot."""
@@ -137,7 +137,7 @@ class SliceSearch:
         found = self.stored()
         if found is None:
             what = "the dense part" if part.unit is None else f"expert {part.unit[1]} of layer {part.unit[0]}"
-            missing = f"its slice of {what} is in no other memory and in no checkpoint"
+            missing = f"no memory and no checkpoint has a copy of its slice of {what}"
             raise RunError(f"rank {self.names[part.rank]} is lost, and {missing}")
         state, plan = found
         arrays = by_name(state)

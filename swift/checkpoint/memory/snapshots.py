@@ -20,10 +20,10 @@ def begin_snapshot(
     chosen_LK: Int[np.ndarray, "layers K"],
     room: Snapshot | None = None,
 ) -> Callable[[], Snapshot]:
-    """Starts a copy on the devices of what a checkpoint saves of a state; only the copy goes to the host.
+    """Starts to copy what a checkpoint saves of a state: on the devices first, and from there to the host.
 
-    Training does not wait: the devices make the copy after the ops that they have queued, and it takes device memory of
-    its own size until it is on the host.
+    Training does not wait: the devices make their copy after the ops that they have queued. It takes up device memory
+    until it is on the host.
 
     Args:
         split: division of a state with one row for each stage.
@@ -31,7 +31,7 @@ def begin_snapshot(
             this returns.
         live: the mesh, all devices of which belong to this process.
         chosen_LK: the chosen classes of every MoE layer of the model.
-        room: an older snapshot to overwrite where it has the same size, since allocating memory costs more than the
+        room: an older snapshot, which is overwritten if it has the same size: allocating memory takes longer than the
             copy.
 
     Returns:
@@ -48,10 +48,10 @@ def begin_snapshot(
         chosen = jax.device_put(split.by_stage(chosen_LK).astype(np.int32), stages.shardings(SHARED))
     ranked = tuple(name for name in dense if name in split.ranked_names)
     copies = _copier(stages, ranked, tuple(dense), tuple(experts))(dense, experts, chosen)
-    return partial(_take, split, copies, chosen_LK, room)
+    return partial(_fetch, split, copies, chosen_LK, room)
 
 
-def _take(split: StateSplit, copies: dict[str, jax.Array], chosen_LK: np.ndarray, room: Snapshot | None) -> Snapshot:
+def _fetch(split: StateSplit, copies: dict[str, jax.Array], chosen_LK: np.ndarray, room: Snapshot | None) -> Snapshot:
     if room is None or room.chosen_LK.shape != chosen_LK.shape:
         dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
         blocks = split.new_blocks(chosen_LK.shape[-1])
@@ -72,7 +72,7 @@ def _take(split: StateSplit, copies: dict[str, jax.Array], chosen_LK: np.ndarray
 def _copier(
     stages: LiveMesh, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
 ) -> Callable[..., dict[str, jax.Array]]:
-    """The jitted copy of arrays by name: of experts ``[P, L, N, E, w]`` the chosen ones ``[P, L, K]``; None: all."""
+    """Returns the jitted copy of arrays by name; of experts ``[P, L, N, E, w]`` only those chosen ``[P, L, K]``."""
 
     def copy(dense: dict[str, jax.Array], experts: dict[str, jax.Array], chosen_LK: jax.Array | None) -> Any:
         if chosen_LK is not None:

@@ -1,7 +1,7 @@
 """Partial checkpoints (MoC-System).
 
-The division of a state into a dense part and experts, the choice of the experts that a checkpoint saves, and the
-proportion of lost tokens that this costs.
+``expert_units`` divides a state into a dense part and experts, ``selection`` chooses the experts that a checkpoint
+saves, and ``lost_tokens`` counts the tokens that a restore loses by it.
 """
 
 from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, by_name, shape_text

@@ -1,7 +1,7 @@
 """Division of a training state into a dense part and experts, each of which is saved and restored on its own.
 
-An expert's state is its master weights and moments: its class of every array of the group ``expert``. Where optimizer
-state is tied to slots instead of experts (the layout ``coupled``), everything is in the dense part.
+An expert's state is its master weights and moments: its part, by class, of every array in the group ``expert``. Where
+the optimizer's state is tied to slots instead of experts (the layout ``coupled``), everything is in the dense part.
 
 Legend: P stages, L MoE layers of a stage, N ranks, E expert classes, K chosen classes of a layer, w values of a rank's
 slice, V arrays of an expert's state that have the same dtype.
@@ -110,12 +110,12 @@ class StateSplit:
 
     @property
     def num_stages(self) -> int:
-        """P."""
+        """Number of stages, P."""
         return next(iter(self.shapes.values())).shape[0]
 
     @property
     def num_ranks(self) -> int:
-        """N."""
+        """Number of expert ranks, N."""
         return next((self.shapes[name].shape[2] for name in self.ranked_names), 1)
 
     @cached_property
@@ -137,7 +137,7 @@ class StateSplit:
 
     @property
     def num_classes(self) -> int:
-        """E."""
+        """Number of expert classes, E."""
         return self._expert_shape[3]
 
     @property
@@ -175,7 +175,7 @@ class StateSplit:
     def put(
         self, blocks: Mapping[str, np.ndarray], name: str, array_PLNKw: np.ndarray, index: tuple[slice, ...] = ()
     ) -> None:
-        """Writes an array of chosen experts ``[P, L, N, K, w]``, or the part at an index, into its part of blocks."""
+        """Writes an array of chosen experts ``[P, L, N, K, w]``, or its part at ``index``, into blocks."""
         stages, _, *others = index or (slice(None),) * 5
         view = self.view(blocks, name)
         for layers, array in zip(self.layers_of_stages[stages], array_PLNKw, strict=True):
@@ -191,11 +191,11 @@ class StateSplit:
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
         """The state, from a dense part and from blocks of all experts in order of class."""
-        experts = {name: self._of_all(blocks, name) for name in self.expert_names}
+        experts = {name: self._expert_array(blocks, name) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
 
-    def _of_all(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    def _expert_array(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
         """An array ``[P, L, N, E, w]``, from blocks of all experts."""
         view, shape = self.view(blocks, name), self.shapes[name]
         array = np.zeros(shape.shape, shape.dtype)
@@ -204,10 +204,10 @@ class StateSplit:
         return array
 
     def bytes_per_rank(self, snapshot: Snapshot) -> list[list[int]]:
-        """Bytes of a snapshot by stage and rank, ``[P][N]``; those that all ranks share count for the first."""
+        """Bytes of a snapshot by stage and rank, ``[P][N]``; what all ranks share counts for rank 0."""
         ranked = [snapshot.dense[name] for name in self.dense_shapes if name in self.ranked_names]
         shared = [snapshot.dense[name] for name in self.dense_shapes if name not in self.ranked_names]
         total = sum(array.nbytes for array in (*ranked, *snapshot.blocks.values()))
-        of_all = sum(array.nbytes for array in shared) // self.num_stages
+        shared_bytes = sum(array.nbytes for array in shared) // self.num_stages
         each = total // (self.num_stages * self.num_ranks)
-        return [[each + (of_all if rank == 0 else 0) for rank in range(self.num_ranks)] for _ in range(self.num_stages)]
+        return [[each + shared_bytes, *[each] * (self.num_ranks - 1)] for _ in range(self.num_stages)]

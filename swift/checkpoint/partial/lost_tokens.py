@@ -19,8 +19,8 @@ class Tally:
     expert's state *contains*: the updates of all iterations that led to it. So nothing counts as lost twice, however
     often a run falls back, and iterations that are run again are not lost.
 
-    For an iteration without a record, every expert is assumed to contain as many of its updates as possible, and
-    nothing to have been routed. The count of lost updates is then at least the true one, and ``plt`` an upper bound.
+    An iteration without a record counts as one that updated every expert as often as possible, and routed nothing. So
+    the number of lost updates is at least the true one, and ``plt`` is an upper bound.
 
     Attributes:
         contained_LE: int64, updates that the experts' state contains.
@@ -105,11 +105,11 @@ class Tally:
         return arrays | {"contained": self.contained_LE.tolist(), **numbers}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any], num_classes: int) -> "Tally":
+    def from_json(cls, fields: Mapping[str, Any], num_classes: int) -> "Tally":
         """The inverse of ``to_json``."""
-        contained_LE = np.asarray(said["contained"], np.int64).reshape(len(said["contained"]), num_classes)
-        routed_L, lost_L = (np.asarray(said[name], np.int64) for name in ("routed", "lost"))
-        return cls(contained_LE, routed_L, lost_L, said["num_faults"], said.get("num_uncounted", 0))
+        contained_LE = np.asarray(fields["contained"], np.int64).reshape(len(fields["contained"]), num_classes)
+        routed_L, lost_L = (np.asarray(fields[name], np.int64) for name in ("routed", "lost"))
+        return cls(contained_LE, routed_L, lost_L, fields["num_faults"], fields.get("num_uncounted", 0))
 
 
 def dynamic_k(k: int, plt: float, budget: float | None, num_classes: int) -> int:

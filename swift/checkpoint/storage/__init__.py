@@ -1,7 +1,8 @@
 """Checkpoints on disk.
 
-Arrays in files, the manifest that locates the newest copy of everything, writing and reading both, and verifying files
-against their digests.
+``orbax_files`` writes arrays to files, ``manifest`` locates the newest copy of everything, ``writer`` and ``reader``
+save and restore a run, and ``verification`` checks files against their digests. ``arrays`` stores any other tree of
+arrays, such as an exported model.
 """
 
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays, stored_types

@@ -39,9 +39,9 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     for name, content in contents.items():
         why = wrong_numbers(path, {name: shapes[name]}, content, files, folder="")
         if why is not None:
-            raise RunError(f"{path}: was not written as it is in memory: {why}: try again")
-    said = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
-    write_signed(path, said)
+            raise RunError(f"{path} was not written correctly: {why}: try again")
+    fields = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
+    write_signed(path, fields)
 
 
 def load_metadata(path: Path, setting: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Digests of bytes, arrays and files, which everything that is read is checked against."""
+"""Digests of bytes, arrays and files, against which everything is checked when it is read."""
 
 import hashlib
 import os
@@ -36,7 +36,7 @@ def array_checksum(arrays: Iterable[np.ndarray]) -> int:
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
-    """Bytes of an array's values in C order, without a copy where they lie so."""
+    """Bytes of an array's values in C order; a copy only if the array is in another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -57,7 +57,7 @@ def settled_digests(directory: Path) -> dict[str, str]:
 
 
 def difference(path: Path, expected: str) -> str | None:
-    """The difference of a file from its expected digest, as a phrase; None: there is none."""
+    """Says how a file differs from its expected digest, as a phrase; None if it does not."""
     if not path.is_file():
         return "is missing"
     try:

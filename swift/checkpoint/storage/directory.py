@@ -5,8 +5,8 @@
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
     .step-00000060.tmp/            a save in progress, or an interrupted one
     step-00000040.earlier/         a checkpoint while another of the same iteration replaces it
-    step-00000060.aside/           a checkpoint that a restore has passed over; nothing reads it any more, and it is
-                                   removed once the run has saved iteration 60 or a later one
+    step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and removed once
+                                   the run has saved iteration 60 or a later one
 
 One process at a time writes here.
 """
@@ -34,9 +34,9 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 def settle(directory: Path) -> None:
-    """Cleans up after interrupted saves: removes partial ones and puts back the checkpoints that they were replacing.
+    """Cleans up after interrupted saves: removes what they wrote, and puts back the checkpoints they were replacing.
 
-    Partial saves would keep a full disk full.
+    Unfinished saves would keep a full disk full.
     """
     for half in directory.glob(f".{_PREFIX}*.tmp"):
         shutil.rmtree(half, ignore_errors=True)
@@ -49,7 +49,7 @@ def settle(directory: Path) -> None:
 
 
 def begin_save(directory: Path, step: int) -> Path:
-    """Makes the temporary directory of a save, which ``commit_save`` renames."""
+    """Creates the temporary directory of a save, which ``commit_save`` renames."""
     directory.mkdir(parents=True, exist_ok=True)
     settle(directory)
     path = directory / f".{checkpoint_path(directory, step).name}.tmp"
@@ -69,7 +69,7 @@ def commit_save(directory: Path, step: int) -> Path:
 
 
 def set_aside_newer(directory: Path, step: int) -> list[str]:
-    """Sets aside the checkpoints after the iteration that a run resumes from, or they would shadow new ones.
+    """Sets aside the checkpoints of iterations after ``step``, from which a run resumes: they would shadow new ones.
 
     Returns:
         Their new names.
@@ -94,7 +94,7 @@ def remove_set_aside(directory: Path, step: int) -> None:
 
 
 def retire(directory: Path, num_kept: int) -> None:
-    """Removes files that no kept checkpoint needs; nothing where one of their manifests cannot be read.
+    """Removes files that no kept checkpoint needs; removes nothing if the manifest of a kept one cannot be read.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -104,7 +104,7 @@ def retire(directory: Path, num_kept: int) -> None:
     try:
         kept = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
     except SettingError:
-        return  # the files that it needs are not known
+        return  # it is unknown which files that checkpoint needs
     for step in steps[:-num_kept]:  # manifests first, so that a checkpoint that is half removed does not count
         (checkpoint_path(directory, step) / MANIFEST).unlink()
     needed = files_needed(kept)

@@ -1,4 +1,4 @@
-"""Inspection of a directory of checkpoints, and of damage to it, for people to read; changes nothing."""
+"""Reports for people on a directory of checkpoints and on damage to it; changes nothing."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

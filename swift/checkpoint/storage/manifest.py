@@ -1,8 +1,8 @@
 """The manifest of a checkpoint, and the ledger that a run keeps of its checkpoints.
 
-A manifest stands by itself: it names, for every expert, the step and files of its newest copy and of the one before,
-with digests, sizes and the token updates that they contain; for the dense part the files of its own step; and the
-ledger, from which the next checkpoint follows.
+A manifest is complete by itself. It names, for every expert, the step and files of its newest copy and of the one
+before, with digests, sizes and the token updates that they contain; for the dense part, the files of its own step. It
+also holds the ledger, which decides what the next checkpoint saves.
 
 Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
 """
@@ -74,7 +74,7 @@ class Ledger:
         tally: token updates so far.
         copies: copies of every expert, the newest first; empty before the first checkpoint.
         common: files that are needed to read any array of a step, by step.
-        turn_L: int64, the class whose turn it is in every layer's round.
+        turn_L: int64, class of every layer with which its next sequential selection begins.
         k: experts of a layer that a partial checkpoint saves.
     """
 
@@ -92,7 +92,7 @@ class Ledger:
 
     @property
     def num_classes(self) -> int:
-        """E."""
+        """Number of expert classes, E."""
         return self.tally.contained_LE.shape[1]
 
     def counted(self, popularity_LE: Any, dropped_LE: Any) -> "Ledger":
@@ -128,9 +128,9 @@ class Ledger:
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
     def emptied(self, k: int) -> "Ledger":
-        """The ledger for a state of another shape: without copies, which have to be of one shape in a checkpoint.
+        """The ledger for a state of another shape: without copies, so that the next checkpoint is full.
 
-        So the next checkpoint is full.
+        All copies in a checkpoint have one shape.
         """
         return replace(self, copies={}, common={}, k=k)
 
@@ -186,7 +186,7 @@ class Manifest:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Writes the manifest to the directory of a checkpoint, which makes the checkpoint restorable."""
     ledger = manifest.ledger
-    said = {
+    fields = {
         "version": _VERSION,
         "step": manifest.step,
         "identity": dict(manifest.identity),
@@ -202,7 +202,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         "common": {str(step): dict(files) for step, files in sorted(ledger.common.items())},
         "copies": [[*unit, [asdict(copy) for copy in copies]] for unit, copies in sorted(ledger.copies.items())],
     }
-    write_signed(path, said)
+    write_signed(path, fields)
 
 
 def read_manifest(path: Path, setting: str) -> Manifest:
@@ -213,27 +213,27 @@ def read_manifest(path: Path, setting: str) -> Manifest:
         setting: the user's name for it, for errors.
 
     Raises:
-        SettingError: there is none, or it is damaged, of another version, or of another checkpoint.
+        SettingError: there is no manifest, or it is damaged, of another version, or of another checkpoint.
     """
-    said = read_signed(path, setting, _VERSION)
-    if not path.name.endswith(f"-{said['step']:08d}"):
-        raise SettingError(setting, str(path), f"has the manifest of another checkpoint, of iteration {said['step']}")
-    tally = Tally.from_json(said["tally"], said["num_classes"])
-    copies = {(layer, class_): tuple(Copy(**one) for one in found) for layer, class_, found in said["copies"]}
-    common = {int(step): files for step, files in said["common"].items()}
-    ledger = Ledger(tally, copies, common, np.array(said["turn"], np.int64), said["experts_per_layer"])
+    fields = read_signed(path, setting, _VERSION)
+    if not path.name.endswith(f"-{fields['step']:08d}"):
+        raise SettingError(setting, str(path), f"has the manifest of another checkpoint, of iteration {fields['step']}")
+    tally = Tally.from_json(fields["tally"], fields["num_classes"])
+    copies = {(layer, class_): tuple(Copy(**one) for one in found) for layer, class_, found in fields["copies"]}
+    common = {int(step): files for step, files in fields["common"].items()}
+    ledger = Ledger(tally, copies, common, np.array(fields["turn"], np.int64), fields["experts_per_layer"])
     names = ("step", "identity", "extra", "unit_shapes", "chosen", "bytes_per_rank")
-    return Manifest(**{name: said[name] for name in names}, dense=Dense(**said["dense"]), ledger=ledger)
+    return Manifest(**{name: fields[name] for name in names}, dense=Dense(**fields["dense"]), ledger=ledger)
 
 
-def write_signed(path: Path, said: Mapping[str, Any]) -> None:
-    """Writes a manifest of any kind, for ``read_signed``; JSON."""
-    text = json.dumps(said).encode()
+def write_signed(path: Path, fields: Mapping[str, Any]) -> None:
+    """Writes a manifest of any kind as JSON, for ``read_signed``."""
+    text = json.dumps(fields).encode()
     replace_file(path / MANIFEST, digest(text).encode() + b"\n" + text)
 
 
 def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
-    """A manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
+    """Reads a manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
     try:
         signature, _, text = (path / MANIFEST).read_bytes().partition(b"\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -242,11 +242,11 @@ def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
         raise SettingError(setting, str(path), f"its file {MANIFEST} cannot be read: {error.strerror}") from None
     if signature != digest(text).encode():
         raise SettingError(setting, str(path), f"is damaged: its file {MANIFEST} is not as it was saved")
-    said = json.loads(text)
-    if said["version"] != version:
-        allowed = f"is of version {said['version']} of this format, and this Swift reads version {version}"
+    fields = json.loads(text)
+    if fields["version"] != version:
+        allowed = f"is of version {fields['version']} of this format, and this Swift reads version {version}"
         raise SettingError(setting, str(path), allowed)
-    return said
+    return fields
 
 
 def check_shapes(path: Path, setting: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:

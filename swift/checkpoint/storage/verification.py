@@ -1,7 +1,7 @@
 """Verification of files on the disk, and of the values in them, against a manifest.
 
-An array is stored as the bytes of its values, in one file. So where that file has the digest that the array had in
-memory, before anything was written, its values are the right ones, and they are read only once.
+An array is stored as the bytes of its values, in one file. If that file has the digest that the array had in memory
+before it was written, its values are right; so one pass over the file verifies both.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _BLOCK = 2**22
 
 
 class Damaged(Exception):
-    """A checkpoint is damaged; the message says how, as a phrase."""
+    """A checkpoint is damaged; the message is a phrase that says how."""
 
 
 class Checker:
@@ -110,7 +110,7 @@ def wrong_numbers(
     try:
         found = {name: map_array(arrays, name) for name in shapes}
         (only, *others) = shapes
-        # The bytes of several arrays are in several files, whose digests say nothing on the whole.
+        # Several arrays are in several files, whose digests do not add up to that of all their bytes.
         digest = array_digest(found.values()) if others else files[str(PurePosixPath(folder) / data_file(arrays, only))]
     except (OSError, ValueError, KeyError) as error:
         return f"{names} cannot be read: {error}"
@@ -121,7 +121,7 @@ def wrong_numbers(
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether all values of an array are finite; it may be a mapped file that does not fit into memory."""
+    """Whether all values of an array are finite; the array may be a mapped file larger than memory."""
     flat = array.reshape(-1)
     blocks = range(0, flat.size, _BLOCK) if jnp.issubdtype(array.dtype, jnp.inexact) else ()
     return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
@@ -137,7 +137,7 @@ def is_of_model(name: str) -> bool:
 
 
 def is_stored(shape: str) -> bool:
-    """Whether an array of this dtype and shape has files; empty ones do not, since Orbax does not take them.
+    """Whether an array of this dtype and shape has files; an empty one has none, since Orbax does not take it.
 
     >>> is_stored("float32[4, 8]"), is_stored("int32[]"), is_stored("int32[1, 0, 4]")
     (True, True, False)

@@ -19,7 +19,7 @@ from swift.checkpoint.storage.verification import unit_array, wrong_numbers
 from swift.files import sync_directory
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
-"""Pauses before a failed save is tried again, one after the other; then the run waits for the next one due."""
+"""Seconds before each new attempt of a failed save; after the last one, the run waits until the next save is due."""
 
 
 def save_checkpoint(
@@ -40,7 +40,7 @@ def save_checkpoint(
         step: iterations done.
         snapshot: snapshot of the state.
         split: division of the state.
-        ledger: ledger as of the snapshot; its copies exist and are older.
+        ledger: ledger as of the snapshot; its copies are older and still on the disk.
         identity: settings that a run has to share to read it, by name; JSON.
         extra: other state, such as the loader's; JSON.
         num_kept: number of checkpoints to keep.
@@ -49,12 +49,12 @@ def save_checkpoint(
         The checkpoint's manifest.
 
     Raises:
-        OSError, ValueError: it could not be written; nothing written before is touched.
+        OSError, ValueError: the checkpoint could not be written; earlier ones are untouched.
     """
     assert all(copies[0].step < step for copies in ledger.copies.values()), "a copy would be replaced by its own step"
     temporary = begin_save(directory, step)
     try:
-        # Digests before anything is written: they are of the values in memory.
+        # Taken before anything is written, so that they are digests of the values in memory.
         arrays = _named_arrays(snapshot)
         contents = {name: array_digest([array]) for name, array in arrays.items()}
         unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
@@ -73,12 +73,12 @@ def save_checkpoint(
             ledger=ledger.saved(step, snapshot.chosen_LK, copies, common),
         )
         write_manifest(temporary, manifest)
-        _settle_directories(temporary)
+        _sync_directories(temporary)
         commit_save(directory, step)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    with suppress(OSError):  # it is saved; what cannot be removed now is tried again after the next save
+    with suppress(OSError):  # the checkpoint is saved; what cannot be removed now is removed after the next one
         retire(directory, num_kept)
         remove_set_aside(directory, step)
     return manifest
@@ -145,7 +145,7 @@ def _copies(
     return copies
 
 
-def _settle_directories(path: Path) -> None:
+def _sync_directories(path: Path) -> None:
     """Syncs all directories, so that the names of the files are on the disk, too."""
     for directory in (path, *(below for below in path.rglob("*") if below.is_dir())):
         sync_directory(directory)
