@@ -168,12 +168,16 @@ ENDLESS = {
         KILLED,
         "--processes",
         "1",
-    ): "would wait for ever: with one pipeline the others cannot continue without a process, "
+    ): "would wait forever: with one pipeline the others cannot continue without a process, "
     "so no programs are prepared for that",
-    (KILLED, "--processes", "2", "--prepare", "none"): "would wait for ever: with --prepare none no programs are "
+    (KILLED, "--processes", "2", "--prepare", "none"): "would wait forever: with --prepare none no programs are "
     "prepared",
-    ("step 4: restart 0:0 once prepared", "step 3: kill 0:0", "--processes", "2"): "waits for programs, which only "
-    "faults do: leave out 'once prepared'",
+    (
+        "step 4: restart 0:0 once prepared",
+        "step 3: kill 0:0",
+        "--processes",
+        "2",
+    ): "only a fault can wait for programs: faults do: leave out 'once prepared'",
 }
 
 

@@ -1,8 +1,8 @@
-"""The supervisor of a run of processes.
+"""The supervisor of a run of several processes.
 
-The supervisor runs it to its end. The membership driver reports what happens to the membership and carries out its
-decisions; clients keep the checkpoint service and the compile service busy; the rest is what a run needs before it
-starts.
+``supervisor`` runs it to its end. ``membership_driver`` reports what happens to the membership and carries out its
+decisions. The clients send requests to the checkpoint service and the compile service, which ``service_monitor``
+watches. ``run_spec``, ``memory_demand`` and ``fault_injection`` have what is settled before a run starts.
 """
 
 from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE, CheckpointClient

@@ -131,7 +131,7 @@ class CheckpointClient:
     def load(self, generation: int, processes: Sequence[Process]) -> None:
         """Requests the newest checkpoint that exists once all earlier requests are done.
 
-        A failed save is retried once before.
+        If a save has failed, it is retried once before that.
         """
         if self._unsaved is not None and self._unsaved not in self._requests:
             self._retry(self._unsaved)

@@ -22,14 +22,14 @@ _MAX_STARTS = 3
 
 
 class CompileClient:
-    """Has programs prepared by the compile service. Without the service the run continues, and members compile.
+    """Has programs prepared by the compile service. Without it the run continues, and members compile for themselves.
 
     Args:
         children: processes among which the service runs.
         command: command that starts it; None: no programs are prepared.
         log: log file of the service.
-        start_s: time limit from its start to its first sign of life, in seconds.
-        silence_s: time limit between two signs of life, in seconds. A service that is silent for longer is killed, as
+        start_s: time limit from its start to its first heartbeat, in seconds.
+        silence_s: time limit between two heartbeats, in seconds. A service that is silent for longer is killed, since
             it may hold the lock of a program.
         clock: function that returns the time, in seconds.
     """
@@ -49,7 +49,7 @@ class CompileClient:
         self._request: CompileRequest | None = None
         self._is_sent = False
         self._prepared: set[CompileRequest] = set()
-        self._due: float | None = None  # time limit of the next sign of life; None: not running, or being killed
+        self._due: float | None = None  # time limit of the next heartbeat; None: not running, or being killed
         self._num_starts = 0  # in a row, without a program compiled in between
 
     def request(self, request: CompileRequest) -> None:
@@ -70,7 +70,7 @@ class CompileClient:
         self._is_sent = True
 
     def take_answer(self, line: str, time: float) -> Prepared | CompileFailed | None:
-        """Reads a message of the service, received at ``time``; returns None for a mere sign of life."""
+        """Reads a message of the service, received at ``time``; returns None for a mere heartbeat."""
         answer = COMPILE_ANSWERS.read(line)
         if self._due is not None:
             self._due = time + self._silence_s
@@ -101,6 +101,6 @@ class CompileClient:
         return True
 
     def died(self) -> bool:
-        """Has the next incarnation of the service get the same request; returns False if it has died too often."""
+        """Lets the next incarnation of the service get the same request; returns False if it has died too often."""
         self._due, self._is_sent = None, False
         return self._num_starts < _MAX_STARTS

@@ -16,7 +16,7 @@ _WAITS = " once prepared"
 
 
 class Fault(NamedTuple):
-    """A fault of a process, or the end of one: it happens once iteration ``step`` is done."""
+    """A fault of a process, or its restart: it happens once iteration ``step`` is done."""
 
     step: int
     kind: str
@@ -30,8 +30,8 @@ class FaultInjection:
     """A list of faults; each happens once.
 
     Args:
-        faults: faults of the list.
-        waiting: those that wait, if need be, until the programs without their process are prepared.
+        faults: faults and restarts.
+        waiting: the faults that wait until the programs needed after them are prepared.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), waiting: Collection[Fault] = ()):
@@ -54,7 +54,7 @@ class FaultInjection:
         return due
 
     def still_waiting(self, finished: int) -> list[Fault]:
-        """Returns the faults that only wait for programs once an iteration is finished."""
+        """Returns the faults that would be due after an iteration, and only wait for programs."""
         return [fault for fault in self._faults if fault in self._waiting - self._done and fault.step <= finished]
 
     def keeps_down(self, process: Process, finished: int) -> bool:
@@ -81,7 +81,7 @@ def parse_chaos(
         topology: topology of the run.
         processes: processes of the run.
         num_steps: number of iterations of the run.
-        why_unprepared: why no programs are ever prepared for a fault of this run; None: they are.
+        why_unprepared: reason why this run never prepares programs for a fault; None: it does.
 
     Raises:
         SettingError: a text has another form, names no process or no iteration before the last, restarts a process
@@ -102,9 +102,9 @@ def parse_chaos(
         if kind == _RESTART and not any(fault.process == process and fault.step < step for fault in faults):
             raise SettingError(SETTING, text, "restarts a process that has no fault at an earlier step")
         if text.endswith(_WAITS) and kind == _RESTART:
-            raise SettingError(SETTING, text, f"waits for programs, which only faults do: leave out '{_WAITS.strip()}'")
+            raise SettingError(SETTING, text, f"only a fault can wait for programs: leave out '{_WAITS.strip()}'")
         if text.endswith(_WAITS) and why_unprepared is not None:
-            raise SettingError(SETTING, text, f"would wait for ever: {why_unprepared}")
+            raise SettingError(SETTING, text, f"would wait forever: {why_unprepared}")
     waiting = [fault for text, fault in parsed if text.endswith(_WAITS)]
     return FaultInjection([fault for _, fault in parsed], waiting)
 

@@ -1,7 +1,7 @@
 """The driver of the membership: reports what happens to the processes of a run, and carries out what it decides.
 
-The way of a failure leads through here once: the death of a process comes in as an event, and the commands of the
-membership go out to the survivors. All decisions are those of ``swift.elastic.membership``.
+Every failure passes through here once: the death of a process comes in as an event, and the commands of the membership
+go out to the survivors. All decisions are made in ``swift.elastic.membership``.
 """
 
 import signal
@@ -115,7 +115,7 @@ class MembershipDriver:
         """Takes a message of a worker, received at this time."""
         message = WORKER_MESSAGES.read(line, member=member, time=received)
         status = self.membership.statuses[member.process]
-        is_member = status.member == member and status.is_there
+        is_member = status.member == member and status.is_alive
         event = self.results.take(message) if is_member or isinstance(message, Message) else None
         self.report(event)
 
@@ -186,7 +186,7 @@ class MembershipDriver:
             self.services.take_compile_answer(line, received)
 
     def _list_checkpoints(self) -> CheckpointsListed:
-        # A process is aborted if a service ends to which it is connected; by now all have left the earlier ones.
+        # A process aborts if a service to which it is connected ends; by now all have left the earlier services.
         while len(self._coordination) > 1:
             self._coordination.pop(0).close()
         checkpoints = self._context.checkpoints
@@ -215,7 +215,7 @@ class MembershipDriver:
 
     def _give_up(self, process: Process, why: str) -> NoReturn:
         log = self._context.spec.log(str(process))
-        if log.exists():  # otherwise it could not even be started
+        if log.exists():  # it does not if the process could not even be started
             last = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
             self._reporter.show_line("\n".join([f"the last lines of {log}:", *last]))
         raise RunError(f"process {process} {why}: stopped; {self._context.remedy}")

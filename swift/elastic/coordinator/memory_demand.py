@@ -84,14 +84,14 @@ class MemoryDemand:
         whole = _num_bytes(part_shapes(spec.specs, spec.abstract(with_slots=True), num_devices))
         saved = _num_bytes(part_shapes(without_slots, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
-        # A saving process writes one more while the others wait; the rest get one restored state each, or two.
+        # A saving process writes one snapshot more than it keeps; other processes have one or two restored states.
         snapshots = saved * ((NUM_SNAPSHOTS + 1) * num_saving + 2 * (num_here - num_saving)) if is_alone else 0
         config, copies = experiment.checkpoint, 0
         if config.snapshot_every and num_ranks > 1 and is_elastic(experiment, by_rank=by_rank):
             split = split_of(spec)
             num_classes = split.num_classes
             k = config.snapshot_k(num_classes)
-            # The first copy has all experts, the others take turns at them, and one is being written.
+            # The first copy has all experts, later ones some of them in turn; one more is being written.
             num_some = -(-num_classes // k) + 1
             of_all, of_some = (_num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k))
             copies = num_here * (of_all + num_some * of_some)
@@ -115,7 +115,7 @@ def choose_storage(
 ) -> StorageLocation:
     """Chooses the first directory with room: in shared memory, for temporary files, or in the run directory.
 
-    What dead runs have left behind there is removed first.
+    What dead runs have left in the first two is removed before.
 
     Args:
         demand: memory that is needed.
@@ -137,7 +137,7 @@ def choose_storage(
     need = f"the states of {demand.num_processes} processes take up to {_text(demand.total)}"
     if chosen is None:
         found = ", ".join(f"{_text(num_bytes)} in {directory}" for directory, num_bytes in room.items())
-        raise SettingError("TMPDIR", str(temporary), f"{need}, and nowhere is that much free: {found}")
+        raise SettingError("TMPDIR", str(temporary), f"{need}, and no directory has that much free: {found}")
     first, slow = directories[0], ""
     if chosen != first:
         slow = f", and not in {first} ({_text(room[first])} free): that is slower"

@@ -1,4 +1,4 @@
-"""Specification of a run of processes, and the parts that its supervisor works with."""
+"""Specification of a run of several processes, and the parts that its supervisor works with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

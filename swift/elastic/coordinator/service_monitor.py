@@ -87,11 +87,11 @@ class ServiceMonitor:
         """Restarts a service after its death; raises RunError if the run cannot continue without it."""
         self._killed.pop(service, None)
         if service == CHECKPOINT_SERVICE and not self._context.checkpoints.died():
-            why = f"the checkpoint service dies again and again, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
+            why = f"the checkpoint service has died too often, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
             raise RunError(f"{why}: stopped; {self._context.remedy}")
         if service == COMPILE_SERVICE and not self._context.programs.died():
             log = self._context.spec.log(COMPILE_SERVICE)
-            why = f"the compile service dies again and again, see {log}: no programs are prepared any more"
+            why = f"the compile service has died too often, see {log}: no more programs are prepared"
             self._reporter.note("prepare_failed", self._reporter.written, why, error=why)
 
     def _restored(self, answer: StateRestored, membership: Membership) -> Restored | None:

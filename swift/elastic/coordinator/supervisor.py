@@ -48,8 +48,8 @@ class Supervisor:
         """Runs until all members of a generation have run all their iterations, or until a stop is requested.
 
         Raises:
-            RunError: a process dies repeatedly, the state is lost, the loss is not finite any more, or the last
-                iteration is not saved though it should be.
+            RunError: a process dies repeatedly, the state is lost, the loss is no longer finite, or the last iteration
+                could not be saved.
         """
         processes, children = self._spec.processes, self._context.children
         away = [process for process in processes if children.away_s(process)]
@@ -68,7 +68,7 @@ class Supervisor:
         self._driver.results.check_ended()
 
     def keep_unsaved(self) -> str | None:
-        """Has a state whose save has failed kept elsewhere, at the end of the run.
+        """Has the checkpoint service keep a state whose save has failed elsewhere, at the end of the run.
 
         Returns:
             A line on its location; None if nothing is unsaved, or the run directory belongs to another run.
@@ -77,7 +77,7 @@ class Supervisor:
         try:
             self._reporter.check()
         except RunError:
-            return None  # the service would tidy up there, and the directory's owner knows nothing of this state
+            return None  # the service would clean up in a directory whose new owner knows nothing of this state
         if checkpoints.unsaved is None:
             return None
         checkpoints.keep_elsewhere()
@@ -99,7 +99,7 @@ class Supervisor:
         try:
             self._reporter.check()
         except RunError:
-            # Before it writes into a directory that belongs to another run.
+            # It must not write into a directory that belongs to another run.
             self._context.children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
             raise
         self._driver.turn()
@@ -133,7 +133,7 @@ class Supervisor:
             if membership.lost_without([*membership.dead, fault.process]):
                 why = "no process would have been left in its stage"
             elif self._context.programs.has_ended:
-                why = "the compile service died again and again"
+                why = "the compile service has died too often"
             else:
                 why = "the programs for it were not prepared by then"
             self._note_missed(fault, "waited until the run ended, and did not happen", why)

@@ -58,7 +58,7 @@ class WorkerResults:
         return None
 
     def check_ended(self) -> None:
-        """Raises RunError where a run that has ended lacks data, or the part of its newest state."""
+        """Raises RunError if a run has ended because data could not be read, or without a part of its newest state."""
         if self.unreadable is not None and not self.is_stopping:
             raise self._unreadable_error(self.unreadable)
         if self.missed is not None and self.missed.stamp.step > (self._context.checkpoints.newest or 0):

@@ -64,7 +64,7 @@ class Formed(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A sign of life, with progress.
+    """A heartbeat of a process, with its progress.
 
     Attributes:
         number: generation that it runs; 0: none.

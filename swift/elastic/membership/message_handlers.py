@@ -18,9 +18,9 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
     """
     member = message.member
     status = run.statuses[member.process]
-    if member != status.member or not status.is_there:
+    if member != status.member or not status.is_alive:
         return run, (Kill(member, f"incarnation {member.incarnation} is counted as dead and still sends messages"),)
-    if isinstance(message, Heartbeat):  # most messages are: a copy less of each
+    if isinstance(message, Heartbeat):  # most messages are: one copy of the status fewer
         return _after_heartbeat(run, status, message), ()
     status = replace(status, seen=message.time)
     match message:

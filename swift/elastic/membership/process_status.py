@@ -52,9 +52,9 @@ class ProcessStatus:
     @property
     def is_present(self) -> bool:
         """Returns whether it can be a member of the next generation."""
-        return self.is_there and self.state is not ProcessState.STARTING and not self.is_dying
+        return self.is_alive and self.state is not ProcessState.STARTING and not self.is_dying
 
     @property
-    def is_there(self) -> bool:
-        """Returns whether it may send messages, and others may have to wait for it."""
+    def is_alive(self) -> bool:
+        """Returns whether it may still send messages: it is neither dead nor retired."""
         return self.state not in (ProcessState.DEAD, ProcessState.RETIRED)

@@ -7,7 +7,7 @@ from swift.elastic.membership.process_status import ProcessState
 from swift.elastic.membership.run_status import RunStatus
 
 
-def restarts(run: RunStatus, chance: MayRestart) -> Commands:
+def restarts(run: RunStatus, may: MayRestart) -> Commands:
     """Returns the processes to start now, or the end of a run in which a stage can never be served again.
 
     Nothing is started during a recovery: starting a process takes seconds of CPU time that the members need.
@@ -15,15 +15,15 @@ def restarts(run: RunStatus, chance: MayRestart) -> Commands:
     dead = run.dead
     if not dead or run.is_recovering:
         return ()
-    gone = [one for one in dead if is_spent(run, one) or chance.away.get(one, 0.0) > run.deadlines.start]
+    gone = [one for one in dead if is_spent(run, one) or may.away.get(one, 0.0) > run.deadlines.start]
     lost = run.lost_without(gone)
     if lost:
         stages = ", ".join(map(str, lost))
-        away = " (or whose node has returned)" if any(chance.away.values()) else ""
+        away = " (or whose node has returned)" if any(may.away.values()) else ""
         return (StopRun(f"stage {stages} has no process left that may be restarted{away}"),)
-    startable = [one for one in dead if not is_spent(run, one) and not chance.away.get(one)]
+    startable = [one for one in dead if not is_spent(run, one) and not may.away.get(one)]
     # Without a stage no iteration is ever finished, so a process held down until a later iteration would never return.
-    down = chance.held_down
+    down = may.held_down
     needed = run.lost_without([process for process in dead if process in down or process not in startable])
     return tuple(StartProcess(one) for one in startable if one not in down or one.worker[1] in needed)
 

@@ -82,13 +82,13 @@ class RunStatus:
 
     def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
         """Stages that no process would serve without these."""
-        there = [process for process in self.processes if process not in processes]
-        return lost_stages(self.processes, there, is_elastic=self.policy.is_elastic)
+        others = [process for process in self.processes if process not in processes]
+        return lost_stages(self.processes, others, is_elastic=self.policy.is_elastic)
 
     @property
     def dead(self) -> tuple[Process, ...]:
         """Processes whose newest incarnation is dead or retired."""
-        return tuple(process for process, status in self.statuses.items() if not status.is_there)
+        return tuple(process for process, status in self.statuses.items() if not status.is_alive)
 
     @property
     def is_done(self) -> bool:
@@ -136,5 +136,5 @@ class RunStatus:
         return generation.form.after is not None and any(running)
 
     def with_statuses(self, *statuses: ProcessStatus) -> Self:
-        """Returns the same with these statuses of their processes."""
+        """Returns the same run with these statuses in place of earlier ones of their processes."""
         return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})

@@ -15,7 +15,7 @@ the next generation forms without it. Nothing that it may still do can harm the 
 
 - Once SIGKILL was sent, it runs no further instruction of its own. The kernel may complete the system call: a write to
   a file under a temporary name, which is never renamed. Its sockets and memory belong to the old generation, which no
-  process uses any more.
+  other process still uses.
 - If the signal has not reached it because its node does not respond either, it is alone: the others have left the
   generation and closed their sockets, so it can finish no iteration that needs them. The next generation has new
   sockets, its own coordination service and devices, and admits its members only. Messages of a retired process are
@@ -76,8 +76,8 @@ class Membership(RunStatus):
     def on(self, event: Event) -> tuple["Membership", Commands]:
         """Returns the membership after an event, and the commands to carry out.
 
-        Only a ``Tick`` moves the generation. The other events are recorded; they may ask for the end of a process that
-        should not exist, or of the run.
+        Only a ``Tick`` changes the generation. Other events are recorded; at most they lead to the end of a process
+        that should not exist, or of the run.
         """
         match event:
             case Tick(time):
@@ -105,12 +105,12 @@ class Membership(RunStatus):
                 return after_message(self, event)
 
     def with_clock_reset(self, time: float) -> "Membership":
-        """Returns the same with its generation's time of last progress set: members wait for something else."""
+        """Returns the membership with ``time`` as that of its generation's last progress: members wait for others."""
         return self if self.generation is None else replace(self, generation=replace(self.generation, since=time))
 
     def restarted(self, why: str, time: float) -> tuple["Membership", Commands]:
         """Returns the membership in which all live processes are being killed, to be restarted."""
-        everyone = [status.member for status in self.statuses.values() if status.is_there]
+        everyone = [status.member for status in self.statuses.values() if status.is_alive]
         return self._killed(everyone, time, is_blameless=True), (RestartAll(why),)
 
     def _after_start(self, member: Member, time: float) -> tuple["Membership", Commands]:
@@ -122,7 +122,7 @@ class Membership(RunStatus):
 
     def _after_death(self, death: Died) -> tuple["Membership", Commands]:
         member, status = death.member, self.statuses[death.member.process]
-        if member != status.member or not status.is_there:
+        if member != status.member or not status.is_alive:
             return self, ()
         # A process that is killed together with all others, or dies with its node, is not to blame.
         is_to_blame = death.is_own and not status.is_blameless

@@ -1,4 +1,4 @@
-"""Reports of a run of processes: the journal of its events, the timing of recoveries, goodput, and the display."""
+"""Reports of a run of several processes: the journal of its events, the timing of recoveries, goodput, the display."""
 
 from swift.elastic.reporting.background_calls import BackgroundCalls
 from swift.elastic.reporting.display import Display, goodput_table

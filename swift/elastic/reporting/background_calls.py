@@ -12,7 +12,7 @@ class BackgroundCalls:
     """Makes calls in a thread, in the order in which they are requested; a context manager.
 
     Args:
-        max_waiting: number of calls that may wait; beyond it callers wait as well, as memory is limited.
+        max_waiting: number of calls that may wait; beyond it callers wait as well, since memory is limited.
     """
 
     def __init__(self, max_waiting: int = _MAX_WAITING):
@@ -46,7 +46,7 @@ class BackgroundCalls:
         while True:
             call = self._calls.get()
             try:
-                if self._error is None:  # lines after a missing one would make a wrong record
+                if self._error is None:  # a record with a line missing in the middle would be wrong
                     call()
             except Exception as error:
                 self._error = error

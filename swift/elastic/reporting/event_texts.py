@@ -41,7 +41,7 @@ def rejoin_text(processes: Sequence[Process], after: int | None) -> str:
 
 
 def stage_lost_text(stages: Sequence[int]) -> str:
-    """Formats a line on stages that no process serves any more.
+    """Formats a line on stages that no process serves any longer.
 
     >>> stage_lost_text([1])
     'stage 1 has no process left: the others wait'

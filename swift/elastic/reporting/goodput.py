@@ -93,7 +93,7 @@ class Goodput:
             known: time of its detection, in seconds.
             time: current time, in seconds.
         """
-        assert self._phase in (_Phase.RUNNING, _Phase.CHANGING), "there is no generation, or it is no loss"
+        assert self._phase in (_Phase.RUNNING, _Phase.CHANGING), "no generation is running or forming"
         time = max(time, self._mark)
         failed = min(max(failed, self._mark), time)
         known = min(max(known, failed), time)

@@ -1,4 +1,4 @@
-"""Journal of a run's processes: notes for the record and for the terminal on what happens, and what it costs.
+"""Journal of a run's processes: notes for the record and the terminal on what happens, and how long it takes.
 
 The supervisor reports each event that it gives to ``Membership.on``, with its outcome. There is no clock and no I/O
 here: all times are in seconds of the one clock of the events.
@@ -147,7 +147,7 @@ class Journal:
     def _on_death(self, event: Died, before: Membership, after: Membership) -> list[Note]:
         member, time, why, _ = event
         process, status = member.process, before.statuses[member.process]
-        if status.member != member or not status.is_there:
+        if status.member != member or not status.is_alive:
             return []
         self._num_deaths += 1
         injected_at = self._injected_at.pop(process, time)
@@ -227,7 +227,7 @@ class Journal:
                 return [self._note("retire", text, process=str(member.process), why=why), *death]
             case RestartAll(why):
                 since = time if before.generation is None else before.generation.since
-                is_dying = [status.member for status in before.statuses.values() if status.is_there]
+                is_dying = [status.member for status in before.statuses.values() if status.is_alive]
                 self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are restarted: {why}", why=why)]
             case StageLost(stages):

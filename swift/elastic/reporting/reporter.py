@@ -1,4 +1,4 @@
-"""Reports of a run of processes, to its directory and to the terminal; callers do not wait for writes."""
+"""Reports of a run to its directory and to the terminal; callers do not wait for writes."""
 
 import time
 from collections.abc import Sequence

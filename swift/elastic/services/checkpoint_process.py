@@ -35,7 +35,7 @@ def run_checkpoint_service(
         by_rank: whether a process is an expert rank, rather than a whole worker.
         init_from: run whose weights this one begins with; None: it draws its own.
     """
-    output = LineWriter(lambda: os._exit(0))  # there is no reader of answers any more
+    output = LineWriter(lambda: os._exit(0))  # called when nobody reads the answers any longer
     settle_jax(experiment, num_devices=1)
     service = CheckpointService(
         experiment=experiment,

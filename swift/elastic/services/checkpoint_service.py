@@ -1,7 +1,7 @@
 """The checkpoint service: a process that writes and reads the checkpoints of a run of processes.
 
-It is a member of no generation: there Orbax would wait for all processes, and forever if one of them dies. States pass
-through shared memory, see ``swift.elastic.state.shared_memory_store``, without their slots, which are recomputed.
+It is a member of no generation: within one, Orbax would wait for all processes, and wait forever if one of them died.
+States pass through shared memory, see ``swift.elastic.state.shared_memory_store``, without slots, which are recomputed.
 """
 
 import sys
@@ -248,7 +248,7 @@ class CheckpointService:
         return Resharding(self._elastic_specs, handover, self._counts, self._load_up_to)
 
     def rehearse(self) -> None:
-        """Runs what will be needed once, except for files, so that no process has to wait for it later."""
+        """Runs once what will be needed, but without files, so that no process has to wait for compilation later."""
         self.spec.abstract()  # traces the model
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():

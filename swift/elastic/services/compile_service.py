@@ -1,9 +1,9 @@
 """The compile service: a process that compiles programs that the run's processes may need next, while they compute.
 
 It receives the failure set, and prepares the programs of the present configuration and of those after one more failure
-or return: it puts them into the run's executable cache, where the processes look first. To compile for a group it
-poses as each one in turn, see ``swift.elastic.compile_only_group``. If it dies nothing is lost, the processes then
-compile for themselves; so it is the one process that may trim executables.
+or return: it puts them into the run's executable cache, where the processes look first. To compile for a group, it
+poses as each group in turn, see ``swift.elastic.compile_only_group``. If it dies nothing is lost, since processes then
+compile for themselves. So it is the only process that may trim executables.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Handover of states in elastic runs when their ranks change, to where the checkpoint service and all processes see it.
 
-A process that leaves a generation for one of other members hands over its own states, and its copies of the slices of
-lost ranks. So the states of a process that dies later are available; those that it is to resume from are among its
-snapshots until it does.
+When the members change, each process that leaves a generation hands over its own states, and its copies of the slices
+of lost ranks. So its states remain available if it dies later. The state that it is to resume from stays among its
+snapshots until it has resumed.
 """
 
 import sys
@@ -60,7 +60,7 @@ class Handover:
         copies.hand_over(self.copies, process, lost)
 
     def withdraw(self, process: Process, kept: frozenset[Stamp]) -> None:
-        """Removes what a process has handed over, except some states: no process resumes from the others any more."""
+        """Removes what a process has handed over, except some states: no process will resume from the others."""
         self.states(process).keep_only(kept)
         self.copies.keep_only(process)
 

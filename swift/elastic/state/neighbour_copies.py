@@ -1,8 +1,8 @@
 """Copies of each rank's slices at its neighbour: transferred over the mesh, written during the next iteration.
 
-Level 1 of MoC-System (arXiv 2408.04307, section 5), with the neighbour's memory instead of the own: every rank's slices
-go to the memory of the next rank in the ring. A file is complete or does not exist, so an interrupted copy is never
-taken for a complete one.
+The first level of MoC-System's checkpoints (arXiv 2408.04307, section 5), but in the neighbour's memory: every rank's
+slices go to the memory of the next rank in the ring. A file is complete or does not exist, so an interrupted copy is
+never taken for a complete one.
 
 Legend: L MoE layers of the model, E experts, K chosen experts of a layer.
 """
@@ -71,7 +71,7 @@ class NeighbourCopies:
     def is_due(self, done: int) -> bool:
         """Returns whether to copy after this iteration; always after the first of a generation.
 
-        All ranks have to agree on that, and on the experts, so it must not depend on whether writing has worked.
+        All ranks have to agree on when to copy and on which experts, so neither may depend on whether writing worked.
         """
         return self._is_first or done % self._config.snapshot_every == 0
 
@@ -108,7 +108,7 @@ class NeighbourCopies:
             del self._chosen[stamp]
 
     def close(self) -> None:
-        """Finishes the last copy; it needs the devices no longer."""
+        """Finishes the last copy, which no longer needs the devices."""
         self.settle()
         self._thread.shutdown()
 

@@ -63,7 +63,7 @@ def _in_use(directory: Path) -> Iterator[None]:
 
 
 def remove_leftovers(storage: Path) -> None:
-    """Removes memory directories of runs that were killed with all their processes, which would fill the memory up.
+    """Removes memory directories of runs that were killed with all their processes, which would fill up the memory.
 
     Args:
         storage: directory that may hold some.
@@ -71,7 +71,7 @@ def remove_leftovers(storage: Path) -> None:
     for other in storage.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             is_own = not other.is_symlink() and other.stat().st_uid == os.getuid()
-            if not (is_own and (other / SPILL).is_symlink()):  # something else of that name
+            if not (is_own and (other / SPILL).is_symlink()):  # not a memory directory
                 continue
             with (other / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a live run holds it
@@ -115,7 +115,7 @@ class RunFiles:
         prefix = f"{_PREFIX}{os.getpid()}-"  # names the process, should anything be left behind
         if shared is not None:
             prefix = f".{prefix}"
-            for earlier in shared.glob(f".{_PREFIX}*"):  # of a first node that was lost with all its processes
+            for earlier in shared.glob(f".{_PREFIX}*"):  # left by a first node that was lost with all its processes
                 shutil.rmtree(earlier, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:

@@ -27,8 +27,8 @@ class SharedMemoryStore:
     """The states that one process has kept.
 
     Args:
-        directory: directory of all processes of a run on this machine, preferably in shared memory; it must exist, so
-            that one that was removed with its run is not made again.
+        directory: directory of all processes of a run on this machine, preferably in shared memory. It must exist: one
+            that was removed with its run must not be created again.
         process: the process.
     """
 
@@ -68,29 +68,29 @@ class SharedMemoryStore:
             print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
 
     def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
-        """Loads a state; its arrays are views of the file, which may be removed meanwhile.
+        """Loads a state; its arrays are views of the file, and stay valid if the file is removed.
 
         Args:
             stamp: one of ``stamps``.
             like: tree of objects with the expected shapes and types.
-            is_own: whether this incarnation has saved it, and need not check it.
+            is_own: whether this incarnation has saved it, so that its checksum need not be checked.
 
         Raises:
             RunError: the state cannot be read, is damaged, or belongs to another model.
         """
         path, leaves, parts = self._path(stamp), jax.tree.leaves(like), []
-        damaged = RunError(f"{path}: is damaged, it is not as it was saved")
+        damaged = RunError(f"{path} is damaged: it is not as it was saved")
         try:
             with path.open("rb") as file:
                 head, offset = json.loads(file.readline()), file.tell()
                 shapes, checksum = head["arrays"], head["checksum"]
             whole = np.memmap(path, np.uint8, "r")
         except OSError as error:
-            raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError):
             raise damaged from None
         if shapes != [_shape(leaf) for leaf in leaves]:
-            raise RunError(f"{path}: holds the state of another model")
+            raise RunError(f"{path} holds the state of another model")
         for leaf in leaves:
             begin = _aligned(offset)
             offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize

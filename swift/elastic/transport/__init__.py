@@ -1,7 +1,7 @@
 """Processes and nodes of a run, and the messages between them.
 
-Child processes of one node and of several; how nodes find, authenticate and serve each other; and the messages of
-workers, of the two services and of nodes, all through one codec.
+Child processes, on one node and on several; how nodes find, authenticate and serve each other; and the messages of
+workers, of the two services and of nodes, which share one codec.
 """
 
 from swift.elastic.transport.checkpoint_messages import (

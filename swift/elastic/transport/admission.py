@@ -1,8 +1,8 @@
 """Admission of nodes that prove that they have the key of a run, however many other callers there are.
 
-A caller that has not proved it yet is one of a limited number, for a limited time and with a limited number of bytes.
-When that number is reached, a new caller replaces the one that has been pending for longest: a node with the key needs
-a moment only. No caller has a thread or a file of its own before it is admitted.
+The number of callers that have not proved it yet is limited, and so are the time and the bytes that each has for it.
+When the number is reached, a new caller replaces the one that has been pending longest: a node with the key needs only
+a moment. No caller gets a thread or a file of its own before it is admitted.
 """
 
 import json
@@ -34,9 +34,9 @@ class Admission:
     Args:
         listener: socket on which nodes connect.
         key: key of the run, see ``Rendezvous``.
-        refusal: function of (node, whether it is ready to join) that returns why a node with the key is refused all
-            the same; None: it is admitted.
-        admit: function that is given the number of an admitted node, and its connection.
+        refusal: function of (node, whether it is ready to join) that returns why a node is refused although it has the
+            key; None: it is admitted.
+        admit: function that takes the number of an admitted node, and its connection.
         timeout_s: time limit of a caller to prove that it has the key, in seconds.
         max_pending: largest number of pending callers.
     """
@@ -133,7 +133,7 @@ class Admission:
 
 
 def _send(connection: socket.socket, **fields: object) -> bool:
-    """Sends a line, for which a new connection always has room; returns whether that worked."""
+    """Sends a line, for which a new connection always has room; returns whether it was sent."""
     line = line_of(**fields).encode()
     try:
         return connection.send(line) == len(line)

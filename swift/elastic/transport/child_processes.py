@@ -1,6 +1,6 @@
 """Child processes of the supervisor: the interface to them, and those on its own node.
 
-The exit of a child is detected here, the first stop on the way of a failure. Children on other nodes are handled by
+The exit of a child is detected here, the first step on the path of a failure. Children on other nodes are handled by
 ``swift.elastic.transport.multi_node_children``.
 """
 
@@ -44,7 +44,7 @@ class Death(NamedTuple):
 
 
 class Children(Protocol):
-    """Child processes by name; a name may be used again once the death of its child was reported."""
+    """Child processes by name; a name may be reused once the death of its child was reported."""
 
     def __contains__(self, child: object) -> bool:
         """Returns whether a child was started and its death has not been reported yet."""
@@ -77,10 +77,10 @@ class Children(Protocol):
         """Waits for the end of children that were asked to end, and kills those that do not."""
 
     def abandon(self, child: Hashable) -> None:
-        """Stops counting a killed child that does not die; no more start on its node, unless that is the first."""
+        """Gives up a killed child that does not die; no more children start on its node, unless that is the first."""
 
     def away_s(self, child: Hashable) -> float:
-        """Returns for how many seconds there has been no node on which a child could be started; 0: there is one."""
+        """Returns for how many seconds the node of a child has been missing; 0: it is there."""
 
 
 class _Child:
@@ -204,7 +204,7 @@ class LocalChildren:
         return child in self._children
 
     def away_s(self, child: Hashable) -> float:  # noqa: ARG002
-        """See ``Children``; this node is always there."""
+        """See ``Children``; this node is never missing."""
         return 0.0
 
     def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:

@@ -1,8 +1,8 @@
 """Typed messages as JSON lines: one codec for all messages between processes and between nodes.
 
 A message is a NamedTuple of plain values, collections and other NamedTuples. Its line is an object with the name of its
-class, as ``kind``, and its fields; nested tuples are lists. A reader builds only the classes it names, and checks every
-value against its annotation: received data never become a program.
+class, as ``kind``, and its fields; nested tuples are lists. A reader builds only classes that it names itself, and
+checks every value against its annotation: received data are never executed.
 """
 
 import json
@@ -111,7 +111,7 @@ def _reader(kind: Any) -> Callable[[Any, str], Any]:
 
 
 def _plain(kind: type, value: Any, name: str) -> Any:
-    """Accepts an int for a float, and a bool for nothing but a bool."""
+    """Checks a plain value; an int may stand for a float, but a bool only for a bool."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{name} is {_shown(value)}, not of type {kind.__name__}")

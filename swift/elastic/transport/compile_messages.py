@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A sign of life, sent regularly, also during a compilation."""
+    """A heartbeat, sent regularly, also during a compilation."""
 
 
 class CompileFailed(NamedTuple):

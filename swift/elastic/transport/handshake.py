@@ -1,7 +1,7 @@
 """Handshake of two nodes: each proves to the other that it has the key of the run, without sending it.
 
-The first node sends a challenge; the other its number, a challenge of its own and a proof for the first's challenge;
-the first node its own proof, and whether it admits the other.
+The first node sends a challenge. The other answers with its number, a challenge of its own and the proof for the first
+challenge. The first node answers with its own proof, and says whether it admits the other.
 """
 
 import hmac
@@ -18,7 +18,7 @@ def line_of(**fields: object) -> str:
 
 
 def proof(key: str, text: str) -> str:
-    """Returns a digest of a text that takes the key to compute."""
+    """Returns a digest of a text that only those who have the key can compute."""
     return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
 

@@ -69,7 +69,7 @@ class MultiNodeChildren:
         num_nodes: number of nodes of the run, including this one.
         listener: socket on which the others connect.
         key: key that they have to prove to have, see ``Rendezvous``.
-        is_first: function that returns whether no other first node has taken the run over.
+        is_first: function that returns whether this is still the first node: no other one has taken over the run.
         silence_s: seconds without a message after which a node is lost.
     """
 
@@ -171,9 +171,9 @@ class MultiNodeChildren:
         return self._own.received(timeout_s)
 
     def deaths(self) -> list[Death]:
-        """See ``Children``; raises RunError if another first node has taken the run over."""
+        """See ``Children``; raises RunError if another first node has taken over the run."""
         if self._is_superseded:
-            raise RunError("another first node has taken this run over: stopped")
+            raise RunError("another first node has taken over this run: stopped")
         self._drop_silent(time.monotonic())
         with self._lock:
             remote, self._deaths = self._deaths, []
@@ -265,7 +265,7 @@ class MultiNodeChildren:
             if self._is_closed:
                 return "the run is over"
             if number in self._nodes:
-                return f"node {number} is there already"  # or is gone, and not silent for long enough yet
+                return f"node {number} is connected already"  # or was lost, and is not yet silent for long enough
             return None if number in self._away else f"there is no node {number}"
 
     def _take(self, node: _Node, message: NodeMessage) -> None:

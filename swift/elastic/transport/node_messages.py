@@ -55,7 +55,7 @@ class ChildDied(NamedTuple):
 
 
 class NodeHeartbeat(NamedTuple):
-    """Sign of life, to either side."""
+    """Heartbeat, in either direction."""
 
 
 class NodeUpdate(NamedTuple):

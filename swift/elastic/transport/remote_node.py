@@ -35,8 +35,8 @@ _FIRST = "first node"
 _HEARTBEAT_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
 _ASLEEP_S, _ANNOUNCE_S = 1.0, 5.0
 _LINGER_S = 10.0
-"""Additional time that a node waits for the first to end the run in order, after it was asked to end itself: the first
-may have been asked, too."""
+"""Additional seconds that a node that was asked to end waits for the first node, which may have been asked, too, to
+stop the run in order."""
 
 
 def serve_node(
@@ -67,7 +67,7 @@ def serve_node(
         RunError: there is no first node, or it has stopped the run.
         KeyboardInterrupt: this node was asked to end, and has ended its children.
     """
-    _print(f"node {number}: waits for the first node")
+    _print(f"node {number}: waiting for the first node")
     while True:
         found = _find_first(run_dir, number, deadlines.start, is_end_requested, is_trusted)
         if found is None:
@@ -84,15 +84,15 @@ def serve_node(
         if is_end_requested():
             raise KeyboardInterrupt
         if end is not None:
-            raise RunError(f"node {number}: the first node has stopped the run, and says why")
-        _print(f"node {number}: has lost the first node; its processes were ended")
+            raise RunError(f"node {number}: the first node has stopped the run; its output says why")
+        _print(f"node {number}: lost the first node; the processes of this node were ended")
 
 
 def _find_first(
     run_dir: Path, number: int, timeout_s: float, is_end_requested: Callable[[], bool], is_trusted: bool
 ) -> tuple[Rendezvous, NodeConnection] | None:
     """Connects to the first node; returns None if the run has finished without this node."""
-    deadline, why, beat = time.monotonic() + timeout_s, "has it the same --run-dir?", None
+    deadline, why, beat = time.monotonic() + timeout_s, "does it have the same --run-dir?", None
     while time.monotonic() < deadline:
         if is_end_requested():
             raise KeyboardInterrupt
@@ -168,10 +168,10 @@ class _Relay:
         self._silence_s, self._linger_s = silence_s, linger_s
 
     def run(self, is_end_requested: Callable[[], bool]) -> EndNode | None:
-        """Runs until this node is not needed any more, the first node is gone, or an end was requested long ago.
+        """Runs until this node is no longer needed, the first node is lost, or the wait after a requested end is over.
 
         Returns:
-            The last message of the first node; None if it is gone, or has not ended the run in time.
+            The last message of the first node; None if it is lost, or has not ended the run in time.
         """
         threading.Thread(target=self._listen, daemon=True).start()
         seen = sent = now = time.monotonic()

@@ -1,8 +1,8 @@
-"""Rendezvous of the nodes of a run: a file in the run directory, which all nodes see, gives the first one's address.
+"""Rendezvous of the nodes of a run: a file in the run directory, which all nodes see, has the first one's address.
 
-The file also has the key of the run, for those who may read it, and both sides of a connection prove to each other that
-they have it. Later messages are neither signed nor encrypted, nor is the traffic among the processes of a generation
-(gloo): the use of a network has to be requested explicitly.
+The file also has the key of the run, and both sides of a connection prove to each other that they have it. Later
+messages are neither signed nor encrypted, and neither is the traffic among the processes of a generation (gloo): so
+the use of a network has to be requested explicitly.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Rendezvous:
 
     @classmethod
     def of(cls, listener: socket.socket, scratch: Path, silence_s: float) -> Self:
-        """Makes one with a new key."""
+        """Makes a rendezvous with a new key."""
         host, port = listener.getsockname()[:2]
         return cls(host, port, secrets.token_hex(32), str(scratch), silence_s, this_program())
 
@@ -81,13 +81,16 @@ class Rendezvous:
     def check_program(self) -> None:
         """Raises SettingError if the first node runs another program than this one."""
         if self.program != this_program():
-            allowed = "its first node has another version of this program, of JAX or of Python: all nodes need the same"
+            allowed = "its first node has another version of Swift, JAX, NumPy or Python: all nodes need the same"
             raise SettingError("--run-dir", str(Path(self.scratch).parent), allowed)
 
 
 @cache
 def this_program() -> str:
-    """Returns a digest of all that nodes need to share, as they read each other's messages and compiled programs."""
+    """Returns a digest of Swift's code and its versions, which all nodes of a run must share.
+
+    They read each other's messages and compiled programs.
+    """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
     known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
     package = Path(swift.__file__).parent
@@ -161,7 +164,7 @@ class NodeConnection:
         self.send(line_of(node=node, is_ready=is_ready, challenge=challenge, proof=own_proof))
         answer = self._next()
         if not has_proof(answer, key, f"first {challenge}"):
-            return "it does not answer as the first node does"
+            return "what answers at this address is not the first node of this run"
         refused = answer.get("refused")
         return None if refused is None else str(refused)
 

@@ -25,13 +25,13 @@ _ABORT_S = 0.05
 
 
 class CommandListener:
-    """Reads commands of the supervisor in a thread; ends the process when there is no supervisor any more.
+    """Reads commands of the supervisor in a thread; ends the process when the supervisor is gone.
 
     Args:
         source: stream of commands, a line each.
         aborter: function called when the current generation has to be left at once, also during a collective; returns
             a function to call repeatedly until the main thread has taken the command.
-        gone: function called when there is no supervisor any more; does not return.
+        gone: function called when the supervisor is gone; does not return.
 
     Attributes:
         newest: newest command to form a generation.
@@ -96,7 +96,7 @@ class CommandListener:
         if isinstance(command, Stop):
             os._exit(0)
         if isinstance(command, FormGroup) and command.form.after is None:
-            # Requested before the command is known to the main thread: until then its generation is the one to leave.
+            # Before the main thread knows the command: until then, its present generation is the one to abort.
             abort = self._aborter()
             threading.Thread(target=self._abort_until_taken, args=(command.form.number, abort), daemon=True).start()
         with self._changed:
@@ -121,7 +121,7 @@ class ControlChannel:
     """Sends messages and heartbeats to the supervisor, on standard output.
 
     Args:
-        gone: function called when there is no supervisor any more; does not return.
+        gone: function called when the supervisor is gone; does not return.
 
     Attributes:
         generation: generation that the process runs; 0: none.

@@ -1,4 +1,4 @@
-"""Setup of every process of a run: its JAX configuration, and its standard output, on which it sends messages."""
+"""Setup of every process of a run: its JAX configuration, and standard output, on which it sends messages."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ class LineWriter:
     """Writes lines to standard output, from any thread; everything else that is printed goes to standard error.
 
     Args:
-        gone: function called when there is no reader any more; does not return.
+        gone: function called when the reader is gone; does not return.
     """
 
     def __init__(self, gone: Callable[[], NoReturn]):

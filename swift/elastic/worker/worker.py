@@ -1,7 +1,8 @@
 """A worker process: forms the generations that the supervisor requests, and runs the iterations of each.
 
-Between two generations its part of the state is in shared memory: after each of the last two iterations, as another
-process may not have finished the last. Nothing on devices outlives a generation; programs come from the run's cache.
+Between two generations its part of the state is in shared memory, once for each of the last two iterations, since
+another process may not have finished the last one. Nothing on devices outlives a generation; programs come from the
+run's executable cache.
 """
 
 import gc
@@ -92,7 +93,7 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Forms and runs generations until the supervisor ends the process."""
-        # Before it is ready: a generation that it joins would wait. The heartbeats say that it is at work.
+        # Done before it reports ready, since a generation that it joins would wait; heartbeats are sent meanwhile.
         self._data[0].skip_to(self._worker_spec.done)
         self._channel.send(Ready, number=0)
         number, grace_s = 0, None
@@ -230,7 +231,7 @@ class WorkerProcess:
         return steps
 
     def _restore_state(self, steps: Steps, start: StartGeneration) -> None:
-        """Puts the state to resume from on the devices, and removes all others."""
+        """Puts the state to resume from on the devices, and removes all other states."""
         spec, go = steps.spec, start.go
         live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
         if go.stamp is None:

@@ -446,7 +446,7 @@ class World:
     def check_patience(self):
         """A process that was to be killed has died since, or is retired, or has not had its time yet."""
         for status in self.membership.statuses.values():
-            if status.is_there and (killed_at := self.by_member(status.member).killed_at) is not None:
+            if status.is_alive and (killed_at := self.by_member(status.member).killed_at) is not None:
                 assert self.time - killed_at <= LIMITS.dying, "the run waits for a death longer than was said"
 
     def check_running(self):

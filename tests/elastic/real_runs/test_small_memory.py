@@ -64,4 +64,4 @@ def test_where_there_is_no_room_at_all_nothing_begins(tmp_path):
     )
     assert found.returncode == 2, found.stderr
     (line,) = found.stderr.splitlines()
-    assert "nowhere is that much free: 1.0 MB in /dev/shm, 1.0 MB in " in line
+    assert "no directory has that much free: 1.0 MB in /dev/shm, 1.0 MB in " in line

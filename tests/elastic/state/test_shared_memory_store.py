@@ -88,5 +88,5 @@ def test_records_that_cannot_be_read_are_not_told(tmp_path):
     file.unlink()
     file.symlink_to(tmp_path / "on-a-disk-that-is-gone")
     assert keep.records() == {}
-    with pytest.raises(RunError, match="state-3-8: cannot be read: No such file"):
+    with pytest.raises(RunError, match="state-3-8 cannot be read: No such file"):
         keep.load(Stamp(3, 8), shapes(STATE))

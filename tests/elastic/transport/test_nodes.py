@@ -264,7 +264,7 @@ def test_a_node_that_comes_after_the_run_has_finished_is_not_needed(tmp_path):
 
 
 def test_a_first_node_that_another_has_followed_stops(fleet, listener, tmp_path):
-    other, told = Rendezvous.of(listener, tmp_path / "other", SILENCE_S), "another first node has taken this run over"
+    other, told = Rendezvous.of(listener, tmp_path / "other", SILENCE_S), "another first node has taken over this run"
     with other.announced(tmp_path), pytest.raises(RunError, match=told):
         until_dead(fleet)
 
@@ -368,7 +368,7 @@ def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path)
         listener.close()
         assert process.wait(30) == 1
         said = process.stderr.read()
-    assert "has lost the first node" in said
+    assert "lost the first node" in said
     assert "no first node was found in 2 s: stopped; 127.0.0.1" in said
 
 
@@ -380,18 +380,18 @@ def test_only_who_has_the_key_and_a_place_is_let_in(fleet, listener, tmp_path):
         return closing(NodeConnection(socket.create_connection(listener.getsockname())))
 
     with caller() as stranger:
-        assert stranger.authenticate("another", 1) == "it does not answer as the first node does"
+        assert stranger.authenticate("another", 1) == "what answers at this address is not the first node of this run"
     with caller() as second:
         assert second.authenticate(key, 2) == "there is no node 2"
     with caller(), caller() as inside, caller() as double:  # the first says nothing, and holds up nobody
         assert inside.authenticate(key, 1) is None
         assert hear(fleet) == [come()]
-        assert double.authenticate(key, 1) == "node 1 is there already"
+        assert double.authenticate(key, 1) == "node 1 is connected already"
 
 
 def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
     with pytest.raises(
-        RunError, match=r"node 1: no first node was found in 0.1 s: stopped; has it the same --run-dir\?"
+        RunError, match=r"node 1: no first node was found in 0.1 s: stopped; does it have the same --run-dir\?"
     ):
         serve(tmp_path, 0.1)
     with pytest.raises(KeyboardInterrupt):
@@ -443,7 +443,7 @@ def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_pat
     meeting = replace(Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S), program="another")
     with (
         meeting.announced(tmp_path),
-        pytest.raises(SettingError, match=r"its first node has another version of this program"),
+        pytest.raises(SettingError, match=r"its first node has another version of Swift"),
     ):
         serve(tmp_path, 5)
 
