@@ -25,7 +25,7 @@ _KINDS = {
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
 }
-"""Generations by ``jax.Device.device_kind``; a GPU's is the name of the product, here of those in SXM sockets."""
+"""Generations by ``jax.Device.device_kind``, which for a GPU is the product's name; these GPUs are in SXM sockets."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Chip:
         link_bandwidth: bandwidth in one direction, bytes/s: of each TPU link, or of a GPU to the switch of its host.
         network_bandwidth: bandwidth of a GPU to other hosts in one direction, bytes/s.
         num_dims: dims of the torus or mesh that TPU chips form.
-        closes_from: a dim whose size is a multiple of this number of chips is a ring; others are lines.
+        closes_from: a dim of the mesh is a ring if its size is a multiple of this number of chips, else a line.
     """
 
     platform: str
@@ -82,13 +82,13 @@ _CARDS = {
     "NVIDIA H100 NVL": _gpu_flops(835e12, 417e12, 60e12),
     "NVIDIA H200 NVL": _gpu_flops(835e12, 417e12, 60e12),
 }
-"""Peaks of the same generations as cards, which are slower, by ``jax.Device.device_kind``."""
+"""Peaks of the slower PCIe and NVL cards of the same generations, by ``jax.Device.device_kind``."""
 
 
 def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
-    """Peak operations per second of a device by its vendor's figures; None for one that is not known.
+    """Peak operations per second of a device by its vendor's figures; None if they are not known.
 
-    Another form of a known chip is not known, nor is a part of one (MIG).
+    They are not for another product with a known chip, nor for a part of one (MIG).
 
     Args:
         device: device.
@@ -100,10 +100,10 @@ def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
 
 
 def host_matmul_flops(dtype: DTypeLike) -> float:
-    """Measures the operations per second of a matmul on this host's CPU, all cores together: the best of a few.
+    """Measures the operations per second of a matmul on all cores of this host's CPU: the best of a few.
 
-    What else runs on the host makes it less, so it is measured before programs are compiled in the background. A tenth
-    of a second.
+    This takes a tenth of a second. Other load lowers the result, so call it before programs are compiled in the
+    background.
 
     Args:
         dtype: dtype of the matmul.

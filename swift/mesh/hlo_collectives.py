@@ -55,7 +55,7 @@ class Collective:
 
 @dataclass
 class _Computation:
-    """Lines of one computation, the name of the computation that calls it, and the loop if the call is one."""
+    """Lines of a computation, the name of the computation that calls it, and the loop, if it is a loop's body."""
 
     lines: list[str] = field(default_factory=list)
     caller: str | None = None

@@ -1,4 +1,4 @@
-"""JAX's cache of compiled programs on disk: the next run, or a restart, finds them ready."""
+"""JAX's cache of compiled programs on disk, which spares the next run, or a restart, from compiling them."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,16 +7,16 @@ import jax
 
 _MAX_BYTES = 4 * 2**30
 _LEAST_S = 0.2
-"""Seconds that a program takes to compile to be worth keeping; JAX's limit of 1 s leaves out much of a small run."""
+"""Least seconds of compilation for which a program is kept; JAX's default of 1 s leaves out much of a small run."""
 
 
 def keep_programs(directory: Path | None = None) -> None:
-    """Keeps compiled programs in a directory, unless JAX was told where before.
+    """Keeps compiled programs in a directory, unless a cache directory is already configured in JAX.
 
-    Programs that lie there are run, so it is a directory that only its owner can open.
+    Programs found there are executed, so only its owner can open the directory.
 
     Args:
-        directory: directory of programs, made if it is missing; ``~/.cache/swift/programs`` unless given.
+        directory: directory of programs, created if missing; by default ``~/.cache/swift/programs``.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
         return

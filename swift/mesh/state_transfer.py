@@ -19,8 +19,8 @@ from swift.mesh.live import RANKED, REPLICATED, LiveMesh, map_specs
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
     """Finds the row of ``old`` that has the state of each row of ``new``.
 
-    A worker that keeps serving its stage keeps its state. Any other worker, rejoined or in a new role, copies the state
-    of the first row of its stage whose worker survives, or of a departing one if none survives.
+    A worker that keeps serving its stage keeps its state. Any other worker, rejoined or in a new role, copies it from
+    the first row of its stage whose worker survives, or from a departing worker if none does.
 
     Args:
         old: mesh that holds the state; it serves every stage.

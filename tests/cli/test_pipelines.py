@@ -63,7 +63,8 @@ def options(*settings):
                 "Experiment.failures=['step 2: fail 0:0', 'step 3: rejoin 0:0', 'step 4: fail 1:0']",
             ],
             "Experiment.failures = 'step 4: fail 1:0': may leave stage 0 without a live worker: in a window of "
-            "Experiment.window = 3 iterations who fails is down from its start, and who re-joins is back after its end",
+            "Experiment.window = 3 iterations, what fails is down from the start, and what rejoins is back after the "
+            "end",
         ),
         (
             ["Experiment.failures=step 2: fail 0:0"],

@@ -24,7 +24,7 @@ SETTINGS = {
     "Experiment..seed=3": "--set = 'Experiment..seed=3': is not gin: Malformatted scope or selector.",
     "Experiment.placement=@": "--set = 'Experiment.placement=@': is not gin: Unexpected token.",
     "Experiment.seed=%seed": "CONFIG = 'tiny.gin': uses %seed, which is set nowhere",
-    "Experiment.model=@Experiment()": "CONFIG = 'tiny.gin': something in it is made of itself",
+    "Experiment.model=@Experiment()": "CONFIG = 'tiny.gin': something in it contains itself",
     # types
     "Experiment.num_steps=abc": "Experiment.num_steps = 'abc': must be a whole number of at least 1",
     "Experiment.num_steps=1.5": "Experiment.num_steps = 1.5: must be a whole number of at least 1",
@@ -160,7 +160,7 @@ FILES = {
     "\nExperiment.seed = = 3\n": "CONFIG = 'wrong.gin': line 2 is not gin: Unable to parse value.",
     "include 'tiny.gin'\n\nThis is prose.\n": "CONFIG = 'wrong.gin': line 3 is not gin: Couldn't parse statement, "
     "expected ':' or '='.",
-    "Experiment.ranks = devices\n": "CONFIG = 'wrong.gin': line 1 is not gin: devices is no value; a text goes in "
+    "Experiment.ranks = devices\n": "CONFIG = 'wrong.gin': line 1 is not gin: devices is not a value; text goes in "
     "quotation marks",
     "include 'nothere.gin'\n": "CONFIG = 'wrong.gin includes nothere.gin': cannot be read: No such file or directory",
     "include 'wrong.gin'\n": "CONFIG = 'wrong.gin includes wrong.gin': a file cannot include itself",

@@ -202,8 +202,8 @@ def test_a_window_does_without_ranks_in_the_same_way(listed, first, length):
                 "step 5: fail 0:0 rank 2",
             ],
             3,
-            "may leave no live expert rank that all stages have: in a window of Experiment.window = 3 iterations who "
-            "fails is down from its start, and who re-joins is back after its end",
+            "may leave no live expert rank that all stages have: in a window of Experiment.window = 3 iterations, what "
+            "fails is down from the start, and what rejoins is back after the end",
         ),
     ],
 )

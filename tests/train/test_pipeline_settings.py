@@ -42,7 +42,7 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
         ({"layers": 3, "cut": (1, 1, 1)}, "Experiment.cut = (1, 1, 1): must be Topology.num_stages = 2 numbers"),
         (
             {"layers": 3, "cut": ((2, 1),)},
-            "Experiment.cut = ((2, 1),): must have the numbers of each of the Topology.num_pipelines = 2",
+            "Experiment.cut = ((2, 1),): must have one list of numbers for each of Topology.num_pipelines = 2",
         ),
         (
             {"layers": 3, "cut": ((2, 1), (3, 0))},
@@ -132,7 +132,8 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
         (
             {"failures": ("step 2: fail 0:1", "step 4: rejoin 0:1", "step 5: fail 1:1"), "window": 3},
             "Experiment.failures = 'step 5: fail 1:1': may leave stage 1 without a live worker: in a window of "
-            "Experiment.window = 3 iterations who fails is down from its start, and who re-joins is back after its end",
+            "Experiment.window = 3 iterations, what fails is down from the start, and what rejoins is back after the "
+            "end",
         ),
         (
             {"checkpoint": CheckpointConfig(snapshot_every=1)},
@@ -140,8 +141,8 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
         ),
         (
             {"pipelines": 1, "window": 3, "checkpoint": CheckpointConfig(snapshot_every=2)},
-            "Experiment.window = 3: must be at most CheckpointConfig.snapshot_every = 2, or no window would ever be "
-            "whole",
+            "Experiment.window = 3: must be at most CheckpointConfig.snapshot_every = 2, or every window would be "
+            "cut short",
         ),
         (
             {"checkpoint": CheckpointConfig(snapshot_every=5, snapshot_experts_per_layer=17)},

@@ -1,4 +1,4 @@
-"""The parser of the command line: a mistake costs one line, which names the nearest word that is known."""
+"""The parser of the command line: a mistake gives one line, which suggests the nearest known word."""
 
 import argparse
 import difflib
@@ -21,7 +21,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Parser of the command line, or of a command.
 
     Attributes:
-        hidden: words that are understood and never proposed.
+        hidden: words that are understood but never suggested.
         commands: parsers of the commands, by name.
     """
 
@@ -29,7 +29,7 @@ class OneLineParser(argparse.ArgumentParser):
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses arguments; refuses those that are not known, and names the option that is nearest."""
+        """Parses arguments; refuses unknown ones, and suggests the nearest option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             parsers = [self, *filter(None, [self.commands.get(options.command)])]
@@ -48,19 +48,19 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class ShowVersion(argparse.Action):
-    """Prints the version of Swift, and of what its results depend on, and ends the process."""
+    """Prints the versions of Swift, JAX and Python, and ends the process."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> NoReturn:
-        """Looks versions up only when they are asked for."""
+        """Looks up versions only when they are requested."""
         del namespace, values, option_string
         print(f"swift-moe {__version__} (jax {_version('jax')}, Python {platform.python_version()})")
         parser.exit()
 
 
 def path_of(text: str) -> Path:
-    """Returns a path that an option gives; refuses one that no file system can have."""
+    """Returns the path that an option gives; refuses names too long for the file system."""
     try:
         os.lstat(text)
     except OSError as error:
@@ -70,14 +70,14 @@ def path_of(text: str) -> Path:
 
 
 def with_suggestion(error: SettingError) -> str:
-    """Returns the line of an error; where it lists what is possible, with the one that is nearest to the value."""
+    """Returns the line of an error; if it lists choices, with the one nearest to the given value."""
     listed = re.search(r"\bone of ([\w-]+(?:, [\w-]+)+)$", error.allowed)
     near = did_you_mean(str(error.value).partition("=")[0], listed[1].split(", ")) if listed else ""
     return f"{error}; {near}" if near else str(error)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns ``did you mean ...?`` with the nearest known word; empty if none is near.
+    """Returns ``did you mean WORD?`` with the nearest known word; empty if none is near.
 
     >>> did_you_mean("trian", ["train", "plan"])
     'did you mean train?'

@@ -1,4 +1,4 @@
-"""Options of the commands that compile for pods, plan and simulate, whose imports are loaded when they run."""
+"""Options of the commands that compile for pods, plan and simulate; what they import is loaded when they run."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ def add_compile(commands: Any) -> None:
     """Adds ``swift compile``, and the process that it starts for each configuration."""
     compile_for = commands.add_parser(
         "compile",
-        help="compile an experiment's step for a pod that is not there",
-        description="Compiles an experiment's step for a pod without having one: whether it fits, what it exchanges, "
-        "how long it would take. Exit code 3 where a configuration cannot run there.",
+        help="compile an experiment's step for a pod without one",
+        description="Compiles an experiment's step for a pod without having one, and reports whether it fits, what it "
+        "exchanges and how long it would take. Exit code 3 if a configuration cannot run there.",
     )
     compile_for.add_argument("config", type=path_of, metavar="CONFIG.gin")
     compile_for.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
@@ -26,7 +26,7 @@ def add_compile(commands: Any) -> None:
         help="workers that are down, as pipeline:stage (default: none, and each failure set of Experiment.failures)",
     )
     compile_for.add_argument(
-        "--neighbours", action="store_true", help="compile also every configuration that is one failure or return away"
+        "--neighbours", action="store_true", help="also compile every configuration that is one failure or return away"
     )
     compile_for.add_argument(
         "--jobs", type=int, default=1, help="configurations to compile at a time (default: %(default)s)"
@@ -48,17 +48,21 @@ def add_plan(commands: Any) -> None:
     plan.add_argument("--pipelines", type=int, required=True, metavar="D", help="data-parallel pipelines")
     plan.add_argument("--stages", type=int, required=True, metavar="P", help="stages of a pipeline")
     plan.add_argument(
-        "--microbatches", required=True, metavar="M", help="micro-batches of a pipeline, or M,M,... of each pipeline"
+        "--microbatches", required=True, metavar="M", help="micro-batches of every pipeline, or M,M,... of each one"
     )
     plan.add_argument("--blocks", type=int, metavar="L", help="layers of the model, cut by their costs into stages")
     plan.add_argument(
         "--cut",
         nargs="+",
         metavar="N,N,...",
-        help="blocks of each stage, of all pipelines or of each (default: by costs)",
+        help="blocks of each stage, once for all pipelines or once for each (default: by costs)",
     )
     plan.add_argument(
-        "--embedding", type=float, default=0.0, metavar="X", help="time of its gradient, in blocks (default: 0)"
+        "--embedding",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="time of the embedding's gradient, in blocks (default: 0)",
     )
     plan.add_argument("--head", type=float, default=0.0, metavar="X", help="time of the head, in blocks (default: 0)")
     plan.add_argument(
@@ -73,8 +77,8 @@ def add_plan(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="NAME=VALUE",
-        help="times tF tB tW (1) and tU tComm (0); bytes of F-stash (1), W-stash (as F-stash) and inbox (0), which is "
-        "a message",
+        help="times tF tB tW (1) and tU tComm (0); memory of F-stash (1), W-stash (as F-stash) and inbox (0), for one "
+        "message",
     )
     plan.add_argument(
         "--iterations", type=int, default=3, metavar="K", help="iterations of the window (default: %(default)s)"
@@ -92,7 +96,7 @@ def add_plan(commands: Any) -> None:
         "--format",
         choices=["text", "json", "svg", "trace"],
         help="format of the result on stdout or in --out; trace is for ui.perfetto.dev (default: text, or by the "
-        "ending of --out)",
+        "suffix of --out)",
     )
     plan.add_argument("--ops", action="store_true", help="list all ops in --format json")
     plan.add_argument(
@@ -103,7 +107,7 @@ def add_plan(commands: Any) -> None:
         "--prepare",
         type=int,
         metavar="F",
-        help="count the plans for up to F failures, after normalization; with --store, make those that are missing",
+        help="count the plans for up to F failures, after normalization; with --store, make the missing ones",
     )
 
 

@@ -28,7 +28,7 @@ def add_stopping(parser: argparse.ArgumentParser) -> None:
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
-    """Adds what is told of a run while it trains."""
+    """Adds the options for reporting a run's progress."""
     parser.add_argument(
         "--log-every",
         type=int,
@@ -40,7 +40,8 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         choices=["wandb", "mlflow"],
-        help="send the numbers of the run there, too, as the package's own environment variables say (an extra each)",
+        help="also send the numbers of the run there, as set by the package's own environment variables (needs the "
+        "extra of that name)",
     )
 
 
@@ -50,19 +51,19 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
         "--prepare",
         choices=["none", "next"],
         default="next",
-        help="plan and compile, in the background, what the failure or return of one worker would need: none, or the "
-        "next one (default: %(default)s)",
+        help="plan and compile in the background what the next failure or return of a worker would need, or none "
+        "(default: %(default)s)",
     )
 
 
 def add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str = "the run") -> None:
-    """Adds ``--config``, for a run's classes of the user's own, or an option like it for another run."""
+    """Adds ``--config``, for the user's own classes that a run was trained with, or the like option for another run."""
     parser.add_argument(
         name,
         type=path_of,
         metavar="CONFIG.gin",
         help=f"a configuration that has the policy, optimizer or tokenizer of your own with which {run} was "
-        "trained; it is a program of yours, and what lies beside the weights is not",
+        "trained; this file is run as a program, those stored beside the weights never are",
     )
 
 

@@ -11,10 +11,10 @@ _CLEAR = "\r\x1b[2K"
 
 
 class Startup:
-    """Shows on stderr what a command waits for, from before JAX is imported; a context manager.
+    """Shows on stderr what a command is waiting for, from before JAX is imported; a context manager.
 
-    The line is erased by whatever is printed next, on stdout or stderr, and at the end of the block: a mistake still
-    costs one line. Where stderr is no terminal nothing is shown.
+    The line is erased before anything else is printed, on stdout or stderr, and at the end of the block: so a mistake
+    still gives one line. Where stderr is not a terminal nothing is shown.
 
     Args:
         text: what the command does, such as ``swift train: starting``.

@@ -1,4 +1,4 @@
-"""Options and settings of the command line: types checked, numbers and workers by name, mistakes explained."""
+"""Values of the command line: checked types, named numbers and workers, and errors that explain a mistake."""
 
 from swift.cli.options.cuts import BlockOptions, microbatches_of
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of

@@ -10,10 +10,10 @@ from swift.topology import Topology, Worker
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """The options that say what the stages hold.
+    """The options that decide which blocks the stages hold.
 
     Attributes:
-        num_blocks: ``--blocks``; None: one chunk a stage, all alike.
+        num_blocks: ``--blocks``; None: one chunk for each stage, all alike.
         cuts: ``--cut``, as written.
         embedding: ``--embedding``, time of the embedding's gradient, in blocks.
         head: ``--head``, time of the head, in blocks.
@@ -27,7 +27,7 @@ class BlockOptions:
     def chunks(
         self, topology: Topology, failed: frozenset[Worker], costs: Costs
     ) -> tuple[tuple[Chunk, ...], tuple[tuple[int, ...], ...]]:
-        """Returns ``Problem.chunks`` and ``Problem.stage_of_chunk``; ``costs`` are those of a stage of mean size.
+        """Returns ``Problem.chunks`` and ``Problem.stage_of_chunk``; ``costs`` are those of a stage of average size.
 
         Raises:
             SettingError: there are more stages than blocks, a stage without a block, or a cut does not add up.

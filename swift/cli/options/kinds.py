@@ -1,4 +1,4 @@
-"""Types at the edge: values in a gin file are checked against the annotations of the settings."""
+"""Checks of values in a gin file against the annotated types of the settings."""
 
 import functools
 import inspect
@@ -13,21 +13,21 @@ _PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True o
 
 
 class Written(str):
-    """A value as a gin file writes it, for an error's line."""
+    """A value as a gin file writes it, for error messages."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def written(value: Any) -> Any:
-    """Returns a value, or its form in gin if Python's form would mean nothing to the user."""
+    """Returns a value, or the way gin writes it if its ``repr`` would mean nothing to the user."""
     if callable(value) and hasattr(value, "__name__"):
         return Written(f"@{value.__name__}")
     return Written(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
 
 
 def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
-    """Returns a constructor for gin that reports every mistake as one of a setting.
+    """Wraps a constructor for gin so that it reports a value of the wrong type as a SettingError.
 
     The type's own checks come first, since their messages say more.
 
@@ -94,7 +94,7 @@ def described(hint: Any, known: Mapping[str, Callable]) -> str:
 
 
 def fitting(hint: Any, known: Mapping[str, Callable]) -> list[str]:
-    """Returns the names that can follow ``@`` in a setting of an annotated type; all names where it takes none."""
+    """Returns the names that can follow ``@`` in a setting of an annotated type, or all names if none fits."""
 
     def makes(kind: Callable) -> Any:
         return kind if isinstance(kind, type) else typing.get_type_hints(kind)["return"]

@@ -1,6 +1,6 @@
-"""Errors of gin 0.5 translated into mistakes of the user, by the words of their messages.
+"""Translation of gin 0.5's errors, by the words of their messages, into the user's mistakes.
 
-A message about a statement ends with its place::
+A message about a statement ends with its position::
 
     Configurable 'Experiment' doesn't have a parameter named 'num_step'.
       In bindings string line 3
@@ -37,7 +37,7 @@ class Source:
     value: str
 
     def at(self, line: int | str) -> str:
-        """Returns a place such as ``line 3 `` in a file; empty for other texts."""
+        """Returns a position such as ``line 3 `` in a file; empty for other texts."""
         return f"line {line} " if self.setting == "CONFIG" else ""
 
 
@@ -72,12 +72,12 @@ def parse_mistake(
 
 
 def build_mistake(error: Exception, path: str) -> SettingError:
-    """Translates an error of making objects from settings that gin could read."""
+    """Translates an error raised while objects are made from settings."""
     if isinstance(error, SettingError):
         # gin raises a subclass of its own, with a longer text.
         return SettingError(error.setting, written(error.value), error.allowed)
     if isinstance(error, RecursionError):
-        return SettingError("CONFIG", path, "something in it is made of itself")
+        return SettingError("CONFIG", path, "something in it contains itself")
     macro = _NO_MACRO.search(str(error))
     if macro:
         return SettingError("CONFIG", path, f"uses %{macro[1]}, which is set nowhere")
@@ -90,7 +90,7 @@ def build_mistake(error: Exception, path: str) -> SettingError:
 
 @contextmanager
 def translated(translate: Callable[[SettingError], SettingError]) -> Iterator[None]:
-    """Raises a mistake in the block in the user's words, those of the options that were given."""
+    """Translates a SettingError raised in the block, into the words of the options that the user has given."""
     try:
         yield
     except SettingError as error:
@@ -98,7 +98,7 @@ def translated(translate: Callable[[SettingError], SettingError]) -> Iterator[No
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Returns ``did you mean ...?``, or without a near name ``otherwise`` or all names; of ``a.b`` compares only b."""
+    """Suggests the nearest known name, else ``otherwise`` or a list of all; of a name ``a.b``, compares b."""
     names = {full.rpartition(".")[2].lower(): full for full in known}
     near = difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else otherwise or f"there are {', '.join(names.values())}"
@@ -109,5 +109,5 @@ def _no_syntax(error: SyntaxError | tokenize.TokenError, source: Source) -> str:
         message, (line, _) = error.args
         return f"{source.at(line)}is not gin: {message}; a bracket or quotation mark may be open"
     word = _WORD.search(error.msg)
-    message = f"{word[1]} is no value; a text goes in quotation marks" if word else error.msg
+    message = f"{word[1]} is not a value; text goes in quotation marks" if word else error.msg
     return f"{source.at(error.lineno or 1)}is not gin: {message}"

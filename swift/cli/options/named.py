@@ -17,11 +17,11 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
     Args:
         option: option that the texts were given for.
         texts: texts such as ``tB=1.3``.
-        fields: fields by the names that users write.
+        fields: maps the names that users write to fields.
         example: example for error messages.
 
     Raises:
-        SettingError: a text is not of that form, has an unknown name, or no number.
+        SettingError: a text is not of that form, has an unknown name, or has no number.
     """
     values: dict[str, float] = {}
     for text in texts:
@@ -43,7 +43,7 @@ def costs_of(texts: Sequence[str]) -> Costs:
     """Parses ``--costs``.
 
     Raises:
-        SettingError: a text is not of that form, or no such costs are possible.
+        SettingError: a text is not of that form, or a cost is impossible.
     """
     values = named_numbers("--costs", texts, COST_NAMES, "tB=1.3")
     if "f_stash" in values:

@@ -1,4 +1,4 @@
-"""Progress of a run for a person: a display on a terminal, lines in a log, and the time that is left."""
+"""Progress of a run, for people: a display on a terminal, lines in a log, and the time left."""
 
 from swift.train.display.progress import ProgressDisplay, Series, describe, progress_lines, saved_text
 from swift.train.display.step_timer import StepTimer, format_duration

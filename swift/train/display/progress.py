@@ -21,12 +21,12 @@ MAX_TITLE, MAX_WIDTH = 24, 100
 
 @dataclass(frozen=True)
 class Series:
-    """The place of a run among several that run one after the other.
+    """The position of a run in a series of runs.
 
     Attributes:
         number: number of the run, from 1.
         count: number of runs.
-        steps_after: iterations of the runs that come after it.
+        steps_after: iterations of all later runs together.
     """
 
     number: int
@@ -37,8 +37,8 @@ class Series:
 class ProgressDisplay:
     """Display of a run's progress on stderr, which leaves stdout clean; a context manager.
 
-    On a terminal a bar and the newest metrics are redrawn in place; elsewhere a plain line is printed after the first
-    step, about every 10 % of the steps, and after the last one; with ``log_every`` such lines are on a terminal, too.
+    On a terminal a bar and the newest metrics are redrawn in place. Elsewhere a plain line is printed after the first
+    step, about every 10 % of the steps, and after the last one; ``log_every`` prints such lines on a terminal, too.
     The terminal is restored however the block is left.
 
     Args:
@@ -47,7 +47,7 @@ class ProgressDisplay:
         first_step: next step, from 1; above 1 in a resumed run.
         console: console to write to; stderr unless given.
         log_every: iterations between two plain lines; None: see above.
-        series: place of the run among several, of which the title and the time left tell; None: it is alone.
+        series: position of the run in a series, shown in the title and the time left; None: it is alone.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._terminal.is_transient = kind is not None and not self._metrics  # a mistake costs one line
+        self._terminal.is_transient = kind is not None and not self._metrics  # then only the line of the error stays
         self._terminal.__exit__(kind, error, traceback)
 
     def stage(self, text: str, is_sound: bool = False) -> None:
@@ -84,7 +84,8 @@ class ProgressDisplay:
 
         Args:
             text: such as ``reads the data``.
-            is_sound: whether all settings are checked; before, a log gets no line, since a mistake costs just one.
+            is_sound: whether all settings are checked. Until then a log gets no line, so that a wrong setting leaves
+                only the line of its error.
         """
         self._stage, self._stage_began = text, time.monotonic()
         if is_sound and not self._terminal.is_live:
@@ -105,7 +106,7 @@ class ProgressDisplay:
             self.note("  ".join(part for part in parts if part))
 
     def saved(self, newest: int | None) -> None:
-        """Sets the step of the newest checkpoint, whose age is shown from the next step on; None: there is none yet."""
+        """Sets the step of the newest checkpoint, whose age is shown from the next step on; None: no checkpoint yet."""
         self._shows_saved, self._newest = True, newest
 
     def note(self, text: str) -> None:
@@ -133,14 +134,14 @@ class ProgressDisplay:
 
 
 def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequence[str]) -> RenderableType:
-    """Draws a bar with the counter and the time left, and below it what else is known of the newest iteration.
+    """Draws a bar with the counter and the time left, and below it a line on the newest iteration.
 
     Args:
         title: title of the run.
         step: iterations done.
         num_steps: last step of the run.
-        left: time that is left; empty if it is not known.
-        parts: short texts on the newest iteration; those that are empty are left out.
+        left: text on the time left; empty if unknown.
+        parts: short texts on the newest iteration; empty ones are left out.
     """
     line = Table.grid(padding=(0, 1), expand=True)
     line.add_column(no_wrap=True, max_width=MAX_TITLE, overflow="ellipsis")
@@ -154,7 +155,7 @@ def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequ
 
 
 def describe(metrics: Mapping[str, Any]) -> list[str]:
-    """Formats the metrics that a reader watches, each as a short text; missing ones are left out."""
+    """Formats the metrics that people watch, each as a short text; missing ones are left out."""
     formats = {
         "loss": lambda value: f"loss {value:.3f}",
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",

@@ -1,4 +1,4 @@
-"""The pace of a run: the time that is left, and the iterations of which a log has a line. No JAX here."""
+"""The pace of a run: the time left, and the iterations for which a log has a line. No JAX here."""
 
 from collections import deque
 
@@ -7,7 +7,7 @@ NUM_TIMED_UPDATES = 50
 
 
 class StepTimer:
-    """The latest iterations of a run with their times.
+    """Times of a run's latest iterations.
 
     Args:
         num_steps: last step of the run.
@@ -34,10 +34,12 @@ class StepTimer:
         return False
 
     def seconds_left(self, more_steps: int = 0) -> float | None:
-        """Estimates the time of the steps that are left by the latest ones, without the first, which compiles.
+        """Estimates the seconds that the remaining steps will take, from the latest ones; None if unknown.
+
+        The first step, which compiles, does not count.
 
         Args:
-            more_steps: steps of other runs that come after this one.
+            more_steps: steps of later runs.
         """
         if not self._timed:
             return None
@@ -46,9 +48,9 @@ class StepTimer:
             return None
         return (end - start) / (last_step - first_step) * (self._num_steps - last_step + more_steps)
 
-    def left(self, more_steps: int = 0) -> str:
-        """Formats the time that is left; empty as long as nothing is known."""
-        seconds = self.seconds_left(more_steps)
+    def left(self) -> str:
+        """Formats the time left; empty if unknown."""
+        seconds = self.seconds_left()
         return "" if seconds is None else f"{format_duration(seconds)} left"
 
 

@@ -1,4 +1,4 @@
-"""A terminal on which a display is redrawn, whatever libraries write to it meanwhile. No JAX here."""
+"""A terminal on which a display is redrawn in place while libraries write to it. No JAX here."""
 
 import os
 import sys
@@ -14,20 +14,20 @@ from rich.text import Text
 
 
 class Terminal:
-    """A display that is redrawn in place under lines that stay; elsewhere than on a terminal only the lines.
+    """A display that is redrawn in place below permanent lines; where stderr is not a terminal, only the lines.
 
     A context manager, which restores the terminal however the block is left.
 
     Attributes:
         is_live: whether there is a display.
-        is_transient: whether the display goes away at the end of the block; its last state stays unless this is set.
+        is_transient: whether the display disappears at the end of the block; otherwise its last state stays.
 
     Args:
         draw: function that draws the display.
         console: console to write to; stderr unless given.
         redraws_per_s: times that the display is redrawn per second.
-        catches_stderr: whether what libraries write to file descriptor 2, past Python, is printed above the display,
-            line by line. Not for a process that may be aborted: its last words would be lost.
+        catches_stderr: whether to print above the display, line by line, what libraries write directly to file
+            descriptor 2. Not for a process that may abort: its last lines would be lost.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Terminal:
         self._caught: _CaughtStderr | None = None
 
     def print(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line."""
         self._console.print(Text(text), soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class Terminal:
         if self._catches:
             with suppress(OSError):  # stderr is closed
                 self._caught = _CaughtStderr(self.print)
-                # Rich looks up the width by the standard streams, of which stderr now is no terminal.
+                # Rich looks up the width of the standard streams, but stderr is no longer a terminal.
                 width = None if os.isatty(0) or os.isatty(1) else self._console.width
                 self._console = Console(file=self._caught.original, force_terminal=True, width=width)
                 self._caught.begin()
@@ -68,7 +68,7 @@ class Terminal:
             refresh_per_second=self._rate,
         )
         self._live.start()
-        self._console.show_cursor()  # which a process that is killed could not bring back
+        self._console.show_cursor()  # a process that is killed could not restore a hidden one
         return self
 
     def __exit__(
@@ -87,10 +87,10 @@ class Terminal:
 
 
 class _CaughtStderr:
-    """File descriptor 2, whose lines go to a function until the end.
+    """File descriptor 2, redirected so that its lines go to a function.
 
     Attributes:
-        original: what stderr was before.
+        original: stream to which stderr went before.
     """
 
     def __init__(self, tell: Callable[[str], None]):
@@ -99,7 +99,7 @@ class _CaughtStderr:
         self._tell = tell
 
     def begin(self) -> None:
-        """Takes what is written from now on; the function must no longer write to stderr itself."""
+        """Redirects what is written from now on; the function itself must no longer write to stderr."""
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.close(writer)
@@ -107,7 +107,7 @@ class _CaughtStderr:
         self._thread.start()
 
     def end(self) -> None:
-        """Gives stderr back, once all its lines are shown."""
+        """Restores stderr, once all its lines have been shown."""
         os.dup2(self.original.fileno(), 2)  # closes the last writer, so that the thread ends
         self._thread.join(timeout=1)  # a child of this process may hold a writer
 

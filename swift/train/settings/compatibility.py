@@ -1,4 +1,4 @@
-"""Settings that exclude each other: snapshots and peers, state tied to its ranks and what moves it, and others."""
+"""Checks for settings that exclude each other, such as snapshots and peers, or tied state and failures."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from swift.topology import Topology
 
 
 def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
-    """Raises SettingError if snapshots are asked for where no other rank keeps them, or peers make them needless."""
+    """Raises SettingError if snapshots are requested where no other rank could keep them, or where peers suffice."""
     setting, every = "CheckpointConfig.snapshot_every", checkpoint.snapshot_every
     if every and topology.num_pipelines > 1:
         raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
@@ -57,7 +57,7 @@ def check_coupled(
 
 
 def check_sequences(sequences_per_microbatch: int, topology: Topology) -> None:
-    """Raises SettingError if there is less than a sequence of a micro-batch for each rank."""
+    """Raises SettingError if a micro-batch has fewer sequences than there are ranks."""
     if sequences_per_microbatch < topology.num_expert_ranks:
         allowed = f"must be at least Topology.num_expert_ranks = {topology.num_expert_ranks}"
         raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)
@@ -92,12 +92,12 @@ def check_cuts(chunks: Chunks, *, move_roles: bool) -> None:
 
 
 def check_window(window: int, num_steps: int, eval_every: int, checkpoint: CheckpointConfig) -> None:
-    """Raises SettingError if a window is longer than what has to happen between two of them."""
+    """Raises SettingError if a window is longer than a period after which a window has to end."""
     periods = {"Experiment.num_steps": num_steps, "Experiment.eval_every": eval_every}
     periods |= {f"CheckpointConfig.{name}": getattr(checkpoint, name) for name in ("every", "snapshot_every")}
     for name, period in periods.items():
         if 0 < period < window:
-            allowed = f"must be at most {name} = {period}, or no window would ever be whole"
+            allowed = f"must be at most {name} = {period}, or every window would be cut short"
             raise SettingError("Experiment.window", window, allowed)
 
 

@@ -13,7 +13,7 @@ def config_text(experiment: Any) -> str:
 
 
 def _render(value: Any, scope: str = "") -> Iterator[str]:
-    """Yields the settings of a part; a second part of one class in it has them in a scope, named by its setting."""
+    """Yields the settings of a part; of two inner parts of one class, the second gets a scope named by its setting."""
     name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
     for field in dataclasses.fields(value):
         if not field.init:
@@ -30,7 +30,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
 
 
 def defaults_in(value: Any) -> Iterator[str]:
-    """Yields the settings of an experiment, or a part of it, that have their defaults, such as ``Experiment.seed``."""
+    """Yields the settings of an experiment or of a part that have their default value, such as ``Experiment.seed``."""
     for field in dataclasses.fields(value):
         setting = getattr(value, field.name)
         default = field.default

@@ -1,4 +1,4 @@
-"""The cuts of a model into stages: the user's, or by what its layers cost."""
+"""The cuts of a model into stages: the user's, or computed from the costs of its layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ def cut_model(
         experts: settings of its expert layers.
         vocab_size: size of the vocabulary.
         topology: pipelines and stages.
-        sizes: layers of each stage, or such numbers for each pipeline; None: equally many where that makes all stages
-            alike, else so that the longest stage is as short as it can be.
+        sizes: layers of each stage, or such a list for each pipeline. None: equally many if that makes all stages
+            alike; otherwise the cut that makes the longest stage as short as possible.
 
     Raises:
         SettingError: there are more stages than layers, a stage without a layer, or the sizes do not add up.
@@ -29,7 +29,7 @@ def cut_model(
     num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
     if isinstance(sizes, tuple | list) and any(isinstance(one, tuple | list) for one in sizes):
         if len(sizes) != num_pipelines:
-            allowed = f"must have the numbers of each of the Topology.num_pipelines = {num_pipelines}"
+            allowed = f"must have one list of numbers for each of Topology.num_pipelines = {num_pipelines}"
             raise SettingError("Experiment.cut", sizes, allowed)
         return tuple(
             make_cut(model.moe_layers, num_stages, () if one is None else one, f"Experiment.cut[{d}]")
@@ -47,7 +47,7 @@ def chunks_of(cuts: Sequence[Cut]) -> Chunks:
 
 
 def cuts_text(cuts: Sequence[Cut]) -> str:
-    """The stages of all pipelines in words.
+    """Describes the stages of all pipelines.
 
     >>> cuts_text([Cut((True,) * 4, (3, 1)), Cut((True,) * 4, (1, 3))])
     '2 stages (3, 1; 1, 3 layers)'
@@ -59,7 +59,7 @@ def cuts_text(cuts: Sequence[Cut]) -> str:
 
 
 def layers_of_stages(cuts: Sequence[Cut]) -> list[Any]:
-    """Numbers of layers of each stage, for JSON; for each pipeline where they are cut differently."""
+    """Numbers of layers of each stage, for JSON; by pipeline if they are cut differently."""
     return list(cuts[0].sizes) if len(set(cuts)) == 1 else [list(cut.sizes) for cut in cuts]
 
 

@@ -40,7 +40,7 @@ class Experiment:
     Attributes:
         model: shape of the GPT.
         experts: settings of its expert layers.
-        placement: policy that places experts again every iteration.
+        placement: policy that computes a new placement of the experts every iteration.
         topology: pipelines, stages and expert ranks.
         ranks: ``emulated`` CPU devices, the machine's ``devices``, or ``virtual`` ranks of one device.
         data: documents and tokens.
@@ -54,21 +54,22 @@ class Experiment:
         planner: planner of a pipeline's schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``.
         window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
             which a gradient would have been clipped is run again, one iteration after the other.
-        memory_limit: memory of a worker by the plan, as a multiple of what F keeps of one micro-batch; None: no limit.
-            Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the events.
+        memory_limit: memory that the plan gives a worker, as a multiple of what F keeps of one micro-batch; None: no
+            limit. Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the
+            events.
         remat: keep only a layer's input for the backward pass, and compute the rest again: a third more FLOPs.
-        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``; None:
-            equally many where that makes all stages alike, else so that the longest stage is as short as it can be.
-        failures: such as ``['step 20: fail 1:2', 'step 45: rejoin 1:2']``: workers pipeline:stage that fail before an
-            iteration, or rejoin; with one pipeline ``'step 20: fail 0:0 rank 3'``, an expert rank. A failure in a
-            window lasts for the whole of it.
+        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``. None:
+            equally many if that makes all stages alike; otherwise so that the longest stage is as short as possible.
+        failures: workers (pipeline:stage) that fail or rejoin before an iteration, such as ``['step 20: fail 1:2',
+            'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
+            within a window lasts for the whole window.
         move_roles: spread failures over the stages by letting workers change their stage.
-        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if no multiple of their number,
-            some ranks compute on padding.
+        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if it is not a multiple of their
+            number, some ranks compute on padding.
         eval_every: iterations between evaluations on the validation split; 0: none.
         num_eval_batches: batches of an evaluation, always the first ones.
-        checkpoint: settings of its checkpoints.
-        target_loss: training loss to count the iterations to, in nats per token; None: no such loss.
+        checkpoint: settings of the run's checkpoints.
+        target_loss: training loss, in nats per token, until which iterations are counted; None: not counted.
     """
 
     model: ModelConfig = field(default_factory=lambda: model_size("demo"))
@@ -169,15 +170,16 @@ class Experiment:
                 sequence_length=self.model.sequence_length,
                 seed=self.seed,
                 corpus=corpus,
-                # After a failure a run continues from a state that all have: while some read ahead of the window that
-                # they run, others may have yet to finish the one before.
+                # After a failure the run continues from a state that all processes have: some may be reading data for
+                # the window after the one they run, while others have yet to finish the one before.
                 num_kept=3 * self.window if split == "train" else self.num_eval_batches,
             )
 
     def on_ranks(self, num_ranks: int) -> "Experiment":
-        """Returns the same sums on fewer expert ranks, with at least a slot for every class, and without failures.
+        """Returns the same experiment on fewer expert ranks, with at least a slot for every class, without failures.
 
-        The number of slots of a rank limits the tokens of a class, unless ``ExpertConfig.capacity_factor`` is None.
+        It computes the same sums, except that fewer slots drop more tokens, unless ``ExpertConfig.capacity_factor`` is
+        None.
         """
         if num_ranks == self.topology.num_expert_ranks:
             return self
@@ -200,7 +202,7 @@ class Experiment:
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
-        # Not sooner: this reads the tokenizer's file, which a kept configuration may have lost.
+        # Not in __post_init__: this reads the tokenizer's file, which a stored configuration may have lost.
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         gpt = GPT(self.model, self.vocab_size, self.experts.num_classes)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
@@ -232,7 +234,7 @@ class Experiment:
             return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
 
     def problem(self, costs: Costs, chunks: tuple[Chunk, ...] = ()) -> Problem:
-        """Makes the planning problem of a window on all workers; without ``chunks``, they cost the same.
+        """Makes the planning problem of a window on all workers; without ``chunks``, all chunks cost the same.
 
         Raises:
             SettingError: there is too little memory for a single micro-batch.

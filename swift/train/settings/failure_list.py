@@ -25,7 +25,8 @@ class FailureSource(Protocol):
         """Returns the workers that are down in the iterations from ``first_step`` to ``last_step``, from 1.
 
         A failure costs the window that it falls into, which the survivors run again: so a worker that fails in a window
-        is down from its first step. It rejoins at the first window that starts no earlier than its return.
+        counts as down from the window's first step. It rejoins at the first window that starts no earlier than its
+        return.
         """
 
     def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
@@ -36,7 +37,7 @@ class FailureEvent(NamedTuple):
     """The failure or return of a worker or of one of its expert ranks.
 
     Attributes:
-        step: first iteration without it, or with it again; from 1.
+        step: first iteration without the worker, or with it again; from 1.
         kind: failure or return.
         worker: (pipeline, stage).
         rank: expert rank of the worker; None: all of them.
@@ -126,7 +127,7 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
 
 
 def parse_rank(text: str) -> tuple[str, int | None]:
-    """Splits a text from the rank at its end, which is None if it names none.
+    """Splits a text into the part before the rank and the rank; None if it names no rank.
 
     >>> parse_rank("step 20: fail 0:0 rank 3"), parse_rank("step 20: fail 1:2")
     (('step 20: fail 0:0', 3), ('step 20: fail 1:2', None))
@@ -138,7 +139,7 @@ def parse_rank(text: str) -> tuple[str, int | None]:
 def parse_event(
     setting: str, text: str, kinds: Sequence[str], topology: Topology, last_step: tuple[str, int]
 ) -> tuple[int, str, Worker]:
-    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker), without regard to others.
+    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker); it is not checked against others.
 
     Args:
         setting: setting or option that the text was given for, for errors.
@@ -182,7 +183,7 @@ def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
 def _check_turn(
     text: str, event: FailureEvent, down: Mapping[tuple[Worker, int | None], int], topology: Topology
 ) -> None:
-    """Raises SettingError unless the event can follow those after which ``down`` are down, each since a step."""
+    """Raises SettingError if an event is impossible when ``down`` are down, each since its step."""
     (d, p), since = event.worker, down.get((event.worker, event.rank))
     if event.kind == "rejoin":
         if since is None:
@@ -200,7 +201,7 @@ def _check_turn(
 
 
 def _no_rank(topology: Topology) -> str:
-    """Returns a phrase for too many failures: a rank that one stage has lost leaves all stages."""
+    """Describes what is missing after too many failures: a rank that one stage has lost is lost to all stages."""
     return "no live expert rank" + (" that all stages have" if topology.num_stages > 1 else "")
 
 
@@ -212,8 +213,8 @@ def _check_window(text: str, event: FailureEvent, failures: FailureList, topolog
     if event.kind == "rejoin":
         return
     first, last, stage = max(1, event.step - window + 1), event.step, event.worker[1]
-    how = f"in a window of Experiment.window = {window} iterations who fails is down from its start, and who re-joins "
-    how += "is back after its end"
+    how = f"in a window of Experiment.window = {window} iterations, what fails is down from the start, and what "
+    how += "rejoins is back after the end"
     down = failures.failed(first, last)
     if all((d, stage) in down for d in range(topology.num_pipelines)):
         raise SettingError(FAILURES_SETTING, text, f"may leave stage {stage} without a live worker: {how}")

@@ -1,11 +1,11 @@
 """The configuration of a run or a model as data: reading it executes nothing, whatever its origin.
 
     config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
-    config.gin     the same for people, and to be run as a program by those who name it on the command line
+    config.gin     the same for people; a program if somebody names it on the command line
 
-Swift's classes are named alone, others with their module, which is never imported: only classes that the reader already
-has are found. Runs from before ``config.json`` have gin alone, of which literals and references ``@Class()`` are read,
-as ``config_text`` writes them.
+Swift's own classes are named without a module. Other classes are named with theirs, which is never imported: only
+classes that the reader already has are found. Older runs have only ``config.gin``; what is read of it are literals and
+references ``@Class()``, as ``config_text`` writes them.
 """
 
 import ast
@@ -23,12 +23,12 @@ from swift.files import replace_file
 NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
-"""Settings of a user's own classes that a checkpoint is read without: these may be gone, or live in Python alone."""
+"""Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
-"""In place of a module: of a value of which only the ``repr`` is known."""
+"""Stands for the module of a value of which only the ``repr`` was written."""
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {"OptimizerConfig.schedule": {"warmup_steps": 0}}
-"""Settings that a spared one takes with it: the default schedule has a warm-up, which could be as long as the run."""
+"""Settings that change with a spared one: the default schedule has a warm-up, which could be as long as the run."""
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"@(\w+)\(\)")
 
@@ -60,12 +60,12 @@ def write_config(directory: Path, experiment: Any) -> None:
         experiment: settings that are plain values, containers of them, or dataclasses; of anything else only the
             ``repr`` is kept, which cannot be read back.
     """
-    said = {"version": _VERSION, "experiment": _encoded(experiment)}
-    replace_file(directory / NAME, (json.dumps(said, indent=1) + "\n").encode())
+    document = {"version": _VERSION, "experiment": _encoded(experiment)}
+    replace_file(directory / NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def copy_config(source: Path, directory: Path) -> None:
-    """Copies the configuration of a run beside the model that is made of it, with what of it cannot be read, too.
+    """Copies the configuration of a run to the model made from it, including what cannot be read back.
 
     Args:
         source: directory of the run.
@@ -81,8 +81,8 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
 
     Args:
         directory: directory of the run or the model.
-        spared: settings, such as ``DataConfig.source``, whose value may be one that was not written: it is read as an
-            object of a class that nobody has.
+        spared: settings, such as ``DataConfig.source``, whose values need not have been written; such a value is read
+            as an object of an unknown class.
 
     Raises:
         UnreadableConfig: there is none, or it is damaged, or not plain data.
@@ -114,7 +114,7 @@ def made(
         spared: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing.
 
     Raises:
-        Unreadable: a class or a setting is not known, or none can be made of its settings.
+        UnreadableConfig: a class or a setting is not known, or an object cannot be made from its settings.
         SettingError: a setting has a value that cannot work.
     """
     create = find(part)
@@ -140,7 +140,7 @@ def made(
 
 
 def parts(part: StoredObject, spared: Collection[str] = ()) -> Iterator[StoredObject]:
-    """Yields a part and all parts in it, except in settings that are spared."""
+    """Yields a part and all parts within it, except in settings that are spared."""
     inner: list[StoredObject] = []
     yield part
     for name, value in part.settings.items():
@@ -176,41 +176,41 @@ def _encoded(value: Any) -> Any:
 
 
 def _read_json(text: str, spared: Collection[str]) -> StoredObject:
-    said = json.loads(text)
-    if not isinstance(said, dict) or said.get("version") != _VERSION:
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
         raise UnreadableConfig(f"is damaged, or not of version {_VERSION}")
-    part = _decoded(said.get("experiment"), spared)
+    part = _decoded(document.get("experiment"), spared)
     if not isinstance(part, StoredObject) or part.kind != "Experiment" or part.module:
         raise UnreadableConfig("has no Experiment")
     return part
 
 
-def _decoded(said: Any, spared: Collection[str], depth: int = 0, is_spared: bool = False) -> Any:
+def _decoded(value: Any, spared: Collection[str], depth: int = 0, is_spared: bool = False) -> Any:
     _check_depth(depth)
 
-    def inner(value: Any, of: str = "") -> Any:
-        return _decoded(value, spared, depth + 1, of in spared)
+    def inner(item: Any, setting: str = "") -> Any:
+        return _decoded(item, spared, depth + 1, setting in spared)
 
-    if isinstance(said, list):
-        return [inner(item) for item in said]
-    if not isinstance(said, dict):
-        return said
-    match said:
-        case {"class": str(kind), "settings": dict(settings)} if said.keys() <= {"class", "module", "settings"}:
-            module = said.get("module", "")
+    if isinstance(value, list):
+        return [inner(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"class": str(kind), "settings": dict(settings)} if value.keys() <= {"class", "module", "settings"}:
+            module = value.get("module", "")
             if isinstance(module, str):
                 return StoredObject(
-                    kind, module, {name: inner(value, f"{kind}.{name}") for name, value in settings.items()}
+                    kind, module, {name: inner(item, f"{kind}.{name}") for name, item in settings.items()}
                 )
-        case {"mapping": dict(items)} if len(said) == 1:
+        case {"mapping": dict(items)} if len(value) == 1:
             return {key: inner(item) for key, item in items.items()}
-        case {"tuple": list(items)} if len(said) == 1:
+        case {"tuple": list(items)} if len(value) == 1:
             return tuple(inner(item) for item in items)
-        case {"unreadable": str(text)} if len(said) == 1 and is_spared:
+        case {"unreadable": str(text)} if len(value) == 1 and is_spared:
             return StoredObject(text, _NOT_WRITTEN, {})
-        case {"unreadable": str(text)} if len(said) == 1:
+        case {"unreadable": str(text)} if len(value) == 1:
             raise UnreadableConfig(f"has a value that was not written, {text}: only dataclasses and plain values are")
-    raise UnreadableConfig(f"is damaged: it has an object with {', '.join(map(repr, said))}")
+    raise UnreadableConfig(f"is damaged: it has an object with {', '.join(map(repr, value))}")
 
 
 def _check_depth(depth: int) -> None:
@@ -224,7 +224,7 @@ def _read_gin(text: str) -> StoredObject:
         binding = _STATEMENT.fullmatch(statement)
         if binding is None:
             raise UnreadableConfig(
-                f"says `{statement[:60]}`, which is no setting, and it is data: nothing in it is followed"
+                f"says `{statement[:60]}`, which is not a setting; it is read as data, and nothing in it is executed"
             )
         kind, name, value = binding.groups()
         bound.setdefault(kind, {})[name] = value
@@ -247,7 +247,7 @@ def _statements(text: str) -> list[str]:
 def _resolved(kind: str, bound: Mapping[str, Mapping[str, str]], within: tuple[str, ...]) -> StoredObject:
     _check_depth(len(within))
     if kind in within:
-        raise UnreadableConfig(f"has a @{kind}() that is made of itself")
+        raise UnreadableConfig(f"has a @{kind}() that contains itself")
     settings: dict[str, Any] = {}
     for name, text in bound.get(kind, {}).items():
         reference = _REFERENCE.fullmatch(text.strip())
@@ -263,5 +263,5 @@ def _literal(setting: str, text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError) as error:
         raise UnreadableConfig(
-            f"says `{setting} = {text[:60]}`, which is no plain value: nothing in it is called"
+            f"says `{setting} = {text[:60]}`, which is not a plain value; nothing in it is executed"
         ) from error
