@@ -16,6 +16,7 @@ from swift.checkpoint.storage import (
     RestorePlan,
     checkpoint_path,
     checkpoint_steps,
+    clean_up_saves,
     load_arrays,
     load_metadata,
     load_plan,
@@ -28,7 +29,6 @@ from swift.checkpoint.storage import (
     save_checkpoint,
     save_facts,
     set_aside_newer,
-    settle,
     source_lines,
     stored_types,
 )
@@ -51,6 +51,7 @@ __all__ = [
     "by_name",
     "checkpoint_path",
     "checkpoint_steps",
+    "clean_up_saves",
     "dynamic_k",
     "load_arrays",
     "load_metadata",
@@ -66,7 +67,6 @@ __all__ = [
     "save_checkpoint",
     "save_facts",
     "set_aside_newer",
-    "settle",
     "source_lines",
     "stored_types",
 ]

@@ -13,7 +13,7 @@ from swift.cli.configuration import load_experiment
 from swift.elastic.membership import Process
 from swift.elastic.services import run_checkpoint_service, run_compile_service
 from swift.elastic.state import RunFiles
-from swift.elastic.worker import WorkerProcess, WorkerSpec, settle_jax
+from swift.elastic.worker import WorkerProcess, WorkerSpec, configure_jax
 from swift.errors import SettingError
 from swift.train import Experiment
 
@@ -21,7 +21,7 @@ from swift.train import Experiment
 def member(options: argparse.Namespace) -> None:
     """Runs a member: a worker process."""
     experiment, scratch = _given(options)
-    settle_jax(experiment, _num_devices(experiment, options.by_rank))
+    configure_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
     worker_spec = WorkerSpec(
         experiment=experiment,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore, settle
+from swift.checkpoint import RestorePlan, checkpoint_steps, clean_up_saves, plan_restore
 from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
 from swift.experts import learning_rate
@@ -169,7 +169,7 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
         return None
     check_resumable(experiment, options)
     directory = options.run_dir / "checkpoints"
-    settle(directory)
+    clean_up_saves(directory)
     for line in take_back(directory):
         print(line, file=sys.stderr)
     if not checkpoint_steps(directory):

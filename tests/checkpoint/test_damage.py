@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, plan_restore, set_aside_newer, settle
+from swift.checkpoint import checkpoint_steps, clean_up_saves, plan_restore, set_aside_newer
 from swift.checkpoint.storage import digests, directory, manifest, orbax_files, writer
 from swift.checkpoint.storage.inspection import damages
 from swift.checkpoint.storage.verification import Checker
@@ -354,7 +354,7 @@ def test_a_file_that_cannot_be_written_to_its_end_is_told(tmp_path, most_bytes):
     assert done.returncode == 0
     assert "_SignalingThread" not in done.stderr  # Orbax's log of the error that it raises as well
     assert "File too large" in done.stdout
-    settle(tmp_path / "checkpoints")  # threads of Orbax may have written on after it had failed
+    clean_up_saves(tmp_path / "checkpoints")  # threads of Orbax may have written on after it had failed
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["step-00000002", "step-00000004"]
 
@@ -402,7 +402,7 @@ def test_a_process_that_is_killed_in_a_save_costs_only_that(small_run, tmp_path,
     unbroken.run(4)
 
     run = small_run(size=200)
-    settle(run.directory)
+    clean_up_saves(run.directory)
     assert not half.exists()
     plan = run.lose_all()
     assert (plan.step, plan.passed_over) == (4, ())

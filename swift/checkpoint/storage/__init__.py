@@ -6,14 +6,14 @@ arrays, such as an exported model.
 """
 
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays, stored_types
-from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, raw_bytes, settled_digests
+from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, raw_bytes, synced_digests
 from swift.checkpoint.storage.directory import (
     begin_save,
     checkpoint_path,
     checkpoint_steps,
+    clean_up_saves,
     commit_save,
     set_aside_newer,
-    settle,
 )
 from swift.checkpoint.storage.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
 from swift.checkpoint.storage.manifest import MANIFEST, Copy, Ledger, Manifest, read_manifest
@@ -35,6 +35,7 @@ __all__ = [
     "begin_save",
     "checkpoint_path",
     "checkpoint_steps",
+    "clean_up_saves",
     "commit_save",
     "coverage",
     "damages",
@@ -56,9 +57,8 @@ __all__ = [
     "save_checkpoint",
     "save_facts",
     "set_aside_newer",
-    "settle",
-    "settled_digests",
     "source_lines",
     "stored_types",
+    "synced_digests",
     "what_a_restore_does",
 ]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.checkpoint.partial import by_name, shape_text
-from swift.checkpoint.storage.digests import array_digest, difference, settled_digests
+from swift.checkpoint.storage.digests import array_digest, difference, synced_digests
 from swift.checkpoint.storage.manifest import check_shapes, read_signed, write_signed
 from swift.checkpoint.storage.orbax_files import read_arrays, write_arrays
 from swift.checkpoint.storage.verification import wrong_numbers
@@ -35,7 +35,7 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
     contents = {name: array_digest([array]) for name, array in filled.items()}
     write_arrays(path, filled)
-    shapes, files = {name: shape_text(array) for name, array in arrays.items()}, settled_digests(path)
+    shapes, files = {name: shape_text(array) for name, array in arrays.items()}, synced_digests(path)
     for name, content in contents.items():
         why = wrong_numbers(path, {name: shapes[name]}, content, files, folder="")
         if why is not None:

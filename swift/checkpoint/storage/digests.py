@@ -46,7 +46,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_SIZE)).hexdigest()
 
 
-def settled_digests(directory: Path) -> dict[str, str]:
+def synced_digests(directory: Path) -> dict[str, str]:
     """Digests of all files under a directory, by path from there, each taken after the file is synced to the disk."""
     digests = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):

@@ -33,7 +33,7 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"{_PREFIX}{step:08d}"
 
 
-def settle(directory: Path) -> None:
+def clean_up_saves(directory: Path) -> None:
     """Cleans up after interrupted saves: removes what they wrote, and puts back the checkpoints they were replacing.
 
     Unfinished saves would keep a full disk full.
@@ -51,7 +51,7 @@ def settle(directory: Path) -> None:
 def begin_save(directory: Path, step: int) -> Path:
     """Creates the temporary directory of a save, which ``commit_save`` renames."""
     directory.mkdir(parents=True, exist_ok=True)
-    settle(directory)
+    clean_up_saves(directory)
     path = directory / f".{checkpoint_path(directory, step).name}.tmp"
     path.mkdir()
     return path
@@ -64,7 +64,7 @@ def commit_save(directory: Path, step: int) -> Path:
         path.rename(path.with_suffix(_EARLIER))
     (directory / f".{path.name}.tmp").rename(path)
     sync_directory(directory)  # before the checkpoint that this one replaces is removed
-    settle(directory)
+    clean_up_saves(directory)
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swift.checkpoint.partial import Snapshot, StateSplit, Unit, shape_text
-from swift.checkpoint.storage.digests import array_digest, settled_digests
+from swift.checkpoint.storage.digests import array_digest, synced_digests
 from swift.checkpoint.storage.directory import ARRAYS, begin_save, commit_save, remove_set_aside, retire
 from swift.checkpoint.storage.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest
 from swift.checkpoint.storage.orbax_files import files_of, write_arrays
@@ -59,7 +59,7 @@ def save_checkpoint(
         contents = {name: array_digest([array]) for name, array in arrays.items()}
         unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
         write_arrays(temporary / ARRAYS, arrays)
-        of_array, common = _by_array(settled_digests(temporary), arrays)
+        of_array, common = _by_array(synced_digests(temporary), arrays)
         check_written(temporary, arrays, contents, of_array)
         copies = _copies(step, snapshot, ledger, unit_contents, of_array)
         manifest = Manifest(

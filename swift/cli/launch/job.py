@@ -27,7 +27,7 @@ from swift.elastic.coordinator import (
 )
 from swift.elastic.membership import Process, RecoveryPolicy, processes_of
 from swift.elastic.state import RunFiles
-from swift.elastic.worker import settle_jax
+from swift.elastic.worker import configure_jax
 from swift.errors import SettingError, check_count
 from swift.schedules import FAULT_FREE
 from swift.topology import Topology
@@ -99,7 +99,7 @@ class LaunchJob:
 
     def storage(self, run_dir: Path) -> StorageLocation:
         """Chooses where the processes of this node keep states; raises SettingError if there is no room."""
-        settle_jax(self.experiment, num_devices=1)
+        configure_jax(self.experiment, num_devices=1)
         count = len(self.processes)
         here = [one for index, one in enumerate(self.processes) if self.nodes.node_of(index, count) == self.nodes.own]
         is_alone = self.nodes.count == 1

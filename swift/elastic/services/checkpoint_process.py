@@ -5,10 +5,10 @@ import traceback
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from swift.checkpoint import settle
+from swift.checkpoint import clean_up_saves
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state import RunFiles
-from swift.elastic.worker import LineWriter, settle_jax
+from swift.elastic.worker import LineWriter, configure_jax
 from swift.runlog import writes_checkpoints
 from swift.train import Experiment, WeightSource
 
@@ -36,7 +36,7 @@ def run_checkpoint_service(
         init_from: run whose weights this one begins with; None: it draws its own.
     """
     output = LineWriter(lambda: os._exit(0))  # called when nobody reads the answers any longer
-    settle_jax(experiment, num_devices=1)
+    configure_jax(experiment, num_devices=1)
     service = CheckpointService(
         experiment=experiment,
         checkpoints=run_dir / "checkpoints",
@@ -48,7 +48,7 @@ def run_checkpoint_service(
     )
     try:
         with writes_checkpoints(run_dir):
-            settle(service.checkpoints)
+            clean_up_saves(service.checkpoints)
             service.rehearse()
             service.serve(commands, output.write)
     except BaseException:

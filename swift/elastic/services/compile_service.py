@@ -24,7 +24,7 @@ from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.state import compiled_neighbour, neighbour_key
 from swift.elastic.transport import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileFailed, CompileRequest, Prepared
-from swift.elastic.worker import LineWriter, settle_jax
+from swift.elastic.worker import LineWriter, configure_jax
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
 from swift.pipeline import Configuration, Configurator, Steps, StepSpec, neighbours
@@ -168,7 +168,7 @@ def run_compile_service(
         num_local_devices: number of devices of each process of the run: all expert ranks of a worker, or one.
         trims: whether to trim executables, see ``ExecutableCache``.
     """
-    settle_jax(experiment, num_local_devices)
+    configure_jax(experiment, num_local_devices)
     output = LineWriter(lambda: os._exit(0))
     output.repeat(lambda: COMPILE_ANSWERS.line(Alive()))
     requests = SimpleQueue[CompileRequest]()

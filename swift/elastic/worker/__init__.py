@@ -5,8 +5,8 @@
 """
 
 from swift.elastic.worker.generation_run import NUM_SNAPSHOTS
-from swift.elastic.worker.process_setup import LineWriter, settle_jax
+from swift.elastic.worker.process_setup import LineWriter, configure_jax
 from swift.elastic.worker.worker import WorkerProcess
 from swift.elastic.worker.worker_spec import WorkerSpec
 
-__all__ = ["NUM_SNAPSHOTS", "LineWriter", "WorkerProcess", "WorkerSpec", "settle_jax"]
+__all__ = ["NUM_SNAPSHOTS", "LineWriter", "WorkerProcess", "WorkerSpec", "configure_jax"]

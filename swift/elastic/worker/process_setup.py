@@ -14,7 +14,7 @@ from swift.train import Experiment
 _HEARTBEAT_S = 0.5
 
 
-def settle_jax(experiment: Experiment, num_devices: int) -> None:
+def configure_jax(experiment: Experiment, num_devices: int) -> None:
     """Configures JAX before it starts.
 
     Args:

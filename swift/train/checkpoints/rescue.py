@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
-from swift.checkpoint.storage import MANIFEST, begin_save, commit_save, digest, settled_digests
+from swift.checkpoint.storage import MANIFEST, begin_save, commit_save, digest, synced_digests
 from swift.errors import RunError, SettingError
 from swift.runlog import EVENTS
 
@@ -105,7 +105,7 @@ def _copy(place: Path, checkpoints: Path, step: int) -> None:
     temporary = begin_save(checkpoints, step)
     try:
         shutil.copytree(source, temporary, dirs_exist_ok=True)
-        found, needed = settled_digests(temporary), manifest.files_needed()[step]
+        found, needed = synced_digests(temporary), manifest.files_needed()[step]
         wrong = [name for name, expected in needed.items() if found.get(name) != expected]
         if wrong:
             raise SettingError("checkpoint", str(source), f"is damaged: its file {wrong[0]} is not as it was saved")

@@ -1,4 +1,8 @@
-"""Sections of a report and their pictures: curves, timelines, plans, checkpoint coverage, simulations."""
+"""Sections of a report and their pictures: curves, timelines, plans, checkpoint coverage, simulations.
+
+Each function ``*_section(run, history, prefix)`` makes the section on one run, with ``history_of(run)`` and a prefix
+for the names of its pictures. It raises SettingError if the record is damaged.
+"""
 
 from swift.tools.report.sections.axes import draw_bars, new_figure
 from swift.tools.report.sections.coverage import coverage_section

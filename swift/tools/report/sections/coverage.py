@@ -42,16 +42,7 @@ class Coverage:
 
 
 def coverage_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on a run's checkpoints, and on the age of the copies that a restore of each would use.
-
-    Args:
-        run: run to show.
-        history: timeline of the run.
-        prefix: prefix of the picture's name.
-
-    Raises:
-        SettingError: the record is damaged.
-    """
+    """Makes the section on a run's checkpoints, and on the age of the copies that a restore of each would use."""
     title = "Checkpoint coverage"
     saves = [(number, timed) for number, timed in enumerate(history.events) if timed.name == "checkpoint"]
     if not saves:

@@ -17,16 +17,7 @@ MAX_ROWS = 100
 
 
 def plans_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on configurations: a row for each stretch, and a Gantt chart for each distinct one.
-
-    Args:
-        run: run to show.
-        history: timeline of the run.
-        prefix: prefix of the pictures' names.
-
-    Raises:
-        SettingError: the record is damaged.
-    """
+    """Makes the section on configurations: a row for each stretch, and a Gantt chart for each distinct plan."""
     title = "Configurations that ran"
     stretches = [stretch for stretch in stretches_of(run, history) if stretch.num_steps]
     if not stretches:

@@ -18,16 +18,7 @@ MARKERS = {"failure": "v", "recovery": "P", "return": "^", "restore": "D", "resu
 
 
 def timeline_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on a run's failures, recoveries and returns.
-
-    Args:
-        run: run to show.
-        history: timeline of the run.
-        prefix: prefix of the picture's name.
-
-    Raises:
-        SettingError: the record is damaged.
-    """
+    """Makes the section on a run's failures, recoveries and returns."""
     title = "Failures and recoveries"
     incidents, presences = incidents_of(run, history), presences_of(run, history)
     if not incidents:
