@@ -10,17 +10,14 @@ _LEAST_S = 0.2
 """Least seconds of compilation for which a program is kept; JAX's default of 1 s leaves out much of a small run."""
 
 
-def keep_programs(directory: Path | None = None) -> None:
-    """Keeps compiled programs in a directory, unless a cache directory is already configured in JAX.
+def keep_programs() -> None:
+    """Keeps compiled programs in ``~/.cache/swift/programs``, unless a cache directory is already configured in JAX.
 
     Programs found there are executed, so only its owner can open the directory.
-
-    Args:
-        directory: directory of programs, created if missing; by default ``~/.cache/swift/programs``.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
         return
-    directory = directory or Path.home() / ".cache" / "swift" / "programs"
+    directory = Path.home() / ".cache" / "swift" / "programs"
     with suppress(OSError):  # without a home directory JAX runs without the cache
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)

@@ -48,6 +48,7 @@ def presences_of(run: Run, history: History) -> list[Presence]:
         present = _present_after(timed, since.keys(), names)
         if present is None:
             continue
+        # Whoever was present when an invocation ended left then, not when the next one began.
         previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
         for name in [name for name in since if name not in present or timed.name in BEGINNINGS]:
             leave(name, min(timed.seconds, previous_end_s) if timed.name in BEGINNINGS else since_s(run, timed))

@@ -115,13 +115,13 @@ def rows_of(schedule: Schedule, workers: Sequence[Worker]) -> list[Row]:
     return [_row(schedule, worker) for worker in workers]
 
 
-def shown_workers(problem: Problem, most: int = MAX_ROWS) -> list[Worker]:
-    """Selects at most ``most`` workers: failed ones first, then their peers, then others; returned in mesh order."""
+def shown_workers(problem: Problem) -> list[Worker]:
+    """Selects at most ``MAX_ROWS`` workers: failed ones, then their peers, then others; returned in mesh order."""
     failed_stages = {p for _, p in problem.failed}
     by_interest = sorted(
         problem.topology.workers, key=lambda worker: (worker not in problem.failed, worker[1] not in failed_stages)
     )
-    return sorted(by_interest[:most])
+    return sorted(by_interest[:MAX_ROWS])
 
 
 def left_out(problem: Problem, workers: Sequence[Worker]) -> str:

@@ -10,6 +10,9 @@ import numpy as np
 
 from swift.runlog import Run, ranges_of, ratio
 
+NUM_POINTS = 1000
+"""Largest number of points of a drawn line."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSeries:
@@ -88,15 +91,15 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
     return ratio(sums[last] - sums[first], numbers[last] - numbers[first])
 
 
-def thin(values_T: np.ndarray, num_points: int = 1000) -> np.ndarray:
+def thin(values_T: np.ndarray) -> np.ndarray:
     """Selects points so that a line looks the same: the minimum and maximum of each bin.
 
     Returns:
-        int[at most num_points], ascending; all T if they are few.
+        int[at most NUM_POINTS], ascending; all T if they are few.
     """
-    if len(values_T) <= num_points:
+    if len(values_T) <= NUM_POINTS:
         return np.arange(len(values_T))
-    edges = np.linspace(0, len(values_T), num_points // 2 + 1).astype(int)
+    edges = np.linspace(0, len(values_T), NUM_POINTS // 2 + 1).astype(int)
     low_T, high_T = np.nan_to_num(values_T, nan=np.inf), np.nan_to_num(values_T, nan=-np.inf)
     points = {
         start + offset
