@@ -262,7 +262,7 @@ def live_mesh(
         raise SettingError(
             "Topology.num_expert_ranks",
             topology.num_expert_ranks,
-            f"{len(topology.workers)} worker(s) of so many ranks need {needed} devices and there are {len(devices)}; "
+            f"{len(topology.workers)} worker(s) with that many ranks need {needed} devices and there are {len(devices)}; "
             "use fewer, or ranks 'emulated' or 'virtual'",
         )
     grid = np.array(devices[:needed]).reshape(len(topology.workers), topology.num_expert_ranks)

@@ -90,7 +90,7 @@ def options(*settings):
         ),
         (
             ["Experiment.ranks=devices", "Topology.num_pipelines=9"],
-            "Topology.num_expert_ranks = 1: 18 worker(s) of so many ranks need 18 devices and there are 12; use fewer, "
+            "Topology.num_expert_ranks = 1: 18 worker(s) with that many ranks need 18 devices and there are 12; use fewer, "
             "or ranks 'emulated' or 'virtual'",
         ),
     ],

@@ -64,7 +64,9 @@ def test_places_that_cannot_be_are_ours_to_prevent(places):
 
 
 def test_the_devices_of_failed_workers_are_needed_too():
-    with pytest.raises(SettingError, match=r"num_expert_ranks = 5: 3 worker\(s\) of so many ranks need 15 devices and"):
+    with pytest.raises(
+        SettingError, match=r"num_expert_ranks = 5: 3 worker\(s\) with that many ranks need 15 devices and"
+    ):
         live_mesh(Topology(3, 1, 5), "devices", frozenset({(1, 0)}))
 
 

@@ -43,7 +43,7 @@ class SliceCopies:
         self._directory = directory
 
     def store(self, num_experts: int, neighbour: Process, owner: Process) -> SharedMemoryStore:
-        """Returns the store of a neighbour's copies of an owner's slices, with so many experts of every layer."""
+        """Returns the store of a neighbour's copies of an owner's slices, each with K experts of every layer."""
         directory = self._directory / str(num_experts)
         directory.mkdir(exist_ok=True)
         directory /= directory_name(neighbour)
