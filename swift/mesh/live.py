@@ -262,8 +262,8 @@ def live_mesh(
         raise SettingError(
             "Topology.num_expert_ranks",
             topology.num_expert_ranks,
-            f"{len(topology.workers)} worker(s) with that many ranks need {needed} devices and there are {len(devices)}; "
-            "use fewer, or ranks 'emulated' or 'virtual'",
+            f"{len(topology.workers)} worker(s) with that many ranks need {needed} devices and there are "
+            f"{len(devices)}; use fewer, or ranks 'emulated' or 'virtual'",
         )
     grid = np.array(devices[:needed]).reshape(len(topology.workers), topology.num_expert_ranks)
     rows = [topology.workers.index(place.worker) for place in places]

@@ -90,8 +90,8 @@ def options(*settings):
         ),
         (
             ["Experiment.ranks=devices", "Topology.num_pipelines=9"],
-            "Topology.num_expert_ranks = 1: 18 worker(s) with that many ranks need 18 devices and there are 12; use fewer, "
-            "or ranks 'emulated' or 'virtual'",
+            "Topology.num_expert_ranks = 1: 18 worker(s) with that many ranks need 18 devices and there are 12; "
+            "use fewer, or ranks 'emulated' or 'virtual'",
         ),
     ],
     ids=lambda value: value.split(" = ")[0] if isinstance(value, str) else None,

@@ -122,8 +122,8 @@ def test_a_wrong_setting_is_told(refusal, setting):
         ),
         (
             ("Experiment.ranks=devices", "Topology.num_expert_ranks=16", "Experiment.sequences_per_microbatch=16"),
-            "Topology.num_expert_ranks = 16: 1 worker(s) with that many ranks need 16 devices and there are 12; use fewer, "
-            "or ranks 'emulated' or 'virtual'",
+            "Topology.num_expert_ranks = 16: 1 worker(s) with that many ranks need 16 devices and there are 12; "
+            "use fewer, or ranks 'emulated' or 'virtual'",
         ),
         (
             ("DataConfig.source=@TokenFile()", "TokenFile.path=/nowhere"),
