@@ -130,7 +130,7 @@ def test_without_copies_and_checkpoints_the_run_stops_in_one_line(tmp_path):
     chaos = ["--chaos", "step 10: kill 0:0 rank 2"]
     code, said = tell(config, "--processes", 4, "--run-dir", tmp_path / "run", "--prepare", "none", *chaos)
     assert code == 3
-    assert "rank 2 is lost, and its slice of" in said.splitlines()[-1]
+    assert "rank 2 is lost, and no memory and no checkpoint has" in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize("processes", [1, 4])

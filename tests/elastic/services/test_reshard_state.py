@@ -149,7 +149,7 @@ def test_what_is_nowhere_is_told_in_one_line(elastic, handover, ranks, whole, tm
     assert isinstance(answer, CommandFailed)
     assert answer[:2] == ("reshard", 4)
     assert answer.generation == 5
-    assert answer.why.startswith("rank 1 is lost, and its slice of ")
+    assert answer.why.startswith("rank 1 is lost, and no memory and no checkpoint has ")
     assert len(answer.why.splitlines()) == 1
 
 
