@@ -69,7 +69,7 @@ def test_the_first_place_with_room_is_taken(tmp_path, monkeypatch, free, chosen,
 
 def test_where_nothing_has_room_all_places_are_told(tmp_path, monkeypatch):
     places = places_of(tmp_path, monkeypatch)
-    with pytest.raises(SettingError, match=r"take up to 1\.0 GB, and no directory .* 0\.0 MB in .*/memory, .*/tmp, .*/run"):
+    with pytest.raises(SettingError, match=r"1\.0 GB, and no directory .* 0\.0 MB in .*/memory, .*/tmp, .*/run"):
         choose_storage(NEED, places[2], places[0], lambda _: 0)
 
 
