@@ -22,7 +22,18 @@ import gin
 import swift
 from swift.checkpoint import CheckpointConfig
 from swift.cli.options import Source, Written, build_mistake, checked, fitting, nearest, parse_mistake
-from swift.data import ByteTokenizer, DataConfig, StandardLibrary, TextFiles, TokenFile, TokenizerFile
+from swift.data import (
+    ByteTokenizer,
+    DataConfig,
+    Pipeline,
+    StandardLibrary,
+    TextFiles,
+    TokenFile,
+    TokenizerFile,
+    reading,
+)
+from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
+from swift.data.records import ArrayRecords, DatasetDirectory, Documents, JsonLines, ParquetFiles
 from swift.errors import SettingError, error_line, first_line
 from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
@@ -31,11 +42,21 @@ from swift.topology import Topology
 from swift.train import Experiment
 from swift.train.settings import StoredObject, UnreadableConfig, config_text, made, own_kinds, parts, read_config
 
-__all__ = ["CONFIGURABLES", "all_installed", "config_text", "installed", "load_experiment", "load_stored"]
+__all__ = [
+    "CONFIGURABLES",
+    "all_installed",
+    "config_text",
+    "installed",
+    "load_experiment",
+    "load_pipeline",
+    "load_stored",
+]
 
 _KINDS = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
+    *(Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
+    *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
     *(Static, Symi, MinMax, Packed, FlexMoE),
 )
 _NAMED = "a setting is named like Experiment.num_steps"
@@ -67,16 +88,39 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         SettingError: the file cannot be read, a name is not known (the nearest one is named), a value cannot work, or
             an override would change nothing.
     """
+    return _built("Experiment", path, overrides)
+
+
+def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """Reads the pipeline of an experiment's training data, as a run reads it; or one that a file has alone.
+
+    Args:
+        path: gin file.
+        overrides: see ``load_experiment``.
+
+    Raises:
+        SettingError: see ``load_experiment``; or the data are no documents.
+    """
+    gin.clear_config()
+    _parse_file(path)
+    names = _bound(gin.config_str())
+    if "Pipeline.source" in names and not any(name.startswith(("Experiment.", "DataConfig.")) for name in names):
+        return _built("Pipeline", path, overrides)
+    return reading(_built("Experiment", path, overrides).data)
+
+
+def _built(kind: str, path: Path, overrides: Sequence[str]) -> Any:
+    """Makes what a file and overrides say of a class."""
     gin.clear_config()
     _parse_file(path)
     for text in overrides:
         _parse(_binding(text), Source("--set", text))
     try:
-        experiment = _configurable["Experiment"]()
+        made = _configurable[kind]()
     except Exception as error:  # of any kind, by a class of the user's own
         raise build_mistake(error, str(path)) from error
     _check_used(overrides)
-    return experiment
+    return made
 
 
 def load_stored(

@@ -15,6 +15,7 @@ from swift.cli.console import (
     Startup,
     add_compile,
     add_config,
+    add_data,
     add_deadlines,
     add_init_from,
     add_plan,
@@ -43,6 +44,7 @@ _MODULES = {
     "checkpoint": "swift.cli.checkpoints",
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
+    "data": "swift.cli.data",
     "import_model": "swift.cli.hub",
     "export_to_hub": "swift.cli.hub",
 } | dict.fromkeys(_HIDDEN, "swift.cli.processes")
@@ -283,6 +285,7 @@ def command_line() -> argparse.ArgumentParser:
     config.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
 
     add_compile(commands)
+    add_data(commands)
     add_plan(commands)
     add_simulate(commands)
     parser.commands = commands.choices

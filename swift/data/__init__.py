@@ -1,6 +1,7 @@
 """Data: documents from a source, cut into batches of token sequences that any worker can load by number."""
 
 from swift.data.config import DataConfig, Split
+from swift.data.corpus import reading
 from swift.data.files import DataError, read_regular
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
@@ -36,4 +37,5 @@ __all__ = [
     "plain_plan",
     "plan_input",
     "read_regular",
+    "reading",
 ]

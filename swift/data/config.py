@@ -7,11 +7,13 @@ from typing import Literal
 
 import numpy as np
 
+from swift.data.pipeline import Pack, Pipeline, Shuffle, Stack, Tokenize, name_of
 from swift.data.sources import StandardLibrary, StreamSource, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer
 from swift.errors import SettingError
 
 Split = Literal["train", "validation"]
+_KINDS = (TokenFile, StreamSource, Pipeline)
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class DataConfig:
     """Settings of the data: documents, their tokens, and what of them is for validation.
 
     Args:
-        source: source of the documents.
+        source: source of the documents; the samples of a pipeline have a ``text``, or ``tokens`` without a separator.
         tokenizer: tokenizer of texts; a ``TokenFile`` has tokens already, and needs it only to decode them.
         validation_share: expected share of the documents used for validation, between 0 and 1; at least one document
             is on either side, and a single document is cut, its end being for validation. A stream says itself.
@@ -30,26 +32,29 @@ class DataConfig:
         SettingError: ``validation_share`` is not between 0 and 1, or the sources are of two kinds.
     """
 
-    source: TextSource | TokenFile | StreamSource = field(default_factory=StandardLibrary)
+    source: TextSource | TokenFile | StreamSource | Pipeline = field(default_factory=StandardLibrary)
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     validation_share: float = 0.05
-    validation_source: TextSource | TokenFile | StreamSource | None = None
+    validation_source: TextSource | TokenFile | StreamSource | Pipeline | None = None
 
     def __post_init__(self) -> None:
-        kinds = {(isinstance(source, TokenFile), isinstance(source, StreamSource)) for source in self.sources}
+        kinds = {tuple(isinstance(source, kind) for kind in _KINDS) for source in self.sources}
         if len(kinds) > 1:
-            allowed = "must be of the same kind as DataConfig.source: a token file, texts, or a stream"
+            allowed = "must be of the same kind as DataConfig.source: a token file, texts, a stream, or a pipeline"
             raise SettingError("DataConfig.validation_source", self.validation_source, allowed)
         if not 0 < self.validation_share < 1:
             allowed = "must be more than 0 and less than 1"
             raise SettingError("DataConfig.validation_share", self.validation_share, allowed)
+        for name, source in zip(("source", "validation_source"), self.sources, strict=False):
+            if isinstance(source, Pipeline):
+                _check_pipeline(f"DataConfig.{name}", source)
 
     @property
-    def sources(self) -> tuple[TextSource | TokenFile | StreamSource, ...]:
+    def sources(self) -> tuple[TextSource | TokenFile | StreamSource | Pipeline, ...]:
         """All sources: of both splits, or of training and of validation."""
         return (self.source,) if self.validation_source is None else (self.source, self.validation_source)
 
-    def source_of(self, split: Split) -> TextSource | TokenFile | StreamSource:
+    def source_of(self, split: Split) -> TextSource | TokenFile | StreamSource | Pipeline:
         """Source that holds the documents of a split."""
         return self.sources[-1 if split == "validation" else 0]
 
@@ -59,6 +64,19 @@ class DataConfig:
         if isinstance(self.source, TokenFile) and self.source.vocab_size is not None:
             return self.source.vocab_size
         return self.tokenizer.vocab_size
+
+
+def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
+    """Refuses what a run does itself with the documents of a pipeline, and what would be frozen in the index."""
+    for operator in pipeline.operators:
+        if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
+            why = (
+                "is not for a pipeline that trains: the run itself tokenizes, packs, shuffles and batches its documents"
+            )
+            raise SettingError(setting, name_of(operator), why)
+        if operator.is_random:
+            why = "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
+            raise SettingError(setting, name_of(operator), why)
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:

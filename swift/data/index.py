@@ -18,7 +18,9 @@ from uuid import uuid4
 import numpy as np
 
 from swift.data.config import DataConfig, Split
-from swift.data.files import TokenReader
+from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
+from swift.data.files import DataError, TokenReader
+from swift.data.pipeline import NoDigest, Pipeline, survey_digest
 from swift.data.sequential import SequentialStream
 from swift.data.sources import StreamSource, TextSource, TokenFile
 from swift.data.stream import TokenStream, document_tokens, new_digest, open_stream, spans_of, text_documents
@@ -61,6 +63,8 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
     Raises:
         SettingError: the source has no documents.
     """
+    if isinstance(config.source, Pipeline):
+        return _pipeline_state(config)
     tokenizer, newest_ns = config.tokenizer, 0
     parts: list[Any] = [_VERSION, config.validation_share]
     for source in config.sources:
@@ -89,6 +93,16 @@ def corpus_state(config: DataConfig) -> CorpusState | None:
             parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
             newest_ns = max(newest_ns, found.st_mtime_ns)
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
+
+
+def _pipeline_state(config: DataConfig) -> CorpusState | None:
+    """Returns the state of pipelines: digests of sources, settings and code."""
+    try:
+        digests = [survey_digest(tokens_plan(corpus.pipeline)) for corpus in corpora_of(config)]
+    except (NoDigest, DataError):  # reading it says best what is wrong
+        return None
+    parts = [_VERSION, "pipeline", config.validation_share, config.tokenizer.separator, *digests]
+    return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), 0)
 
 
 def make_index(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> None:
@@ -198,6 +212,8 @@ class _Written:
 
 def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
     dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
+    if isinstance(config.source, Pipeline):
+        return _write_pipeline(config, path, report)
     documents, num_bytes = text_documents(config), 0
     with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
         written = {"train": _Written(train), "validation": _Written(validation)}
@@ -206,6 +222,19 @@ def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress
                 written[split].add(tokens)
                 num_bytes += tokens.nbytes
             report(IndexProgress(len(documents), number + 1, num_bytes))
+        return {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
+
+
+def _write_pipeline(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
+    dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
+    with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
+        written = {"train": _Written(train), "validation": _Written(validation)}
+
+        def tell(num_done: int, num: int) -> None:
+            report(IndexProgress(num, num_done, sum(one.num_bytes for one in written.values())))
+
+        for line in pipeline_tokens(config, lambda split, tokens: written[split].add(tokens), tell):
+            print(line, file=sys.stderr)
         return {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
 
 

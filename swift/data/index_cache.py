@@ -15,6 +15,8 @@ from pathlib import Path
 from swift.data.config import DataConfig
 from swift.data.files import DataError
 from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
+from swift.data.pipeline import Pipeline
+from swift.errors import SettingError
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0
 _KEPT_S = 30 * 86_400
@@ -52,8 +54,10 @@ def find_index(
                 _forget_old(cache, but=path)
                 return path
         report("the corpus changes while it is read: every process reads it for itself")
-    except DataError:
-        pass  # which the first read of the file reports better
+    except DataError as error:
+        if isinstance(config.source, Pipeline):  # which may have run for an hour
+            raise SettingError("DataConfig.source", config.source, str(error)) from error
+        # The first read of the file reports it better.
     except OSError as error:
         report(f"the corpus is not kept in {cache} ({error.strerror or error}): every process reads it for itself")
     return None

@@ -12,7 +12,9 @@ from typing import get_args
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
+from swift.data.corpus import pipeline_tokens
 from swift.data.files import BeyondVocabulary, FileState, TokenReader
+from swift.data.pipeline import Pipeline
 from swift.data.sequential import SequentialStream
 from swift.data.sources import Document, StreamSource, Text, TextSource, TokenFile
 
@@ -96,11 +98,18 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
         return TokenStream(tokens_N, *spans_of(config, source.document_bounds(tokens_N), split))
     dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
     pieces = [np.empty(0, dtype)]
+    if isinstance(source, Pipeline):
+        pipeline_tokens(config, lambda side, tokens: pieces.append(tokens) if side == split else None)
+        return _joined(pieces)
     for document, side in text_documents(config):
         if side in (split, None):
             pieces += [tokens for part, tokens in document_tokens(config, document, side) if part == split]
-    cut_N = np.concatenate(pieces)
-    return TokenStream(cut_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(cut_N))
+    return _joined(pieces)
+
+
+def _joined(pieces: list[np.ndarray]) -> TokenStream:
+    tokens_N = np.concatenate(pieces)
+    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N))
 
 
 def text_documents(config: DataConfig) -> list[tuple[Document, Split | None]]:

@@ -23,7 +23,7 @@ def memory_texts() -> type[MemoryTexts]:
 
 @pytest.fixture(scope="session")
 def make_loader() -> Callable[..., Loader]:
-    def make(config, split="train", *, shape=(2, 3, 5), seed=0, num_kept=1) -> Loader:
+    def make(config, split="train", *, shape=(2, 3, 5), seed=0, num_kept=1, corpus=None) -> Loader:
         num_microbatches, sequences_per_microbatch, sequence_length = shape
         return Loader(
             config,
@@ -33,6 +33,7 @@ def make_loader() -> Callable[..., Loader]:
             sequence_length=sequence_length,
             seed=seed,
             num_kept=num_kept,
+            corpus=corpus,
         )
 
     return make

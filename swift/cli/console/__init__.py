@@ -3,6 +3,7 @@
 Nothing here imports JAX, which takes seconds.
 """
 
+from swift.cli.console.input import add_data
 from swift.cli.console.parser import OneLineParser, ShowVersion, path_of, with_negative_values, with_suggestion
 from swift.cli.console.planning import add_compile, add_plan, add_simulate
 from swift.cli.console.shared_options import (
@@ -22,6 +23,7 @@ __all__ = [
     "Startup",
     "add_compile",
     "add_config",
+    "add_data",
     "add_deadlines",
     "add_init_from",
     "add_plan",

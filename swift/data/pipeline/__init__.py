@@ -4,19 +4,23 @@ A pipeline says what the samples are; a plan says how they are made: in which or
 by how many threads and processes. The samples of a pipeline are the same for every plan.
 """
 
-from swift.data.pipeline.keeping import find_survey
-from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
+from swift.data.pipeline.encoding import decoded
+from swift.data.pipeline.keeping import NoDigest, find_survey, survey_digest
+from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize, name_of
 from swift.data.pipeline.optimizer import Resources, alternatives, plan_input, predict, profile_input
 from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import InputPlan, plain_plan
+from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
 from swift.data.pipeline.run import in_order
 from swift.data.pipeline.samples import Samples
+from swift.data.pipeline.survey import survey
 
 __all__ = [
+    "CachePoint",
     "DropDuplicates",
     "Filter",
     "InputPlan",
     "Map",
+    "NoDigest",
     "Pack",
     "Pipeline",
     "Resources",
@@ -25,10 +29,14 @@ __all__ = [
     "Stack",
     "Tokenize",
     "alternatives",
+    "decoded",
     "find_survey",
     "in_order",
+    "name_of",
     "plain_plan",
     "plan_input",
     "predict",
     "profile_input",
+    "survey",
+    "survey_digest",
 ]

@@ -7,7 +7,7 @@ can be, see ``swift.data.pipeline.check``.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -71,8 +71,8 @@ class Filter:
     depends_on: tuple[str, ...] | None = None
     is_fixed: bool = False
     name: str = ""
-    writes: tuple[str, ...] | None = ()
-    is_random = False
+    writes: ClassVar[tuple[str, ...]] = ()
+    is_random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):

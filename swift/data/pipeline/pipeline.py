@@ -67,6 +67,8 @@ class Pipeline:
     most_skipped: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.operators, list):  # as gin may give it
+            object.__setattr__(self, "operators", tuple(self.operators))
         if not isinstance(self.operators, tuple):
             raise SettingError(
                 "Pipeline.operators", self.operators, "must be a tuple of operators, such as (@Shuffle(),)"

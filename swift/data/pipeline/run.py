@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import grain
+from absl import flags
 
 from swift.data.files import DataError
 from swift.data.pipeline.plan import InputPlan
+from swift.errors import SettingError
 
 MOST_RESTARTS = 3
 """Times that the processes of an iteration may be started again after one of them has died."""
 _DIED = "terminated unexpectedly"
+_Raised = tuple[type[Exception], tuple[Any, ...]]
+"""An error as its class and arguments: as an object it would lose them on its way from another process."""
 
 
 class Numbered(Protocol):
@@ -33,11 +37,13 @@ class _Wrapped:
     def __len__(self) -> int:
         return len(self._samples) - self._first
 
-    def __getitem__(self, number: int) -> tuple[Any, str | None]:
+    def __getitem__(self, number: int) -> tuple[Any, _Raised | None]:
         try:
             return self._samples[int(number) + self._first], None
         except DataError as error:
-            return None, str(error)
+            return None, (type(error), (str(error),))
+        except SettingError as error:
+            return None, (SettingError, (error.setting, error.value, error.allowed))
 
 
 def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any]:
@@ -58,7 +64,8 @@ def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any
         try:
             for sample, error in _read(_Wrapped(samples, first), plan):
                 if error is not None:
-                    raise DataError(error)
+                    kind, said = error
+                    raise kind(*said)
                 yield sample
                 first += 1
             return
@@ -70,7 +77,7 @@ def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any
                 raise DataError(f"processes that make samples have died {num_restarts} times") from error
 
 
-def _read(wrapped: _Wrapped, plan: InputPlan) -> Iterator[tuple[Any, str | None]]:
+def _read(wrapped: _Wrapped, plan: InputPlan) -> Iterator[tuple[Any, _Raised | None]]:
     if not plan.num_threads and not plan.num_processes:
         yield from (wrapped[number] for number in range(len(wrapped)))
         return
@@ -78,6 +85,8 @@ def _read(wrapped: _Wrapped, plan: InputPlan) -> Iterator[tuple[Any, str | None]
     options = grain.ReadOptions(num_threads=max(plan.num_threads, 1), prefetch_buffer_size=max(ahead, plan.num_threads))
     samples = grain.MapDataset.source(wrapped).to_iter_dataset(options)
     if plan.num_processes:
+        if not flags.FLAGS.is_parsed():  # Grain reads them, and a program without absl never parses them
+            flags.FLAGS.mark_as_parsed()
         each = grain.MultiprocessingOptions(plan.num_processes, per_worker_buffer_size=-(-ahead // plan.num_processes))
         samples = samples.mp_prefetch(each)
     iterator = iter(samples)

@@ -13,7 +13,6 @@ from swift.data.pipeline.check import check_record, outcome
 from swift.data.pipeline.operators import DropDuplicates, Filter, Pack, Stack, name_of
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.survey import Survey, survey
-from swift.data.windows import count_windows
 from swift.errors import SettingError, check_seed
 
 _ENDLESS = 2**60
@@ -132,7 +131,7 @@ class _Rows:
         assert lengths is not None
         self._records, self._lengths, self._length, self._seed = records, lengths, pack.length, seed
         num_tokens = int(lengths.sum())
-        self.size = count_windows(num_tokens, pack.length)
+        self.size = max(0, -(-(num_tokens - 1) // pack.length))  # every token but the first is a label once
         if num_tokens < 2:
             raise SettingError("Pipeline.source", records._source, f"holds {num_tokens} tokens: too few for a row")
         self._is_shuffled = plan.pipeline.levels[0].is_shuffled

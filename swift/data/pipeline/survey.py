@@ -13,7 +13,7 @@ import numpy as np
 
 from swift.data.files import DataError
 from swift.data.pipeline.apply import OperatorError, applied, draws
-from swift.data.pipeline.check import check_record
+from swift.data.pipeline.check import check_record, outcome
 from swift.data.pipeline.encoding import Unencodable, encoded, field_bytes
 from swift.data.pipeline.operators import DropDuplicates, Element, name_of
 from swift.data.pipeline.plan import InputPlan
@@ -31,8 +31,8 @@ class KeptSamples(Protocol):
 class Store(Protocol):
     """A place to keep samples while a source is surveyed."""
 
-    def add(self, content: bytes) -> None:
-        """Adds the next sample that stays, see ``encoded``."""
+    def add(self, number: int, content: bytes) -> None:
+        """Adds the next sample that stays, see ``encoded``; ``number`` is that of its record."""
         ...
 
     def closed(self) -> KeptSamples:
@@ -95,14 +95,12 @@ class _Examiner:
         plan = self._plan
         planned = plan.elements(0)[: plan.num_surveyed]
         found = self._examine(planned, number, self._num_cached)
-        if found.error is not None or (plan.check_every and number % plan.check_every == 0):
-            # Out of its place an operator may see what it would not have seen.
+        if plan.check_every and number % plan.check_every == 0:
+            draw = draws(0, 0, number)
+            check_record(plan, number, draw, outcome(plan, plan.elements(0), number, draw))
+        if found.error is not None:  # out of its place an operator may see what it would not have seen
             written = [one for one in plan.pipeline.levels[0].elements if one in planned]
-            plain = self._examine(written, number, None)
-            if found.error is None and plain.error is None and plain.stays != found.stays:
-                check_record(plan, number, draws(0, 0, number), None)
-            elif found.error is not None:
-                found = plain
+            found = self._examine(written, number, None)
         return found
 
     def _examine(self, elements: Sequence[Element], number: int, num_cached: int | None) -> _Examined:
@@ -163,7 +161,7 @@ def survey(plan: InputPlan, store: Store | None = None, report: Callable[[int, i
             kept.append(number)
             lengths.append(found.length)
             if store is not None and found.content is not None:
-                store.add(found.content)
+                store.add(number, found.content)
     numbers = None if len(kept) == len(source) else np.array(kept, np.int64)
     counted = np.array(lengths, np.int64) if plan.num_packed else None
     cache = None if store is None or num_cached is None else store.closed()

@@ -31,6 +31,10 @@ class Documents:
         document = self._listed[number]
         return {"name": document.name, "text": document.read()}
 
+    def name(self, number: int) -> str:
+        """Returns the name of a document."""
+        return self._listed[number].name
+
     def place(self, number: int) -> str:
         """Returns the path of a document; its name where it has none."""
         return self._listed[number].path or self._listed[number].name

@@ -189,6 +189,15 @@ class FileRecords:
     def __getitem__(self, number: int) -> Mapping[str, Any]:
         return self._record(*self._located(number))
 
+    def name(self, number: int) -> str:
+        """Returns the path below the directory that all files share, and the number of a record, from 1."""
+        file, inside = self._located(number)
+        return f"{self.files[file].path.removeprefix(self._root)}:{inside + 1}"
+
+    @functools.cached_property
+    def _root(self) -> str:
+        return os.path.commonpath([os.path.dirname(one.path) for one in self.files]) + "/"
+
     def place(self, number: int) -> str:
         """Returns the file and the number of a record in it, from 1."""
         file, inside = self._located(number)

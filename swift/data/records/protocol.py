@@ -21,6 +21,10 @@ class RecordSource(Protocol):
         """Reads a record."""
         ...
 
+    def name(self, number: int) -> str:
+        """Returns the name of a record, the same on every machine: its hash decides between training and validation."""
+        ...
+
     def place(self, number: int) -> str:
         """Returns where a record comes from, for messages: a file and a position in it."""
         ...
@@ -50,6 +54,10 @@ class Rows:
 
     def __getitem__(self, number: int) -> Mapping[str, Any]:
         return self._records[number]
+
+    def name(self, number: int) -> str:
+        """Returns the number of a record."""
+        return self.place(number)
 
     def place(self, number: int) -> str:
         """Returns the number of a record."""

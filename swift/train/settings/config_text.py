@@ -13,7 +13,10 @@ def config_text(experiment: Any) -> str:
 
 
 def _render(value: Any, scope: str = "") -> Iterator[str]:
-    """Yields the settings of a part; of two inner parts of one class, the second gets a scope named by its setting."""
+    """Yields the settings of a part; of two inner parts of one class, the second gets a scope named by its setting.
+
+    The parts in a tuple have a scope each, with their place in it.
+    """
     name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
     for field in dataclasses.fields(value):
         if not field.init:
@@ -23,6 +26,11 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
             is_second = any(type(part) is type(setting) for part, _ in parts)
             parts.append((setting, f"{field.name}/" if is_second else scope))
             yield f"{name}.{field.name} = @{parts[-1][1]}{type(setting).__name__}()"
+        elif isinstance(setting, tuple) and any(map(dataclasses.is_dataclass, setting)):
+            scopes = [f"{scope.replace('/', '_')}{field.name}_{place}/" for place in range(len(setting))]
+            parts += zip(setting, scopes, strict=True)
+            items = (f"@{of}{type(one).__name__}()" for one, of in zip(setting, scopes, strict=True))
+            yield f"{name}.{field.name} = ({', '.join(items)},)"
         else:
             yield f"{name}.{field.name} = {setting!r}"
     for part, of in parts:
@@ -48,6 +56,7 @@ def own_kinds(value: Any) -> Iterator[tuple[str, type]]:
     if not kind.__module__.startswith("swift."):
         yield kind.__name__, kind
     for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        if dataclasses.is_dataclass(part):
-            yield from own_kinds(part)
+        setting = getattr(value, field.name)
+        for part in setting if isinstance(setting, tuple) else (setting,):
+            if dataclasses.is_dataclass(part) and not isinstance(part, type):
+                yield from own_kinds(part)

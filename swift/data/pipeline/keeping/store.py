@@ -13,7 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,7 +35,8 @@ class _InMemory:
     def __init__(self) -> None:
         self._contents: list[bytes] = []
 
-    def add(self, content: bytes) -> None:
+    def add(self, number: int, content: bytes) -> None:
+        del number
         self._contents.append(content)
 
     def closed(self) -> "_InMemory":
@@ -48,11 +49,12 @@ class _InMemory:
 class _Files:
     """Samples written to files."""
 
-    def __init__(self, directory: Path):
-        self._directory, self._file = directory, (directory / "samples").open("wb")
+    def __init__(self, directory: Path, file: BinaryIO):
+        self._directory, self._file = directory, file
         self._begins, self._sums = [0], list[int]()
 
-    def add(self, content: bytes) -> None:
+    def add(self, number: int, content: bytes) -> None:
+        del number
         self._file.write(content)
         self._begins.append(self._begins[-1] + len(content))
         self._sums.append(zlib.crc32(content))
@@ -60,7 +62,6 @@ class _Files:
     def closed(self) -> "KeptFiles":
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
         np.array([self._begins, [*self._sums, 0]], np.int64).tofile(self._directory / "index")
         return KeptFiles(self._directory)
 
@@ -180,8 +181,8 @@ def _write_survey(plan: InputPlan, path: Path, progress: Callable[[int, int], No
         raise SettingError("Resources.cache_directory", str(path.parent), why) from error
     try:
         _remove(path)  # damaged, or it would have been found
-        with new_directory(path) as made:
-            files = _Files(made) if plan.cache is not None else None
+        with new_directory(path) as made, (made / "samples").open("wb") as file:
+            files = None if plan.cache is None else _Files(made, file)
             found = survey(plan, files, progress)
             head: dict[str, Any] = {"version": _VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
             for name, array in (("numbers", found.numbers), ("lengths", found.lengths)):

@@ -15,6 +15,8 @@ _SHARE = 8
 
 def add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with a number of samples ahead."""
+    if not plan.num_threads and not plan.num_processes:
+        return replace(plan, reasons=(*plan.reasons, "prefetch: none without workers"))
     size = profile.operators[-1].bytes_out if profile.operators else profile.source.bytes_out
     if plan.num_packed:
         size = 8.0 * (plan.num_packed + 1)

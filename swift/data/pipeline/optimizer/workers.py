@@ -8,6 +8,10 @@ from swift.data.pipeline.optimizer.profile import InputProfile
 from swift.data.pipeline.plan import InputPlan
 
 MOST_THREADS = 16
+_LITTLE = 0.2
+"""The share of a thread's time that may be waiting before another thread is worth it."""
+_LEAST_S = 1e-4
+"""Seconds of a record below which handing it from thread to thread takes as long."""
 _GAIN = 1.4
 """Speed of two threads over one from which on threads are worth it."""
 
@@ -17,10 +21,13 @@ def add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) ->
     seconds = profile.source.seconds + sum(one.seconds for one in profile.operators)
     waits_s = sum(one.seconds - one.cpu_s for one in (profile.source, *profile.operators))
     waiting = waits_s / max(seconds, 1e-12)
-    num_threads = min(MOST_THREADS, math.ceil(1 / max(1 - waiting, 1e-3)))
+    num_threads = min(MOST_THREADS, math.ceil(1 / max(1 - waiting, 1e-3) - _LITTLE))
     total_s = predict(plan, profile).total_s(resources.num_epochs)
     gain = f"two threads are {profile.thread_gain:.2f} times as fast as one"
     said = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
+    if seconds < _LEAST_S or (num_threads == 1 and profile.thread_gain < _GAIN and resources.num_cores == 1):
+        reason = f"workers: none; {said}, and a record takes {1e6 * seconds:.0f} us: handing it over would take as long"
+        return replace(plan, reasons=(*plan.reasons, reason))
     if profile.thread_gain >= _GAIN or resources.num_cores == 1:
         num_threads = max(num_threads, resources.num_cores)
         reason = f"workers: {num_threads} threads; {said}"

@@ -1,0 +1,50 @@
+"""Options of ``swift data``, whose imports are loaded when it runs."""
+
+from typing import Any
+
+from swift.cli.console.parser import path_of
+
+
+def add_data(commands: Any) -> None:
+    """Adds ``swift data``."""
+    data = commands.add_parser(
+        "data",
+        help="profile the input of an experiment, show its plan, or measure it",
+        description="Profiles a pipeline on its first records, shows the plan that is chosen for it and why, or "
+        "measures that plan beside the order in which the pipeline is written. CONFIG.gin has an Experiment, or a "
+        "Pipeline alone.",
+    )
+    actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, what in (
+        ("profile", "show the time and the bytes of each operator"),
+        ("plan", "show the plan that is chosen, why, and what else was possible"),
+        ("bench", "measure the plan beside the order as it is written"),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.add_argument("config", type=path_of, metavar="CONFIG.gin")
+        action.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+        action.add_argument(
+            "--records", type=int, default=256, help="records of the profile at most (default: %(default)s)"
+        )
+        action.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
+        if name != "profile":
+            _add_resources(action)
+        if name == "bench":
+            action.add_argument(
+                "--seconds", type=float, default=6.0, help="how long each of both runs (default: %(default)s)"
+            )
+
+
+def _add_resources(action: Any) -> None:
+    action.add_argument(
+        "--epochs", type=float, default=3.0, help="epochs for which a plan has to be good (default: %(default)s)"
+    )
+    action.add_argument("--cores", type=int, default=1, help="cores for the input (default: %(default)s)")
+    action.add_argument(
+        "--memory",
+        type=float,
+        default=1.0,
+        metavar="GB",
+        help="memory for samples that are kept (default: %(default)s)",
+    )
+    action.add_argument("--cache-dir", type=path_of, metavar="DIR", help="directory for kept samples (default: none)")

@@ -1,0 +1,133 @@
+"""``swift data profile|plan|bench CONFIG.gin``: what a pipeline costs, how it will run, and how fast it runs."""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from swift.cli.configuration import load_pipeline
+from swift.data import Pipeline, Samples
+from swift.data.pipeline import (
+    InputPlan,
+    Resources,
+    alternatives,
+    find_survey,
+    in_order,
+    plain_plan,
+    plan_input,
+    profile_input,
+)
+from swift.data.pipeline.optimizer import InputProfile
+from swift.errors import check_count, check_number, renamed_settings
+
+_ROUNDS = 3
+"""Turns of each plan, one after the other, so that a change of the machine's speed meets both."""
+_OPTIONS = {
+    "Resources.num_epochs": "--epochs",
+    "Resources.num_cores": "--cores",
+    "Resources.memory_bytes": "--memory",
+    "Resources.cache_directory": "--cache-dir",
+}
+
+
+def data(options: argparse.Namespace) -> None:
+    """``swift data ACTION CONFIG.gin``."""
+    check_count("--records", options.records, least=1)
+    pipeline = load_pipeline(options.config, options.set)
+    if options.action == "profile":
+        facts, lines = _profile(profile_input(pipeline, options.records))
+    else:
+        with renamed_settings(_OPTIONS):
+            used = _resources(options)
+            facts, lines = (_plan if options.action == "plan" else _bench)(pipeline, used, options)
+    sys.stdout.write(json.dumps(facts) + "\n" if options.format == "json" else "\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _resources(options: argparse.Namespace) -> Resources:
+    check_number("--memory", options.memory, least=0)
+    return Resources(options.epochs, options.cores, int(options.memory * 1e9), cache_directory=options.cache_dir)
+
+
+def _profile(profile: InputProfile) -> tuple[dict[str, Any], Iterator[str]]:
+    rows = [profile.source, *profile.operators]
+    width = max(len(row.name) for row in rows) + 2
+
+    def lines() -> Iterator[str]:
+        yield f"{profile.num_profiled:,} of {profile.num_records:,} records"
+        yield f"{'operator':{width}} {'ms':>9} {'waiting':>8} {'bytes in':>12} {'bytes after':>12} {'kept':>7}"
+        for row in rows:
+            waiting = 1 - row.cpu_s / row.seconds if row.seconds else 0.0
+            numbers = f"{1e3 * row.seconds:9.3f} {100 * waiting:6.0f} % {row.bytes_in:12,.0f} {row.bytes_out:12,.0f}"
+            yield f"{row.name:{width}} {numbers} {100 * row.kept_share:5.1f} %"
+        yield f"two threads are {profile.thread_gain:.2f} times as fast as one"
+
+    return asdict(profile), lines()
+
+
+def _plan(pipeline: Pipeline, used: Resources, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
+    profile = profile_input(pipeline, options.records)
+    chosen = plan_input(pipeline, used, profile)
+    others = alternatives(pipeline, used, profile)
+
+    def lines() -> Iterator[str]:
+        yield "as written: " + " -> ".join(itertools.chain(*plain_plan(pipeline).orders))
+        yield from chosen.reasons
+        yield f"predicted for {used.num_epochs:g} epochs of {profile.num_records:,} records, on one core:"
+        for one in others:
+            yield f"  {one.seconds:12,.3f} s  {one.name}"
+
+    facts = _facts(chosen) | {"alternatives": {one.name: one.seconds for one in others}}
+    return facts, lines()
+
+
+def _facts(plan: InputPlan) -> dict[str, Any]:
+    cache = None if plan.cache is None else asdict(plan.cache)
+    workers = {"num_threads": plan.num_threads, "num_processes": plan.num_processes, "num_ahead": plan.num_ahead}
+    return {"orders": plan.orders, "cache": cache, **workers, "reasons": plan.reasons}
+
+
+def _bench(pipeline: Pipeline, used: Resources, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
+    check_number("--seconds", options.seconds, above=0)
+    chosen = plan_input(pipeline, used, profile_input(pipeline, options.records))
+    runs = {
+        name: _Run(plan, lambda line: print(f"swift: {line}", file=sys.stderr), used)
+        for name, plan in (("as written", plain_plan(pipeline)), ("planned", chosen))
+    }
+    for _ in range(_ROUNDS):
+        for run in runs.values():
+            run.turn(options.seconds / _ROUNDS)
+    facts = {
+        name: {"start_s": run.start_s, "samples": run.num_samples, "samples_per_s": run.num_samples / run.seconds}
+        for name, run in runs.items()
+    }
+
+    def lines() -> Iterator[str]:
+        for name, one in facts.items():
+            yield f"{name:12} {one['samples_per_s']:14,.1f} samples/s after {one['start_s']:.3f} s"
+        yield f"planned over as written: {facts['planned']['samples_per_s'] / facts['as written']['samples_per_s']:.2f}"
+
+    return facts, lines()
+
+
+class _Run:
+    """Samples of one plan, in turns."""
+
+    def __init__(self, plan: InputPlan, report: Callable[[str], None], used: Resources):
+        begun = time.perf_counter()
+        samples = Samples(plan, 0, find_survey(plan, used.cache_directory, report))
+        self.start_s = time.perf_counter() - begun
+        self.num_samples, self.seconds = 0, 0.0
+        self._samples = in_order(samples, plan)
+
+    def turn(self, seconds: float) -> None:
+        """Takes samples for so many seconds."""
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            next(self._samples)
+            self.num_samples += 1
+        self.seconds += time.perf_counter() - begun

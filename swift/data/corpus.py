@@ -1,0 +1,146 @@
+"""The documents of a pipeline as tokens: what a run reads of it, once, in the plan that is predicted to be fastest."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from swift.data.config import DataConfig, Split, cut_at, in_split
+from swift.data.files import BeyondVocabulary
+from swift.data.pipeline import CachePoint, InputPlan, Map, Pipeline, Resources, decoded, plain_plan, plan_input, survey
+from swift.data.pipeline.operators import Sample
+from swift.data.records import Documents
+from swift.data.sources import TextSource
+from swift.data.tokenizer import Tokenizer
+from swift.errors import SettingError
+
+_FEW = 1000
+"""Records of which no plan is made: it would take longer than they do."""
+
+
+@dataclass(frozen=True)
+class DocumentTokens:
+    """The last operator of a pipeline that trains: the tokens of a document, without a separator.
+
+    Args:
+        tokenizer: tokenizer of a ``text``; ``tokens`` stay what they are.
+    """
+
+    tokenizer: Tokenizer
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Returns the tokens, in the smallest unsigned type.
+
+        Raises:
+            BeyondVocabulary: a token is none of the vocabulary.
+        """
+        vocab_size = self.tokenizer.vocab_size
+        given = sample["tokens"] if "tokens" in sample else sample.get("text")
+        if isinstance(given, str):
+            tokens = self.tokenizer.encode(given)
+        elif given is None:
+            raise BeyondVocabulary(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
+        else:
+            tokens = np.asarray(given)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            raise BeyondVocabulary(f"a token is not from 0 to {vocab_size - 1}")
+        return {"tokens": tokens.astype(np.min_scalar_type(vocab_size - 1), copy=False)}
+
+
+class Corpus(NamedTuple):
+    """Documents of one split, or of both, for which places decide."""
+
+    pipeline: Pipeline
+    splits: tuple[Split, ...]
+
+
+def corpora_of(config: DataConfig) -> list[Corpus]:
+    """Returns the pipelines of a configuration, to the tokens of a document."""
+    tokens = Map(DocumentTokens(config.tokenizer), name="tokenize the documents")
+    pipelines = [source.then(tokens) for source in config.sources if isinstance(source, Pipeline)]
+    if len(pipelines) == 1:
+        return [Corpus(pipelines[0], ("train", "validation"))]
+    return [Corpus(pipelines[0], ("train",)), Corpus(pipelines[1], ("validation",))]
+
+
+def reading(config: DataConfig) -> Pipeline:
+    """Returns the pipeline by which a run reads its documents for training, to their tokens.
+
+    Raises:
+        SettingError: the source is none of documents that can be read in any order.
+    """
+    source = config.source
+    if isinstance(source, TextSource):
+        source = Pipeline(Documents(source))
+    if not isinstance(source, Pipeline):
+        raise SettingError("DataConfig.source", source, "must be a pipeline or texts: other data are read as they are")
+    return corpora_of(replace(config, source=source, validation_source=None))[0].pipeline
+
+
+class _Splitter:
+    """Sends the tokens of each document to its split; a place to keep samples, see ``survey``."""
+
+    def __init__(self, config: DataConfig, corpus: Corpus, add: Callable[[Split, np.ndarray], None]):
+        self._add, self._share, self._splits = add, config.validation_share, corpus.splits
+        source, tokenizer = corpus.pipeline.source, config.tokenizer
+        self._separator_1 = np.array([tokenizer.separator], np.min_scalar_type(tokenizer.vocab_size - 1))
+        self._trains = np.ones(len(source), bool)
+        if len(corpus.splits) > 1 and len(source) > 1:
+            self._trains = in_split(map(source.name, range(len(source))), "train", self._share)
+        self._is_cut = len(corpus.splits) > 1 and len(source) == 1
+
+    def add(self, number: int, content: bytes) -> None:
+        tokens = decoded(content)["tokens"]
+        if not len(tokens):
+            return
+        cut = cut_at(len(tokens), self._share)
+        split: Split = self._splits[0] if self._trains[number] else "validation"
+        halves: Iterable[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
+        for side, part in halves if self._is_cut else [(split, tokens)]:
+            self._add(side, part)
+            self._add(side, self._separator_1)
+
+    def closed(self) -> Any:
+        return None
+
+
+def pipeline_tokens(
+    config: DataConfig, add: Callable[[Split, np.ndarray], None], report: Callable[[int, int], None] | None = None
+) -> list[str]:
+    """Reads the documents of a configuration's pipelines once, in their order.
+
+    Args:
+        config: settings of the data, whose sources are pipelines.
+        add: called with the split and the tokens of each document that is not empty, and then with a separator.
+        report: called with the number of records that are done, and that of all.
+
+    Returns:
+        A line for each record that was skipped.
+
+    Raises:
+        SettingError: a source has no records.
+        DataError: a record cannot be read, or an operator raises.
+    """
+    skipped = list[str]()
+    for corpus in corpora_of(config):
+        if not len(corpus.pipeline.source):
+            raise SettingError("Pipeline.source", corpus.pipeline.source, "has no records: there is nothing to read")
+        plan = _plan(corpus.pipeline)
+        found = survey(plan, _Splitter(config, corpus, add), report)
+        skipped += [f"skipped: {line}" for line in found.skipped]
+    return skipped
+
+
+def tokens_plan(pipeline: Pipeline) -> InputPlan:
+    """Returns the plain plan that keeps every document: what it keeps decides what an index of it is."""
+    return replace(plain_plan(pipeline), cache=CachePoint(len(pipeline.levels[0].elements), "disk"))
+
+
+def _plan(pipeline: Pipeline) -> InputPlan:
+    if len(pipeline.source) < _FEW:
+        return tokens_plan(pipeline)
+    # Read once, every record waits for its operators, and what they make is written elsewhere.
+    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=1 << 28)
+    return replace(plan_input(pipeline, once), cache=tokens_plan(pipeline).cache)
