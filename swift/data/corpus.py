@@ -9,8 +9,18 @@ import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
 from swift.data.files import BeyondVocabulary
-from swift.data.pipeline import CachePoint, InputPlan, Map, Pipeline, Resources, decoded, plain_plan, plan_input, survey
-from swift.data.pipeline.operators import Sample
+from swift.data.pipeline import (
+    CachePoint,
+    InputPlan,
+    Map,
+    Pipeline,
+    Resources,
+    Sample,
+    decoded,
+    plain_plan,
+    plan_input,
+    survey,
+)
 from swift.data.records import Documents
 from swift.data.sources import TextSource
 from swift.data.tokenizer import Tokenizer

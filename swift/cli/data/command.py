@@ -13,6 +13,7 @@ from swift.cli.configuration import load_pipeline
 from swift.data import Pipeline, Samples
 from swift.data.pipeline import (
     InputPlan,
+    InputProfile,
     Resources,
     alternatives,
     find_survey,
@@ -21,7 +22,6 @@ from swift.data.pipeline import (
     plan_input,
     profile_input,
 )
-from swift.data.pipeline.optimizer import InputProfile
 from swift.errors import check_count, check_number, renamed_settings
 
 _ROUNDS = 3
