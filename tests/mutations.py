@@ -36,6 +36,7 @@ class Mutation:
     tests: tuple[str, ...]
 
 
+ATTENTION = ("tests/models/test_attention.py",)
 DECODERS = ("tests/models/test_decoders.py",)
 ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
 CAPACITY = (
@@ -84,8 +85,13 @@ MUTATIONS = (
     ),
     Mutation("models/gpt.py", "aux = aux + layer_aux", "aux = aux - layer_aux", MODEL),
     Mutation("models/modules.py", "jax.nn.gelu(up)", "jax.nn.relu(up)", MODEL),
-    Mutation("models/attention.py", "* channels**-0.5", "* channels**-1.0", ("tests/models",)),
-    Mutation("models/attention.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
+    Mutation("models/attention/plain.py", "channels**-0.5", "channels**-1.0", ("tests/models",)),
+    Mutation("models/attention/plain.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
+    Mutation("models/attention/blockwise.py", "jnp.exp(highest - top)", "jnp.exp(top - highest)", ATTENTION),
+    Mutation("models/attention/blockwise.py", "- _take(mean, here)[..., None]", "", ATTENTION),
+    Mutation("models/attention/plain.py", "document_BT[:, :, None] ==", "document_BT[:, :, None] >=", ATTENTION),
+    Mutation("models/gpt.py", "dtype=jnp.int32) - ends_BT", "dtype=jnp.int32)", ATTENTION),
+    Mutation("models/gpt.py", "return position_1T - lax", "return position_1T - 0 * lax", ATTENTION),
     Mutation("models/rope.py", "first * cos - second * sin", "first * cos + second * sin", DECODERS),
     Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),

@@ -65,6 +65,19 @@ class DataConfig:
             return self.source.vocab_size
         return self.tokenizer.vocab_size
 
+    @property
+    def separator(self) -> int:
+        """The token that ends a document.
+
+        Raises:
+            SettingError: the source is a token file, which does not say.
+        """
+        if not isinstance(self.source, TokenFile):
+            return self.tokenizer.separator
+        if self.source.end_of_document is None:
+            raise SettingError("TokenFile.end_of_document", None, "must be known where documents are separated")
+        return self.source.end_of_document
+
 
 def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
     """Refuses what a run does itself with the documents of a pipeline, and what would be frozen in the index."""

@@ -6,6 +6,7 @@ packs parameters into the flat vectors that the optimizer shares; ``reference_mo
 ``kv_cache`` continues texts; ``hugging_face`` has the hub's names for the same.
 """
 
+from swift.models.attention import KERNELS, AttentionKernel, choose_kernel
 from swift.models.config import ModelConfig
 from swift.models.cuts import BlockRows, Chunks, Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
@@ -17,7 +18,9 @@ from swift.models.sizes import MODEL_SIZES, model_size
 __all__ = [
     "BLOCK_GROUPS",
     "GPT",
+    "KERNELS",
     "MODEL_SIZES",
+    "AttentionKernel",
     "BlockRows",
     "Chunks",
     "Cut",
@@ -27,6 +30,7 @@ __all__ = [
     "MoeFunction",
     "StackedWeights",
     "Weights",
+    "choose_kernel",
     "extend",
     "make_cut",
     "model_size",

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from swift.experts import Load
-from swift.models.attention import Attention
+from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
 from swift.models.initial_values import Draw, draw_all
 from swift.models.modules import Embedding, Expert, Head, Mlp, Router
@@ -47,18 +48,22 @@ class GPT:
         config: sizes of the model.
         vocab_size: size of the tokenizer's vocabulary, V.
         num_classes: experts of a mixture, E.
+        kernel: kernel of attention over whole sequences.
+        separator: token that ends a document, which sees no other of its sequence; None: documents see those before.
     """
 
     config: ModelConfig
     vocab_size: int
     num_classes: int
+    kernel: AttentionKernel = "plain"
+    separator: int | None = None
     groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         config, num_moe = self.config, sum(self.config.moe_layers)
         groups = [
             Group("embedding", 1, 1, lambda rngs: Embedding(config, self.vocab_size, rngs)),
-            Group("attention", config.num_layers, 1, lambda rngs: Attention(config, rngs)),
+            Group("attention", config.num_layers, 1, lambda rngs: Attention(config, self.kernel, rngs)),
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
             Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
             Group(
@@ -146,8 +151,18 @@ class GPT:
         return {name: rows if self.groups[name].is_expert else rows[:, None] for name, rows in packed.items()}
 
     def embed(self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones."""
+        """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
+        document_BT = self.documents(tokens_BT)
+        if position_BT is None and document_BT is not None and self.config.positions == "learned":
+            position_BT = _positions_within(document_BT)
         return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT, position_BT)
+
+    def documents(self, tokens_BT: jax.Array) -> jax.Array | None:
+        """Numbers the documents of each sequence, int32[B, T]; None if they are not separated."""
+        if self.separator is None:
+            return None
+        ends_BT = (tokens_BT == self.separator).astype(jnp.int32)
+        return jnp.cumsum(ends_BT, axis=1, dtype=jnp.int32) - ends_BT
 
     def layers(self, weights: Weights, pattern: Sequence[bool]) -> list[dict[str, Any]]:
         """The weights of each layer, by group, of layers that are mixtures of experts where the pattern says so."""
@@ -159,7 +174,13 @@ class GPT:
         return layers
 
     def stage(
-        self, weights: Weights, pattern: Sequence[bool], x_BTD: jax.Array, valid_BT: jax.Array, moe: MoeFunction
+        self,
+        weights: Weights,
+        pattern: Sequence[bool],
+        x_BTD: jax.Array,
+        valid_BT: jax.Array,
+        moe: MoeFunction,
+        document_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, list[Load]]:
         """Runs the layers of a stage.
 
@@ -169,6 +190,7 @@ class GPT:
             x_BTD: residual stream.
             valid_BT: False for padding.
             moe: function that computes a mixture of experts.
+            document_BT: see ``documents``.
 
         Returns:
             (x_BTD, sum of the layers' auxiliary losses, load of each MoE layer).
@@ -176,14 +198,19 @@ class GPT:
         aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
         loads: list[Load] = []
         for layer in self.layers(weights, pattern):
-            x_BTD, layer_aux, load = self.block(layer, x_BTD, valid_BT, partial(moe, len(loads)))
+            x_BTD, layer_aux, load = self.block(layer, x_BTD, valid_BT, partial(moe, len(loads)), document_BT)
             aux = aux + layer_aux
             if load is not None:
                 loads.append(load)
         return x_BTD, aux, loads
 
     def block(
-        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: BlockMoeFunction
+        self,
+        weights: Mapping[str, Any],
+        x_BTD: jax.Array,
+        valid_BT: jax.Array,
+        moe: BlockMoeFunction,
+        document_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, Load | None]:
         """Runs one block: attention, then a dense network or a mixture of experts.
 
@@ -192,11 +219,12 @@ class GPT:
             x_BTD: residual stream.
             valid_BT: False for padding.
             moe: function that computes a mixture of experts.
+            document_BT: see ``documents``.
 
         Returns:
             (x_BTD, auxiliary loss, load of the experts or None).
         """
-        x_BTD = x_BTD + self.groups["attention"].module(weights["attention"])(x_BTD)
+        x_BTD = x_BTD + self.groups["attention"].module(weights["attention"])(x_BTD, document_BT)
         return self.feed_forward(weights, x_BTD, valid_BT, moe)
 
     def feed_forward(
@@ -221,6 +249,13 @@ class GPT:
         log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
         chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))
+
+
+def _positions_within(document_BT: jax.Array) -> jax.Array:
+    """The positions of tokens in their documents, int32[B, T]."""
+    position_1T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)[None]
+    is_first_BT = jnp.concatenate([document_BT[:, :1] == 0, document_BT[:, 1:] != document_BT[:, :-1]], axis=1)
+    return position_1T - lax.cummax(jnp.where(is_first_BT, position_1T, 0), axis=1)
 
 
 def _numbers(

@@ -86,7 +86,9 @@ class Embedding(nnx.Module):
         if not self.has_positions:
             return x_BTD
         position_TD = self.position_TD[...]
-        return x_BTD + (position_TD[None, : tokens_BT.shape[1]] if position_BT is None else position_TD[position_BT])
+        if position_BT is None:
+            return x_BTD + position_TD[None, : tokens_BT.shape[1]]
+        return x_BTD + look_up(position_TD, position_BT)
 
 
 class Expert(nnx.Module):

@@ -41,14 +41,16 @@ def plain_sums(
         outputs = _all_classes(gpt, state)
         return reference_moe(experts, logits_TE, x_TD, valid_T, placement_LNS[row], num_ranks, outputs)
 
-    x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, inputs_BT), valid_BT, moe)
+    x_BTD, documents_BT = gpt.embed(weights, inputs_BT), gpt.documents(inputs_BT)
+    x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)
     return gpt.head_loss(weights, x_BTD, labels_BT, valid_BT), aux, loads
 
 
 def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
     """Computes logits_BTV as at inference: every token is served by the experts that it is routed to."""
     moe, valid_BT = dropless(gpt, experts), jnp.ones(tokens_BT.shape, bool)
-    x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, gpt.embed(weights, tokens_BT), valid_BT, moe)
+    x_BTD, documents_BT = gpt.embed(weights, tokens_BT), gpt.documents(tokens_BT)
+    x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)
     return gpt.logits(weights, x_BTD)
 
 

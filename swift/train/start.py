@@ -34,7 +34,7 @@ from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 
 MAY_CHANGE = (
-    *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches")),
+    *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "attention")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
     *(f"Experiment.{n}" for n in ("failures", "planner", "window", "memory_limit", "remat", "move_roles", "cut")),

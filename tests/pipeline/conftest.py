@@ -88,6 +88,8 @@ class Case(NamedTuple):
     decoder: str = ""  # one of DECODERS
     cut: Any = None  # of a model with the pattern's layers, which otherwise is that of a stage
     counts: tuple[int, ...] | None = None  # micro-batches of each pipeline
+    attention: str = "auto"
+    separates: bool = False
     held_by: tuple[tuple[int, ...], ...] | None = None  # stage of each chunk, by pipeline; the cut is then of chunks
 
 
@@ -141,6 +143,8 @@ class Rig:
             data=DataConfig(),
             optimizer=OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=2, clip_norm=case.clip_norm),
             compute_dtype=case.dtype,
+            attention=case.attention,
+            separate_documents=case.separates,
             num_steps=40,
             num_microbatches=case.microbatches,
             microbatches=case.counts,
@@ -195,6 +199,8 @@ class Rig:
         setup, length = self.experiment, self.experiment.model.sequence_length
         shape = (self.spec.num_microbatches, setup.sequences_per_microbatch)
         tokens = random.integers(0, setup.data.vocab_size, (*shape, length + 1), dtype=np.int32)
+        if self.case.separates:
+            tokens %= 3  # documents are short
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
         return Batch(tokens[..., :-1], tokens[..., 1:], valid)
@@ -304,7 +310,9 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
         weights, placement_LNS = spec.gpt.unpack(params), placement_PLNS[is_row_PL]
 
         def add(sums, microbatch):
-            *losses, loads = plain_sums(spec.gpt, spec.experts, weights, placement_LNS, *microbatch)
+            *losses, loads = plain_sums(
+                replace(spec.gpt, kernel="plain"), spec.experts, weights, placement_LNS, *microbatch
+            )
             load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else (no_load,) * 3
             return jax.tree.map(jnp.add, sums, (*losses, *load)), None
 

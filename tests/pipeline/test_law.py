@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift.models.attention import blockwise
 from swift.pipeline import survives
 from swift.schedules import FAULT_FREE, PLANNERS
 from swift.topology import Topology
@@ -62,6 +63,15 @@ uneven cut, the first stage without experts; today's decoders: a dense layer fir
 def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
     one = rig(**case)
     one.check(one.draw(seed))
+
+
+def test_documents_in_blocks_of_scores(rig, monkeypatch):
+    """Documents that do not see each other, mixed a block at a time; the plain model has all scores."""
+    monkeypatch.setattr(blockwise, "BLOCK", 2)
+    case = {"attention": "blockwise", "separates": True, "decoder": "shared", "remat": True, "pattern": (False, True)}
+    one = rig(topology=(2, 2, 1), failed=[(0, 1)], **case)
+    for seed in range(3):
+        one.check(one.draw(seed))
 
 
 @pytest.mark.slow

@@ -324,3 +324,21 @@ def test_flops_of_loops_and_branches():
         return jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x, x)
 
     assert dot_flops(jax.make_jaxpr(jax.jit(f))(jnp.ones((4, 4)), jnp.ones((3, 4)))) == 7 * 2 * 3 * 4 * 4
+
+
+def test_what_attention_in_blocks_keeps_grows_with_the_positions():
+    """No scores: four times as many positions, four times the stashes; all scores would be sixteen times as many."""
+
+    def kept(kernel, length):
+        config = ModelConfig(1, DIM, 2, 4 * DIM, length, (False,))
+        gpt = GPT(config, 8, 1, kernel)
+        weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
+        layers = {name: weights[name] for name in ("attention", "mlp")}
+        x = jax.ShapeDtypeStruct((1, length, DIM), jnp.float32)
+        valid = jax.ShapeDtypeStruct((1, length), bool)
+        one = split(lambda layers, valid, x: gpt.stage(layers, (False,), x, valid, print)[::2], layers, valid, x)
+        return sum(map(num_bytes, (*one.b_shapes, *one.h_shapes, *one.w_shapes)))
+
+    short, long = (kept("blockwise", length) for length in (1024, 4096))
+    assert long <= 4 * short
+    assert kept("plain", 1024) > 2 * short

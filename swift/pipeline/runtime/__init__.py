@@ -5,7 +5,7 @@ worker.
 """
 
 from swift.pipeline.batch_layout import sequences_per_rank, share_sequences
-from swift.pipeline.runtime.costs import plan_costs, split_stage, stage_costs, stash_bytes
+from swift.pipeline.runtime.costs import counted_stage, plan_costs, split_stage, stage_costs, stash_bytes
 from swift.pipeline.runtime.metrics import Sums, by_iteration
 from swift.pipeline.runtime.single_worker import (
     put_batch,
@@ -31,6 +31,7 @@ __all__ = [
     "block_function",
     "block_shapes",
     "by_iteration",
+    "counted_stage",
     "evaluation_step",
     "materialize_all",
     "plan_costs",

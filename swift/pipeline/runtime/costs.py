@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swift.data import Batch
 from swift.mesh import EXPERT_AXIS
 from swift.pipeline.runtime.stage import Extras, Stage, block_shapes
 from swift.pipeline.runtime.step_spec import StepSpec
@@ -32,13 +35,21 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
     def of_one_rank(slots: dict[str, jax.Array]) -> Layers:
         return StageWeights.of(spec.gpt, spec.chunks, {name: leaf[0, :, 0] for name, leaf in slots.items()}, 0).layers
 
-    valid = jax.ShapeDtypeStruct((num_sequences, config.sequence_length), jnp.bool_)
-    x = jax.ShapeDtypeStruct((*valid.shape, config.model_dim), spec.compute_dtype)
+    shape = num_sequences, config.sequence_length
+    x = jax.ShapeDtypeStruct((*shape, config.model_dim), spec.compute_dtype)
+    data = Batch(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
     placement = jax.ShapeDtypeStruct(state.placement.shape[1:], jnp.int32)
-    extras: Any = Extras(placement, valid)  # type: ignore[arg-type]
+    extras: Any = jax.eval_shape(partial(Extras.of, spec), placement, data)
     layers = jax.eval_shape(of_one_rank, state.slots)
     axes = [(EXPERT_AXIS, spec.live.num_ranks)]
     return Stage.of(spec, layers, extras, x, 0, axis_env=axes), (layers, extras, x)
+
+
+def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
+    """The stage itself, or one of the same work with a form of attention that can be counted: kernels hide theirs."""
+    if spec.gpt.kernel in ("plain", "blockwise"):
+        return stage
+    return split_stage(replace(spec, gpt=replace(spec.gpt, kernel="blockwise")), num_sequences)[0]
 
 
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
@@ -60,7 +71,10 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     Chunks that are all alike are none. A slot of a stash is as large for every chunk.
     """
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
-    flops_K3 = np.array([_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in stage.kinds.items()])
+    counted = counted_stage(spec, stage, num_sequences)
+    flops_K3 = np.array(
+        [_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in counted.kinds.items()]
+    )
     most_3, cut = np.array([stage.num_rows(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
     times_C3 = np.array([cut.counts(is_moe) for is_moe in stage.kinds]).T @ flops_K3
     t_f, t_b, t_w = most_3.tolist()

@@ -74,7 +74,7 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
 
 def _ops(spec: StepSpec, state: TrainState, batch: DeviceBatch, aux_weight: jax.Array) -> StageOps:
     weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0)
-    extras = Extras(state.placement, batch.valid[0])
+    extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
     stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
     return StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None])
 

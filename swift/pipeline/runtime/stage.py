@@ -25,6 +25,7 @@ from swift.pipeline.rows import Index, add_to_row, put, put_row, row_of, take_ro
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.split_backward import SplitStage, split
 from swift.pipeline.stage_weights import Layers
+from swift.pipeline.train_state import DeviceBatch
 
 Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
 """Values kept between two ops, ``[slots, rows, ...]`` each, by whether a block is a mixture of experts."""
@@ -41,6 +42,12 @@ class Extras(NamedTuple):
 
     placement: Any  # int32[L, N, S] of a stage, [N, S] of a block, or None of a dense block
     valid_BT: jax.Array
+    document_BT: Any = None  # int32[B, T], see ``GPT.documents``, or None
+
+    @classmethod
+    def of(cls, spec: StepSpec, placement_LNS: jax.Array, data: DeviceBatch) -> "Extras":
+        """Those of a stage for a micro-batch."""
+        return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs))
 
 
 def block_function(spec: StepSpec) -> BlockFunction:
@@ -53,7 +60,7 @@ def block_function(spec: StepSpec) -> BlockFunction:
             apply = experts.module(state)
             return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply)
 
-        y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe)
+        y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe, extras.document_BT)
         return (y_BTD, aux), load
 
     return jax.checkpoint(block) if spec.remat else block
@@ -281,4 +288,4 @@ def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Ext
 def _block(layers: Layers, extras: Extras, is_moe: bool, row: Index) -> tuple[Any, Extras]:
     """Weights and extras of a block, the ``row``-th of its kind."""
     placement = row_of(extras.placement, row) if is_moe else None
-    return row_of(layers[is_moe], row), Extras(placement, extras.valid_BT)
+    return row_of(layers[is_moe], row), extras._replace(placement=placement)

@@ -163,7 +163,7 @@ class StageOps:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
 
     def _extras(self, data: DeviceBatch) -> Extras:
-        return Extras(self.placement_LNS, data.valid)
+        return Extras.of(self.spec, self.placement_LNS, data)
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
         embed = lambda: self._embed(self.weights.embedding, data)  # noqa: E731

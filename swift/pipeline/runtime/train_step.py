@@ -164,7 +164,8 @@ class _Rank(NamedTuple):
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding)
-        stage = Stage.of(spec, weights.layers, Extras(state.placement, batch.valid[0]), message, holding)
+        extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
+        stage = Stage.of(spec, weights.layers, extras, message, holding)
         permutations = table.activations.permutations, table.gradients.permutations
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)
         is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]

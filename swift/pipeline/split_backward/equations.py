@@ -27,6 +27,9 @@ _WRAPPERS = {
     "custom_vjp_call": "call_jaxpr",
 }
 
+CUDNN_ATTENTION = ("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper")
+"""Names of the kernels that ``jax.nn.dot_product_attention`` runs with cuDNN."""
+
 
 def variables(atoms: Iterable[Any]) -> list[Var]:
     """The variables among atoms."""

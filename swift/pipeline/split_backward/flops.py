@@ -6,9 +6,13 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
+from swift.pipeline.split_backward.equations import CUDNN_ATTENTION
+
 
 def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
     """Floating-point operations of all ``dot_general``, a multiplication and an addition counted as two.
+
+    What a kernel does inside is not counted: see ``counted_stage``.
 
     A ``ragged_dot`` counts every row once, for the group that it belongs to. The body of a ``scan`` counts as often as
     it runs, a ``cond`` counts its most expensive branch, a ``platform_dependent`` its default, and the body of a
@@ -22,7 +26,7 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
 
 
 def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
-    """Bytes that all ``dot_general`` read and write, counted like ``dot_flops``.
+    """Bytes that all ``dot_general`` and kernels of attention read and write, counted like ``dot_flops``.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_bytes(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
@@ -36,6 +40,8 @@ def _total(jaxpr: Jaxpr | ClosedJaxpr, of_dot: Callable[[JaxprEqn], int]) -> int
 
 
 def _of_equation(equation: JaxprEqn, of_dot: Callable[[JaxprEqn], int]) -> int:
+    if equation.primitive.name in ("pallas_call", *CUDNN_ATTENTION):
+        return _bytes(equation) if of_dot is _bytes else 0
     if equation.primitive.name in ("dot_general", "ragged_dot_general"):
         return of_dot(equation)
     inner = [_total(sub, of_dot) for sub in jaxprs_in_params(equation.params)]

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
 
-from swift.pipeline.split_backward.equations import EquationGroup, dependent, needed, num_bytes, variables
+from swift.pipeline.split_backward.equations import (
+    CUDNN_ATTENTION,
+    EquationGroup,
+    dependent,
+    needed,
+    num_bytes,
+    variables,
+)
 from swift.pipeline.split_backward.min_cut import minimum_cut
 
 # Loops, branches, scatters and kernels are costly, too: they are recognized by the jaxpr in their parameters.
@@ -25,6 +32,7 @@ _COSTLY = frozenset(
         *("psum", "pmax", "pmin", "all_to_all", "all_gather", "reduce_scatter", "ppermute", "ragged_all_to_all"),
         *("sort", "top_k", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
         *("random_bits", "threefry2x32", "cholesky", "triangular_solve", "ffi_call"),
+        *CUDNN_ATTENTION,
     }
 )
 

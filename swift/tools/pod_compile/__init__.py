@@ -6,7 +6,7 @@
 
 from swift.mesh import CHIPS, Chip
 from swift.tools.pod_compile.compiling import FITS, REFUSED, TOO_LARGE, check_pod, compile_one, configurations
-from swift.tools.pod_compile.devices import settle_process
+from swift.tools.pod_compile.devices import described_devices, settle_process
 from swift.tools.pod_compile.json_format import document, name_of, text_lines
 from swift.tools.pod_compile.pods import Pod
 
@@ -20,6 +20,7 @@ __all__ = [
     "check_pod",
     "compile_one",
     "configurations",
+    "described_devices",
     "document",
     "name_of",
     "settle_process",

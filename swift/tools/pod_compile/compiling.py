@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jax.stages import Compiled, Lowered
 
 from swift.errors import SettingError
 from swift.mesh import collectives, live_mesh
+from swift.models import choose_kernel
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
 from swift.tools.pod_compile.devices import described_devices
 from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, tokens
@@ -93,6 +95,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
         SettingError: the pod's compiler is not installed, or there is no plan.
     """
     live = live_mesh(experiment.topology, "devices", devices=described_devices(pod))
+    experiment = _without_cudnn(experiment, pod)
     lost = {rank for _, rank in down.ranks}
     ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
     if lost:
@@ -108,6 +111,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
         "lost_ranks": sorted(lost),
         "devices": steps.spec.live.mesh.size,
         "program": steps.main,
+        "attention": spec.gpt.kernel,
         "iterations": configuration.window if steps.main == "window" else 1,
         "lower_s": round(lowered_s, 2),
     }
@@ -116,6 +120,14 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
     if not isinstance(result, Compiled):
         return report | result
     return report | _memory(result, pod) | _facts(result, steps, experiment, pod)
+
+
+def _without_cudnn(experiment: Experiment, pod: Pod) -> Experiment:
+    """Chooses the kernel of attention for GPUs: cuDNN, which ``auto`` prefers, compiles on a GPU only."""
+    if pod.chip.platform != "gpu" or experiment.attention != "auto":
+        return experiment
+    kernel = choose_kernel("auto", "cuda", experiment.compute_dtype, experiment.model, separates=True)
+    return replace(experiment, attention=kernel)
 
 
 def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS, Chip
 from swift.models import Weights
-from swift.pipeline import StepSpec, block_shapes, scopes, split_stage, stash_bytes
-from swift.pipeline.split_backward import dot_bytes, dot_flops
+from swift.pipeline import StepSpec, block_shapes, counted_stage, scopes, split_stage, stash_bytes
+from swift.pipeline.split_backward import SplitStage, dot_bytes, dot_flops
 
 HEAD, EMBEDDING = "head", "embedding"
 """Additional work: of the last stage's F for the loss, its gradient and the head's; of the first stage's B for the
@@ -66,6 +66,7 @@ def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
 
 def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
+    counted = counted_stage(spec, stage, num_sequences)
     ranks, d_out = spec.live.num_ranks, (x, jax.ShapeDtypeStruct((), spec.accumulate_dtype))
     names = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
     of_stages = [names] if spec.cut.is_uniform else [[f"{name}/{p}" for name in names] for p in range(spec.num_stages)]
@@ -73,15 +74,22 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
     for is_moe, one in stage.kinds.items():
         given = block_shapes(layers, extras, is_moe)
         b, h, w = map(stash_bytes, (one.b_shapes, one.h_shapes, one.w_shapes))
-        of_block = (
-            Work.of(one.forward, (*given, x), ranks, b + h),
-            Work.of(one.backward_input, (*given, one.b_shapes, one.h_shapes, d_out), ranks, w),
-            Work.of(one.backward_weight, (*given, one.h_shapes, one.w_shapes), ranks, _added(spec, given[0])),
-        )
+        real, known = (_of_block(block, given, x, d_out, ranks) for block in (one, counted.kinds[is_moe]))
+        more = b + h, w, _added(spec, given[0])
+        of_block = [Work(c.num_flops, r.num_bytes + m) for c, r, m in zip(known, real, more, strict=True)]
         for of_stage, count in zip(of_stages, spec.cut.counts(is_moe), strict=False):
             for name, work in zip(of_stage, of_block, strict=True):
                 total[name] += work * count
     return total | _embedding_and_head(spec, num_sequences, x)
+
+
+def _of_block(one: SplitStage, given: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
+    """Work of F, B and W of a block, without what they keep."""
+    return [
+        Work.of(one.forward, (*given, x), num_ranks),
+        Work.of(one.backward_input, (*given, one.b_shapes, one.h_shapes, d_out), num_ranks),
+        Work.of(one.backward_weight, (*given, one.h_shapes, one.w_shapes), num_ranks),
+    ]
 
 
 def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStruct) -> dict[str, Work]:

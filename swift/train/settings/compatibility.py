@@ -1,15 +1,52 @@
 """Checks for settings that exclude each other, such as snapshots and peers, or tied state and failures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from swift.checkpoint import CheckpointConfig
+from swift.data import DataConfig
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
+from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import RankKind
-from swift.models import Chunks
+from swift.models import KERNELS, Chunks, ModelConfig
 from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
 from swift.topology import Topology
+
+_PARTS = {
+    "model": ModelConfig,
+    "experts": ExpertConfig,
+    "topology": Topology,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "checkpoint": CheckpointConfig,
+}
+_CHOICES = {
+    "compute_dtype": ("float32", "bfloat16", "float64"),
+    "wire_dtype": ("compute", "float32", "bfloat16"),
+    "attention": ("auto", *KERNELS),
+}
+_SWITCHES = ("remat", "move_roles", "separate_documents")
+
+
+def check_parts(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError unless the parts of an experiment are of their types, and its placement is a policy."""
+    for name, kind in _PARTS.items():
+        if not isinstance(settings[name], kind):
+            raise SettingError(f"Experiment.{name}", settings[name], f"must be @{kind.__name__}()")
+    policy = settings["placement"]
+    if isinstance(policy, type) or not hasattr(policy, "init"):
+        raise SettingError("Experiment.placement", policy, "must be a placement policy, such as @Symi()")
+
+
+def check_choices(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError unless settings of an experiment with few values have one of these."""
+    for name, choices in _CHOICES.items():
+        if settings[name] not in choices:
+            raise SettingError(f"Experiment.{name}", settings[name], f"choose one of {', '.join(choices)}")
+    for name in _SWITCHES:
+        if not isinstance(settings[name], bool):
+            raise SettingError(f"Experiment.{name}", settings[name], "must be True or False")
 
 
 def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:

@@ -20,7 +20,7 @@ from swift.experts import (
 )
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
-from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
+from swift.models import GPT, Chunks, Cut, ModelConfig, choose_kernel, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, plan_costs, sequences_per_rank
 from swift.schedules import Chunk, Costs, OwnPlanner, Problem
 from swift.topology import Topology, Worker
@@ -28,9 +28,6 @@ from swift.train.settings import compatibility
 from swift.train.settings.cutting import chunks_of, cut_model
 from swift.train.settings.failure_list import FailureList, parse_failures
 from swift.train.settings.layouts import make_layouts
-
-COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
-WIRE_DTYPES = ("compute", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,9 @@ class Experiment:
         optimizer: optimizer and schedule.
         compute_dtype: type of slots and activations; master weights are at least float32.
         wire_dtype: type of gradients on the wire; ``compute`` is the compute type.
+        attention: kernel of attention: ``plain`` keeps T x T scores, ``blockwise`` a block of them; on TPUs ``splash``,
+            on GPUs ``triton`` and, in 16 bits, ``cudnn``; ``auto`` chooses, and takes ``plain`` for float64.
+        separate_documents: whether documents of a sequence do not see each other.
         seed: seed of the parameters and of the order of the data.
         num_steps: number of iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
@@ -81,6 +81,8 @@ class Experiment:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
+    attention: Literal["auto", "plain", "blockwise", "splash", "triton", "cudnn"] = "auto"
+    separate_documents: bool = False
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1
@@ -99,14 +101,12 @@ class Experiment:
     target_loss: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_parts()
+        compatibility.check_parts(vars(self))
+        compatibility.check_choices(vars(self))
         for name in ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
         check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
-        for name, choices in {"compute_dtype": COMPUTE_DTYPES, "wire_dtype": WIRE_DTYPES}.items():
-            if getattr(self, name) not in choices:
-                raise SettingError(f"Experiment.{name}", getattr(self, name), f"choose one of {', '.join(choices)}")
         compatibility.check_sequences(self.sequences_per_microbatch, self.topology)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
@@ -121,20 +121,8 @@ class Experiment:
                 self.experts, self.placement, self.topology, self.ranks, self.checkpoint, self.failures
             )
 
-    def _check_parts(self) -> None:
-        parts = (ModelConfig, ExpertConfig, Topology, DataConfig, OptimizerConfig, CheckpointConfig)
-        names = ("model", "experts", "topology", "data", "optimizer", "checkpoint")
-        for name, kind in zip(names, parts, strict=True):
-            if not isinstance(getattr(self, name), kind):
-                raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be @{kind.__name__}()")
-        if isinstance(self.placement, type) or not hasattr(self.placement, "init"):
-            raise SettingError("Experiment.placement", self.placement, "must be a placement policy, such as @Symi()")
-
     def _check_pipeline(self) -> None:
         is_single_worker = len(self.topology.workers) == 1
-        for name in ("remat", "move_roles"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingError(f"Experiment.{name}", getattr(self, name), "must be True or False")
         check_count("Experiment.window", self.window, least=1)
         for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
             if is_single_worker and getattr(self, name) != only:
@@ -204,7 +192,7 @@ class Experiment:
         live = live or self.live_mesh()
         # Not in __post_init__: this reads the tokenizer's file, which a stored configuration may have lost.
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
-        gpt = GPT(self.model, self.vocab_size, self.experts.num_classes)
+        gpt = self._gpt(live.mesh.devices.flat[0].platform)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(
                 gpt=gpt,
@@ -222,6 +210,14 @@ class Experiment:
                 cut=self.blocks,
                 chunks=self.chunks,
             )
+
+    def _gpt(self, platform: str) -> GPT:
+        separator = self.data.separator if self.separate_documents else None
+        with renamed_settings({"choose_kernel.asked": "Experiment.attention"}):
+            kernel = choose_kernel(
+                self.attention, platform, self.compute_dtype, self.model, separates=self.separate_documents
+            )
+        return GPT(self.model, self.vocab_size, self.experts.num_classes, kernel, separator)
 
     def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
         """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.

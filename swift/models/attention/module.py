@@ -1,52 +1,25 @@
-"""Causal self-attention: a module with its norm, and the function that mixes values.
+"""Causal self-attention as a module with its norm.
 
-Legend: B sequences, T positions of queries, S of keys, D model dim, H heads, K heads of keys and values, G = H / K
-query heads for each of them, C channels of a head.
+Legend: B sequences, T positions of queries, S of keys, D model dim, H heads, K heads of keys and values,
+C channels of a head.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.models.attention.kernels import KERNELS, AttentionKernel
+from swift.models.attention.plain import causal_attention
 from swift.models.config import ModelConfig
-from swift.models.modules import at_least_float32, linear, make_norm, residual_std, rms_norm
+from swift.models.modules import linear, make_norm, residual_std, rms_norm
 from swift.models.rope import Rope
-
-
-def causal_attention(
-    query_BTHC: Float[Array, "B T H C"],
-    key_BSKC: Float[Array, "B S K C"],
-    value_BSKC: Float[Array, "B S K C"],
-    sees_BTS: Bool[Array, "#B T S"] | None = None,
-) -> Float[Array, "B T H C"]:
-    """Mixes the values that each position sees; head h of the queries reads head h // G of keys and values.
-
-    ``jax.nn.dot_product_attention`` computes the same, but its softmax is in float32 even for float64 inputs, and the
-    parallel model is tested against the reference model in float64.
-
-    Args:
-        query_BTHC: queries.
-        key_BSKC: keys.
-        value_BSKC: values.
-        sees_BTS: whether a position sees another; None: itself and those before it.
-    """
-    _, length, heads, channels = query_BTHC.shape
-    groups = heads // key_BSKC.shape[2]
-    wide = at_least_float32(query_BTHC.dtype)
-    if sees_BTS is None:
-        sees_BTS = jnp.tril(jnp.ones((length, length), bool))[None]
-    if groups > 1:
-        key_BSKC, value_BSKC = (jnp.repeat(heads, groups, axis=2) for heads in (key_BSKC, value_BSKC))
-    scores_BHTS = jnp.einsum("bthc,bshc->bhts", query_BTHC, key_BSKC, preferred_element_type=wide) * channels**-0.5
-    probs_BHTS = jax.nn.softmax(jnp.where(sees_BTS[:, None], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min), axis=-1)
-    return jnp.einsum("bhts,bshc->bthc", probs_BHTS.astype(value_BSKC.dtype), value_BSKC)
 
 
 class Attention(nnx.Module):
     """Causal self-attention with its norm; the caller adds the residual."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, kernel: AttentionKernel, rngs: nnx.Rngs):
+        self.kernel = kernel
         self.heads, self.channels = (config.num_heads, config.kv_heads), config.channels
         width, kv_width = (heads * self.channels for heads in self.heads)
         self.norm = make_norm(config, rngs)
@@ -61,10 +34,19 @@ class Attention(nnx.Module):
         scaling = (config.rope_scaling, config.rope_factor, config.rope_length)
         self.rope = Rope(self.channels, config.rope_theta, *scaling) if rotates else None
 
-    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Computes the update to the residual stream."""
-        query, key, value = self.project(x_BTD, jnp.arange(x_BTD.shape[1])[None])
-        return self.mix(query, key, value)
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], document_BT: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Computes the update to the residual stream.
+
+        Rotations need no position within the document: scores depend on the distance of two positions alone.
+
+        Args:
+            x_BTD: residual stream.
+            document_BT: int32, number of the document of each position, which sees no other; None: all are of one.
+        """
+        mixed = KERNELS[self.kernel](*self.project(x_BTD, jnp.arange(x_BTD.shape[1])[None]), document_BT)
+        return self.out(mixed.reshape(*mixed.shape[:2], -1))
 
     def project(
         self, x_BTD: Float[Array, "B T D"], position_BT: Int[Array, "#B T"]
@@ -87,8 +69,8 @@ class Attention(nnx.Module):
         query_BTHC: Float[Array, "B T H C"],
         key_BSKC: Float[Array, "B S K C"],
         value_BSKC: Float[Array, "B S K C"],
-        sees_BTS: Bool[Array, "#B T S"] | None = None,
+        sees_BTS: Bool[Array, "#B T S"],
     ) -> Float[Array, "B T D"]:
-        """Mixes values, and maps them to the residual stream."""
+        """Mixes the values that positions see, and maps them to the residual stream."""
         mixed = causal_attention(query_BTHC, key_BSKC, value_BSKC, sees_BTS)
         return self.out(mixed.reshape(*mixed.shape[:2], -1))
