@@ -25,6 +25,7 @@ from swift.cli.options import Source, Written, build_mistake, checked, fitting, 
 from swift.data import (
     ByteTokenizer,
     DataConfig,
+    Mixture,
     Pipeline,
     StandardLibrary,
     TextFiles,
@@ -55,7 +56,7 @@ __all__ = [
 _KINDS = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
-    *(Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
+    *(Mixture, Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
     *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
     *(Static, Symi, MinMax, Packed, FlexMoE),
 )

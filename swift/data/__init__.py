@@ -1,6 +1,6 @@
 """Data: documents from a source, cut into batches of token sequences that any worker can load by number."""
 
-from swift.data.config import DataConfig, Split
+from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import reading
 from swift.data.files import DataError, read_regular
 from swift.data.index_cache import find_index
@@ -20,6 +20,7 @@ __all__ = [
     "InMemory",
     "InputPlan",
     "Loader",
+    "Mixture",
     "Pipeline",
     "Resources",
     "Rows",

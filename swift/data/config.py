@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,38 @@ from swift.errors import SettingError
 
 Split = Literal["train", "validation"]
 _KINDS = (TokenFile, StreamSource, Pipeline)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several sources, each with its share of the sequences of a batch; each repeats when it has been read.
+
+    Args:
+        sources: texts, token files and pipelines.
+        weights: weight of each source, above 0; its share of the sequences is its weight over the sum of all, in every
+            batch as nearly as whole sequences can be. For validation all are read in turn, whatever the weights.
+
+    Raises:
+        SettingError: there is not one weight above 0 for each source, or a source is a stream or a mixture.
+    """
+
+    sources: tuple[TextSource | TokenFile | Pipeline, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("sources", "weights"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # gin gives lists, too
+        if not self.sources or any(isinstance(one, Mixture | StreamSource) for one in self.sources):
+            raise SettingError("Mixture.sources", self.sources, "must be texts, token files or pipelines")
+        if len(self.weights) != len(self.sources):
+            allowed = f"must be as many as Mixture.sources, {len(self.sources)}"
+            raise SettingError("Mixture.weights", self.weights, allowed)
+        for weight in self.weights:
+            is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not (is_number and 0 < weight < float("inf")):
+                raise SettingError(
+                    "Mixture.weights", self.weights, "must be numbers above 0: leave out a source without one"
+                )
 
 
 @dataclass(frozen=True)
@@ -32,12 +64,15 @@ class DataConfig:
         SettingError: ``validation_share`` is not between 0 and 1, or the sources are of two kinds.
     """
 
-    source: TextSource | TokenFile | StreamSource | Pipeline = field(default_factory=StandardLibrary)
+    source: TextSource | TokenFile | StreamSource | Pipeline | Mixture = field(default_factory=StandardLibrary)
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     validation_share: float = 0.05
     validation_source: TextSource | TokenFile | StreamSource | Pipeline | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.validation_source, Mixture) or (isinstance(self.source, Mixture) and len(self.sources) > 1):
+            allowed = "cannot be set with a mixture: a share of each of its sources is for validation"
+            raise SettingError("DataConfig.validation_source", self.validation_source, allowed)
         kinds = {tuple(isinstance(source, kind) for kind in _KINDS) for source in self.sources}
         if len(kinds) > 1:
             allowed = "must be of the same kind as DataConfig.source: a token file, texts, a stream, or a pipeline"
@@ -50,17 +85,26 @@ class DataConfig:
                 _check_pipeline(f"DataConfig.{name}", source)
 
     @property
-    def sources(self) -> tuple[TextSource | TokenFile | StreamSource | Pipeline, ...]:
+    def components(self) -> tuple["DataConfig", ...]:
+        """The data of each source of a mixture; for other data, these."""
+        if not isinstance(self.source, Mixture):
+            return (self,)
+        return tuple(replace(self, source=source) for source in self.source.sources)
+
+    @property
+    def sources(self) -> tuple[TextSource | TokenFile | StreamSource | Pipeline | Mixture, ...]:
         """All sources: of both splits, or of training and of validation."""
         return (self.source,) if self.validation_source is None else (self.source, self.validation_source)
 
-    def source_of(self, split: Split) -> TextSource | TokenFile | StreamSource | Pipeline:
+    def source_of(self, split: Split) -> TextSource | TokenFile | StreamSource | Pipeline | Mixture:
         """Source that holds the documents of a split."""
         return self.sources[-1 if split == "validation" else 0]
 
     @property
     def vocab_size(self) -> int:
         """Size of the vocabulary: one more than the largest token allowed."""
+        if isinstance(self.source, Mixture):
+            return max(one.vocab_size for one in self.components)
         if isinstance(self.source, TokenFile) and self.source.vocab_size is not None:
             return self.source.vocab_size
         return self.tokenizer.vocab_size

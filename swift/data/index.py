@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from swift.data.config import DataConfig, Split
+from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
 from swift.data.files import DataError, TokenReader
 from swift.data.pipeline import NoDigest, Pipeline, survey_digest
@@ -173,6 +173,24 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
     vocab_size = config.tokenizer.vocab_size
     tokens_N = TokenReader(str(path / split), np.min_scalar_type(vocab_size - 1), vocab_size)
     return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N), head["digest"])
+
+
+def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[TokenStream | SequentialStream]:
+    """Opens the stream of each source of a mixture, or the one of other data; see ``corpus_stream``.
+
+    Args:
+        config: settings of the data.
+        split: split to open.
+        path: what ``find_index`` has returned.
+    """
+    if not isinstance(config.source, Mixture):
+        return [corpus_stream(config, split, path)]
+    streams = []
+    for one in config.components:
+        state = None if path is None else corpus_state(one)
+        found = path / state.name if path is not None and state is not None else None
+        streams.append(corpus_stream(one, split, found if found is not None and found.is_dir() else None))
+    return streams
 
 
 def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream | SequentialStream:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swift.data.config import DataConfig
+from swift.data.config import DataConfig, Mixture
 from swift.data.files import DataError
 from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
 from swift.data.pipeline import Pipeline
@@ -36,12 +36,15 @@ def find_index(
             waiting for it.
 
     Returns:
-        Directory of the index; None if it cannot be distinguished from that of another corpus, or not be written:
-        then every process reads the corpus.
+        Directory of the index, or of all those of a mixture; None if it cannot be distinguished from that of another
+        corpus, or not be written: then every process reads the corpus.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
     """
+    if isinstance(config.source, Mixture):
+        found = [find_index(one, cache, report, patience_s) for one in config.components]
+        return cache if any(found) else None
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(2):  # a file may be written to while it is read

@@ -1,6 +1,6 @@
 """Batches by iteration number: the windows of a split, shuffled, repeated and batched by Grain."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -8,13 +8,14 @@ from typing import Any, Self, get_args
 import grain
 import numpy as np
 
-from swift.data.config import DataConfig, Split
+from swift.data.config import DataConfig, Mixture, Split
 from swift.data.files import BeyondVocabulary, DataError
-from swift.data.index import corpus_stream
+from swift.data.index import corpus_streams
 from swift.data.sequential import SequentialStream
 from swift.data.sources import TokenFile
+from swift.data.stream import TokenStream
 from swift.data.tokenizer import Tokenizer
-from swift.data.windows import Batch, Windows, count_windows
+from swift.data.windows import Batch, JoinedWindows, Windows, count_windows
 from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
@@ -66,29 +67,33 @@ class Loader(Iterator[Batch]):
         if split not in get_args(Split):
             raise SettingError("Loader.split", split, f"must be one of {', '.join(get_args(Split))}")
         try:
-            stream = corpus_stream(config, split, corpus)
-            checksum = stream.checksum()
+            streams = corpus_streams(config, split, corpus)
+            identity = _identity_of(config, streams)
         except DataError as error:
             name = "validation_source" if config.validation_source is not None and split == "validation" else "source"
             raise SettingError(f"DataConfig.{name}", config.source_of(split), _refusal(error)) from error
-        _check_one_window(stream.num_tokens, split, sequence_length)
+        for stream in streams:
+            _check_one_window(stream.num_tokens, split, sequence_length)
 
         self._config = config
         self._num_microbatches = num_microbatches
-        self._num_windows = count_windows(stream.num_tokens, sequence_length)
+        counts = [count_windows(stream.num_tokens, sequence_length) for stream in streams]
+        self._num_windows = sum(counts)
         num_sequences = num_microbatches * sequences_per_microbatch
         self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
-        self._sequential = stream if isinstance(stream, SequentialStream) else None
-        is_stream = self._sequential is not None  # endless, and with an order of its own
+        self._sequential = next((stream for stream in streams if isinstance(stream, SequentialStream)), None)
         self._tokens_per_batch = num_sequences * sequence_length
         if self._sequential is not None:
             self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # the label of the last input
-        num_filled = self._num_windows if split == "train" else self._num_batches_per_epoch * num_sequences
-        windows = grain.MapDataset.source(Windows(stream, sequence_length, num_filled))
-        if split == "train" and not is_stream:
-            windows = windows.shuffle(seed=_spread_seed(seed))
+        parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
+        if self._sequential is not None:  # endless, and with an order of its own
+            endless = grain.MapDataset.source(parts[0])
+        elif split == "train":
+            endless = _mixed(config, parts, seed)
+        else:
+            filled = JoinedWindows(parts, self._num_batches_per_epoch * num_sequences)
+            endless = grain.MapDataset.source(filled).repeat()
         # An endless dataset has no remainder; without dropping it Grain's length overflows for batches of one.
-        endless = windows if is_stream else windows.repeat()
         self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
         self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)
         self._next_step = 0
@@ -98,11 +103,8 @@ class Loader(Iterator[Batch]):
             "sequences_per_microbatch": sequences_per_microbatch,
             "sequence_length": sequence_length,
             "seed": seed,
-            "num_tokens": stream.num_tokens,
-            "checksum": checksum,
-            "digest": stream.digest(),
-        }
-        self._file = stream.file
+        } | identity
+        self._file = streams[0].file if len(streams) == 1 else None
 
     @property
     def vocab_size(self) -> int:
@@ -186,6 +188,29 @@ class Loader(Iterator[Batch]):
         ]
 
 
+def _mixed(config: DataConfig, parts: Sequence[Windows], seed: int) -> grain.MapDataset:
+    """Returns the windows for training, without end: those of each source shuffled anew in every epoch of it."""
+    shuffled = [
+        grain.MapDataset.source(part).shuffle(seed=_spread_seed(seed, place)).repeat()
+        for place, part in enumerate(parts)
+    ]
+    if not isinstance(config.source, Mixture):
+        return shuffled[0]
+    return grain.MapDataset.mix(shuffled, weights=[float(weight) for weight in config.source.weights])
+
+
+def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialStream]) -> dict[str, Any]:
+    """Returns what a resumed run compares: of a mixture the weights, and the same of each source."""
+    each = [
+        {"num_tokens": stream.num_tokens, "checksum": stream.checksum(), "digest": stream.digest()}
+        for stream in streams
+    ]
+    if not isinstance(config.source, Mixture):
+        return each[0]
+    weights = [float(weight) for weight in config.source.weights]
+    return {"num_tokens": sum(stream.num_tokens for stream in streams), "weights": weights, "sources": each}
+
+
 def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises SettingError unless two states of loaders are of the same data, order and batch shape."""
     if saved.get("version") != _STATE_VERSION:
@@ -219,6 +244,6 @@ def _check_one_window(num_tokens: int, split: Split, sequence_length: int) -> No
         raise SettingError("Loader.sequence_length", sequence_length, allowed)
 
 
-def _spread_seed(seed: int) -> int:
+def _spread_seed(seed: int, source: int = 0) -> int:
     # Grain shuffles epoch e with seed + e: unspread, epoch 1 of seed 0 would be epoch 0 of seed 1.
-    return int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return int(np.random.SeedSequence(seed).generate_state(source + 1)[source])

@@ -3,6 +3,7 @@
 Shapes: M micro-batches, B sequences per micro-batch, T positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +48,29 @@ class Windows:
         inputs_T, labels_T = np.zeros((2, self.sequence_length), np.int32)
         inputs_T[:num_labels], labels_T[:num_labels] = tokens[:num_labels], tokens[1:]
         return Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedWindows:
+    """The windows of several streams, one stream after the other, by number.
+
+    Args:
+        parts: windows of each stream.
+        num_windows: number of windows; those past the end of the last stream are padding only.
+    """
+
+    parts: Sequence[Windows]
+    num_windows: int
+
+    def __len__(self) -> int:
+        return self.num_windows
+
+    def __getitem__(self, index: int) -> Batch:
+        for part in self.parts[:-1]:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        return self.parts[-1][index]
 
 
 def count_windows(num_tokens: int, sequence_length: int) -> int:

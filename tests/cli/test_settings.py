@@ -44,7 +44,7 @@ SETTINGS = {
     "ModelConfig.moe_pattern=['no', 'no']": "ModelConfig.moe_pattern = ['no', 'no']: must be a list, each item True or "
     "False",
     "DataConfig.source=3": "DataConfig.source = 3: must be @StandardLibrary() or @TextFiles() or @TokenFile() or "
-    "@YOURS() (see StreamSource) or @Pipeline()",
+    "@YOURS() (see StreamSource) or @Pipeline() or @Mixture()",
     "DataConfig.tokenizer=@TextFiles()": "DataConfig.tokenizer = @TextFiles(): must be @ByteTokenizer() or "
     "@TokenizerFile()",
     "DataConfig.validation_share=half": "DataConfig.validation_share = 'half': must be a number",
