@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from swift.cli.adapting import adapted, adapted_lines, check_adapt
 from swift.cli.options import BlockOptions, Written, costs_of, microbatches_of, nearest, translated, workers_of
 from swift.errors import SettingError, check_count, renamed_settings
 from swift.files import replace_file
@@ -44,10 +46,15 @@ def plan(options: argparse.Namespace) -> None:
     """``swift plan --pipelines D --stages P --microbatches M``."""
     form = _format(options)
     with translated(lambda error: _translate(error, options)):
+        check_adapt(options)
         problem = _problem(options)
         planner, store = _Timed(_planner(options)), _store(options)
-        schedule = planner(problem) if store is None else store.plan(problem, options.solver, planner)
-        planning_ms = planner.elapsed_ms
+        found = None if options.adapt is None else adapted(options, problem)
+        if found is not None:
+            schedule, planning_ms = found.plan.schedule, found.planning_ms
+        else:
+            schedule = planner(problem) if store is None else store.plan(problem, options.solver, planner)
+            planning_ms = planner.elapsed_ms
         num_new = _prepare(options, problem, store)
         if options.prepare is not None and len(problem.failed) <= options.prepare:
             num_new += planner.num_calls
@@ -61,6 +68,9 @@ def plan(options: argparse.Namespace) -> None:
             if options.prepare is not None:
                 facts["num_plans"] = num_plans(problem.topology, options.prepare)
             lines = [*summarize(schedule.problem, facts), "", *([plans, ""] if plans else [])]
+            if found is not None:
+                facts |= found.facts
+                lines = [*adapted_lines(found), "", *lines]
             content = json.dumps(facts) + "\n" if form == "json" else _text(schedule, lines, options.out)
     _write(options.out, content)
 
@@ -107,6 +117,8 @@ def _problem(options: argparse.Namespace) -> Problem:
         chunks=chunks,
         stage_of_chunk=holders,
     )
+    if options.memory_limit == math.inf:
+        raise SettingError("--memory-limit", options.memory_limit, "is no limit: leave the option out for none")
     with renamed_settings({"Problem.memory_limit": "--memory-limit"}):
         return problem.limited(options.memory_limit)
 

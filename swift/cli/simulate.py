@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options import Written, costs_of, named_numbers, nearest, translated
+from swift.cli.options import Written, costs_of, named_numbers, nearest, seconds_of, translated
 from swift.errors import SettingError, check_count
 from swift.files import replace_file
 from swift.schedules import Problem
@@ -45,7 +44,6 @@ JOB_NAMES = {
 }
 """Fields of ``Job`` by the names that users write."""
 _WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_FAILURES = 1_000_000
 _SETTINGS = {
     "Topology.num_pipelines": "--pipelines",
@@ -108,24 +106,17 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
     if options.remove_every is not None:
         num_removals = num_workers // 2 if options.removals is None else options.removals
         check_count("--removals", num_removals, least=1)
-        return evenly_spaced(num_workers, _seconds("--remove-every", options.remove_every), num_removals, options.seed)
-    mtbf_s, repair_s = _seconds("--mtbf", options.mtbf), _seconds("--repair", options.repair)
-    horizon_s = _seconds("--duration", options.duration)
+        return evenly_spaced(
+            num_workers, seconds_of("--remove-every", options.remove_every), num_removals, options.seed
+        )
+    mtbf_s, repair_s = seconds_of("--mtbf", options.mtbf), seconds_of("--repair", options.repair)
+    horizon_s = seconds_of("--duration", options.duration)
     if mtbf_s > 0 and horizon_s / mtbf_s > MAX_FAILURES:
         allowed = f"makes {horizon_s / mtbf_s:,.0f} failures in --duration {options.duration}; at most {MAX_FAILURES:,}"
         raise SettingError("--mtbf", options.mtbf, allowed)
     if options.weibull is None:
         return poisson(num_workers, mtbf_s, repair_s, horizon_s, options.seed)
     return weibull(num_workers, mtbf_s, options.weibull, repair_s, horizon_s, options.seed)
-
-
-def _seconds(option: str, text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
-    if not found:
-        raise SettingError(option, text, "must be a duration, such as 90s, 10m, 6h or 2d")
-    if not found[2]:
-        print(f"swift: {option} {text} has no unit and is taken for {text}s", file=sys.stderr)
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def _check_plot(path: Path | None) -> None:

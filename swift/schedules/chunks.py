@@ -54,6 +54,12 @@ class Chunk:
         return cls(num_blocks, size + more_f, size + more_b, *(size,) * 4)
 
 
+def joined(blocks: Sequence[Chunk]) -> Chunk:
+    """Joins consecutive chunks into one, whose ops cost what those of all of them do."""
+    names = ("f", "b", "w", "u", "f_stash", "w_stash")
+    return Chunk(sum(one.num_blocks for one in blocks), *(sum(getattr(one, name) for one in blocks) for name in names))
+
+
 def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
     """Cuts blocks so that the longest stage is as short as it can be; among such cuts, the most even one.
 

@@ -69,6 +69,23 @@ def add_plan(commands: Any) -> None:
         "--fail", nargs="+", action="extend", default=[], metavar="d:p", help="workers that are down, as pipeline:stage"
     )
     plan.add_argument(
+        "--adapt",
+        nargs="?",
+        const="auto",
+        metavar="MODE",
+        help="what the survivors do: reroute (nothing moves), roles (workers take failed ones' places), recut "
+        "(pipelines of unequal length, cut anew), or auto, the best of them (without a MODE)",
+    )
+    plan.add_argument(
+        "--outage", default="", metavar="DURATION", help="time until the workers return, for auto (default: endless)"
+    )
+    plan.add_argument(
+        "--block-bytes", type=float, default=3.5e9, metavar="X", help="state of a block (default: %(default)g)"
+    )
+    plan.add_argument(
+        "--bandwidth", type=float, default=12.5e9, metavar="X", help="bytes/s between workers (default: %(default)g)"
+    )
+    plan.add_argument(
         "--memory-limit", type=float, metavar="UNITS", help="memory of a worker, in F-stashes (default: no limit)"
     )
     plan.add_argument(

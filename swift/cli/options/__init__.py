@@ -4,7 +4,7 @@ from swift.cli.options.cuts import BlockOptions, microbatches_of
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
 from swift.cli.options.kinds import Written, checked, described, fitting
 from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
-from swift.cli.options.named import costs_of, named_numbers, workers_of
+from swift.cli.options.named import costs_of, named_numbers, seconds_of, workers_of
 
 __all__ = [
     "OF_ONE",
@@ -22,6 +22,7 @@ __all__ = [
     "named_numbers",
     "nearest",
     "parse_mistake",
+    "seconds_of",
     "translated",
     "workers_of",
 ]

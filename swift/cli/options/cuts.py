@@ -40,16 +40,25 @@ class BlockOptions:
         for option, number in (("--embedding", self.embedding), ("--head", self.head)):
             check_number(option, number, least=0)
         sizes, holders = common_chunks(self._cuts(self.num_blocks, topology, failed))
-        block = topology.num_stages / self.num_blocks
+        return self._sized(sizes, self.num_blocks, topology, costs), holders
+
+    def blocks(self, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
+        """Returns the costs of each block; without ``--blocks`` every stage is one."""
+        if self.num_blocks is None:
+            return (Chunk(),) * topology.num_stages
+        return self._sized((1,) * self.num_blocks, self.num_blocks, topology, costs)
+
+    def _sized(self, sizes: Sequence[int], num_blocks: int, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
+        """Makes chunks of so many blocks each, the first with the embedding and the last with the head."""
+        block = topology.num_stages / num_blocks
         whole = costs.t_f + costs.t_b + costs.t_w
         more = [(0.0, 0.0) for _ in sizes]
         more[0] = (0.0, self.embedding * whole / costs.t_b * block)
         more[-1] = (self.head * whole / costs.t_f * block, more[-1][1])
-        chunks = (
+        return tuple(
             Chunk.of_size(size * block, size, more_f=more_f, more_b=more_b)
             for size, (more_f, more_b) in zip(sizes, more, strict=True)
         )
-        return tuple(chunks), holders
 
     def _cuts(self, num_blocks: int, topology: Topology, failed: frozenset[Worker]) -> list[tuple[int, ...]]:
         D, P = topology.num_pipelines, topology.num_stages

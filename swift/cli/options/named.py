@@ -1,5 +1,7 @@
-"""Named numbers and workers on the command line: ``--costs tF=1 tB=1.3``, ``--fail 1:2``."""
+"""Named numbers, durations and workers on the command line: ``--costs tF=1 tB=1.3``, ``--mtbf 6h``, ``--fail 1:2``."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 
 from swift.cli.options.mistakes import nearest
@@ -9,6 +11,7 @@ from swift.schedules.plans import COST_NAMES
 from swift.topology import Worker, read_worker
 
 MAX_COST = 1e18
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], example: str) -> dict[str, float]:
@@ -24,6 +27,7 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
         SettingError: a text is not of that form, has an unknown name, or has no number.
     """
     values: dict[str, float] = {}
+    given = set()
     for text in texts:
         name, is_set, number = text.partition("=")
         if not is_set:
@@ -34,6 +38,9 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
             values[fields[name]] = float(number)
         except ValueError as error:
             raise SettingError(option, text, f"{number!r} is not a number") from error
+        if name in given:
+            raise SettingError(option, text, f"{name} is given twice")
+        given.add(name)
         if values[fields[name]] > MAX_COST:
             raise SettingError(option, text, f"must be at most {MAX_COST:g}: take a larger unit")
     return values
@@ -62,5 +69,21 @@ def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
         worker = read_worker(text)
         if worker is None:
             raise SettingError(option, text, "must be PIPELINE:STAGE, such as 1:2")
+        if worker in found:
+            raise SettingError(option, text, "is given twice")
         found.add(worker)
     return frozenset(found)
+
+
+def seconds_of(option: str, text: str) -> float:
+    """Parses a duration; one without a unit is taken for seconds, and said to be.
+
+    Raises:
+        SettingError: the text is not of that form.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
+    if not found:
+        raise SettingError(option, text, "must be a duration, such as 90s, 10m, 6h or 2d")
+    if not found[2]:
+        print(f"swift: {option} {text} has no unit and is taken for {text}s", file=sys.stderr)
+    return float(found[1]) * _UNITS_S[found[2]]

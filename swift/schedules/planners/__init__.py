@@ -6,17 +6,22 @@ SPMD program; ``milp`` is exact; ``baselines`` plan without failures. ``registry
 
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
 from swift.schedules.planners.lockstep import lockstep
 from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
 
 __all__ = [
     "FAULT_FREE",
     "PLANNERS",
+    "Listing",
     "OwnPlanner",
     "Planner",
+    "Policy",
     "adaptive",
     "gpipe",
+    "list_schedule",
     "lockstep",
+    "names_of",
     "one_f_one_b",
     "plan_with",
     "zero_bubble",

@@ -30,6 +30,8 @@ class Policy:
         patience: a W is postponed if a message will arrive before the W has run for this share of its time.
         reserves: whether the first F of a micro-batch on a worker takes the memory for all its chunks there. Otherwise
             that has only to be free then, and other micro-batches may take it: more of them fit, or none can go on.
+        begins: time before which each worker d * P + p does nothing; empty: all begin at 0. A worker with chunks of
+            several stages begins an iteration only after the updates of all of them.
     """
 
     executor: Sequence[int]
@@ -37,6 +39,7 @@ class Policy:
     in_flight: Sequence[float]
     patience: float = 0.0
     reserves: bool = True
+    begins: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,9 @@ class _Simulation:
     def run(self) -> Listing:
         for x in range(0, len(self.worker), self.C):
             heapq.heappush(self.events, (0.0, 3 * x))
+        for w, begin in enumerate(self.policy.begins):
+            if begin > 0:
+                self.occupy(w, begin)
         events, free, worker, rank, f_rank = self.events, self.free, self.worker, self.rank, self.f_rank
         f_ready, b_ready, joint, num_workers = self.f_ready, self.b_ready, self.joint, len(free)
         while events:

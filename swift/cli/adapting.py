@@ -1,0 +1,144 @@
+"""``swift plan --adapt``: what the survivors of a failure do, what moves, and when that has paid for itself."""
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swift.cli.options import BlockOptions, costs_of, nearest, seconds_of
+from swift.errors import SettingError, check_number
+from swift.schedules import Problem, period
+from swift.schedules.adapt import MODES, Adaptation, BlockProblem, adapt, fault_free, rerouted
+from swift.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedPlan:
+    """A plan with what there is to say about it.
+
+    Attributes:
+        plan: plan for the survivors.
+        facts: keys of the JSON document, see ``facts_of``.
+        planning_ms: time that it took to choose and to plan, in milliseconds.
+    """
+
+    plan: Adaptation
+    facts: Mapping[str, Any]
+    planning_ms: float
+
+
+def check_adapt(options: argparse.Namespace) -> None:
+    """Checks what goes together with ``--adapt``.
+
+    Raises:
+        SettingError: there is no such mode, or another option contradicts it.
+    """
+    if options.adapt is None:
+        if options.outage:
+            raise SettingError("--outage", options.outage, "needs --adapt")
+        return
+    if options.adapt not in MODES:
+        allowed = f"must be one of {', '.join(MODES)}"
+        raise SettingError("--adapt", options.adapt, nearest(options.adapt, MODES, allowed))
+    if not options.fail:
+        raise SettingError("--adapt", options.adapt, "needs --fail, the workers that are down")
+    if options.cut is not None and len(options.cut) > 1:
+        allowed = "chooses the cut of each pipeline: give --cut once, as it is without a failure"
+        raise SettingError("--adapt", options.adapt, allowed)
+    if "," in options.microbatches:
+        allowed = "chooses the micro-batches of each pipeline: give --microbatches once, as they are without a failure"
+        raise SettingError("--adapt", options.adapt, allowed)
+    for option, value in (("--store", options.store), ("--prepare", options.prepare)):
+        if value is not None:
+            raise SettingError("--adapt", options.adapt, f"cannot go together with {option}, which is for re-routing")
+    if options.solver != "adaptive":
+        raise SettingError("--adapt", options.adapt, f"plans with --solver adaptive, not {options.solver}")
+    for option, number in (("--block-bytes", options.block_bytes), ("--bandwidth", options.bandwidth)):
+        check_number(option, number, above=0)
+
+
+def block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
+    """Makes the problem without failures from the one that the options describe."""
+    topology = Topology(options.pipelines, options.stages)
+    cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
+    sizes = tuple(chunk.num_blocks for chunk in problem.chunks)
+    if options.blocks is None:
+        sizes = (1,) * topology.num_stages
+    elif not sizes:
+        sizes = (options.blocks // topology.num_stages,) * topology.num_stages
+    return BlockProblem(replace(problem, failed=frozenset()), cut.blocks(topology, costs_of(options.costs)), sizes)
+
+
+def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
+    """Plans as ``--adapt`` says."""
+    work, failed = block_problem(options, problem), problem.failed
+    outage_s = seconds_of("--outage", options.outage) if options.outage else math.inf
+    started = time.perf_counter()
+    plan = adapt(
+        work,
+        failed,
+        options.adapt,
+        outage_s=outage_s,
+        block_bytes=options.block_bytes,
+        bandwidth=options.bandwidth,
+    )
+    planning_ms = 1e3 * (time.perf_counter() - started)
+    stayed = plan if plan.mode == "reroute" else rerouted(work, failed)
+    seconds = plan.relocation.seconds(options.block_bytes, options.bandwidth)
+    return AdaptedPlan(plan, facts_of(plan, stayed, seconds, options.block_bytes), planning_ms)
+
+
+def facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
+    """Describes a plan.
+
+    The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end, null for an idle worker;
+    ``place_of_worker``, of the workers that take another's place; ``microbatches_of_pipeline``; ``throughput``,
+    ``reroute_throughput`` and ``ideal_throughput``, relative to the zero-bubble plan without a failure;
+    ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
+    """
+    without = period(fault_free(plan.work))
+    return {
+        "adapt": plan.mode,
+        "blocks_of_worker": {f"{d}:{p}": run and list(run) for (d, p), run in plan.blocks_of_worker.items()},
+        "place_of_worker": {
+            f"{d}:{p}": f"{e}:{q}" for (d, p), (e, q) in plan.relocation.place_of.items() if (d, p) != (e, q)
+        },
+        "microbatches_of_pipeline": list(plan.schedule.problem.microbatches),
+        "throughput": without / plan.period,
+        "reroute_throughput": without / stayed.period,
+        "ideal_throughput": plan.ideal_throughput,
+        "moved_bytes": plan.relocation.moved_blocks * block_bytes,
+        "move_s": move_s,
+        "pays_after_s": plan.pays_after_s(stayed, move_s),
+    }
+
+
+def adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
+    """Yields the lines of the text."""
+    facts = adapted.facts
+    what = {
+        "reroute": "re-routing, nothing moves",
+        "roles": "workers take failed ones' places",
+        "recut": "pipelines cut anew",
+    }
+    numbers = ", ".join(map(str, facts["microbatches_of_pipeline"]))
+    yield f"adapted by {facts['adapt']}: {what[facts['adapt']]}; micro-batches of the pipelines: {numbers}"
+    yield (
+        f"throughput       {_percent(facts['throughput']):<10} of the zero-bubble plan's without a failure; "
+        f"re-routing {_percent(facts['reroute_throughput'])}, live workers {_percent(facts['ideal_throughput'])}"
+    )
+    for worker, place in facts["place_of_worker"].items():
+        yield f"  worker {worker} takes the place {place}"
+    moved = f"{facts['moved_bytes'] / 1e9:.3g} GB move in {facts['move_s']:.3g} s"
+    if not facts["moved_bytes"]:
+        return
+    pays = facts["pays_after_s"]
+    yield f"{moved}, which " + (
+        "never pays" if pays is None else f"pays in an outage of more than {pays:.3g} s, the way back counted"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

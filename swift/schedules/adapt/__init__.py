@@ -1,0 +1,34 @@
+"""Plans after a failure, by what they cost: re-routing, moved roles, or pipelines of unequal length, cut anew.
+
+``layouts`` says which blocks the survivors could hold, ``division`` how many micro-batches each pipeline takes and
+where the remainder is re-routed, ``ordering`` in which order the ops run; ``moving`` says what has to be copied, and
+``choice`` takes the best of all ways.
+"""
+
+from swift.schedules.adapt.choice import (
+    MODES,
+    Adaptation,
+    adapt,
+    fault_free,
+    recut,
+    rerouted,
+    with_roles_moved,
+)
+from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, relocate
+from swift.schedules.adapt.work import BlockProblem, Layout
+
+__all__ = [
+    "BANDWIDTH",
+    "BLOCK_BYTES",
+    "MODES",
+    "Adaptation",
+    "BlockProblem",
+    "Layout",
+    "Relocation",
+    "adapt",
+    "fault_free",
+    "recut",
+    "relocate",
+    "rerouted",
+    "with_roles_moved",
+]

@@ -1,0 +1,202 @@
+"""The choice after a failure: re-routing, moved roles or pipelines cut anew, by throughput and by what moving costs."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from swift.errors import SettingError
+from swift.schedules.adapt.division import least_load
+from swift.schedules.adapt.layouts import layouts, whole_pipelines
+from swift.schedules.adapt.mixture import Mixture, mixtures, parts
+from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
+from swift.schedules.adapt.ordering import schedule_mixture
+from swift.schedules.adapt.work import BlockProblem, Layout, Run
+from swift.schedules.bounds import tight_bound
+from swift.schedules.measures import period
+from swift.schedules.planners import adaptive, zero_bubble
+from swift.schedules.plans import after_moves, moves, spread
+from swift.schedules.schedule import Schedule
+from swift.schedules.verify import verify
+from swift.topology import Worker
+
+MODES = ("auto", "reroute", "roles", "recut")
+_MAX_OPS = 200_000
+"""Ops scheduled for all layouts together, about a second's worth."""
+_SAME = 1 + 1e-6
+"""Periods that differ by less are the same, and fewer blocks to move count."""
+_LAYOUTS = 2
+"""Layouts that are planned, of those with the least loads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """A plan for the survivors of a failure.
+
+    Attributes:
+        mode: ``reroute``, ``roles`` or ``recut``.
+        work: problem without failures, and its blocks.
+        failed: failed workers.
+        schedule: schedule, which ``verify`` accepts; its workers are places.
+        layout: blocks of each place.
+    """
+
+    mode: str
+    work: BlockProblem
+    failed: frozenset[Worker]
+    schedule: Schedule
+    layout: Layout
+
+    @cached_property
+    def relocation(self) -> Relocation:
+        """What moves from the layout without a failure."""
+        return relocate(self.work, self.layout, self.failed)
+
+    @cached_property
+    def period(self) -> float:
+        """Period of the schedule."""
+        return period(self.schedule)
+
+    @property
+    def blocks_of_worker(self) -> dict[Worker, Run | None]:
+        """Blocks of every survivor; None of one that is idle."""
+        places, place_of = self.layout.places, self.relocation.place_of
+        live = self.work.problem.topology.without(self.failed)
+        return {worker: places[place_of[worker]] if worker in place_of else None for worker in live}
+
+    @property
+    def ideal_throughput(self) -> float:
+        """Share of the workers that are live."""
+        workers = self.work.problem.topology.workers
+        return 1 - len(self.failed) / len(workers)
+
+    def pays_after_s(self, before: "Adaptation | None", seconds: float) -> float | None:
+        """Time after which a move has paid for itself, with the move back; None if it never does.
+
+        Args:
+            before: what would run if nothing moved; None if nothing could.
+            seconds: time of the move, during which training waits.
+        """
+        if before is None or not seconds:
+            return 0.0
+        gain = 1 - self.period / before.period
+        return 2 * seconds / gain if gain > 0 else None
+
+
+def fault_free(work: BlockProblem) -> Schedule:
+    """Plans the problem without failures: the schedule that throughputs are relative to."""
+    return zero_bubble(replace(work.problem, decoupled=True, staggered=True))
+
+
+def adapt(
+    work: BlockProblem,
+    failed: frozenset[Worker],
+    mode: str = "auto",
+    *,
+    outage_s: float = math.inf,
+    block_bytes: float = BLOCK_BYTES,
+    bandwidth: float = BANDWIDTH,
+) -> Adaptation:
+    """Plans for the survivors of a failure.
+
+    Args:
+        work: problem without failures, and its blocks.
+        failed: failed workers.
+        mode: one of ``MODES``; ``auto`` takes what gets the most done until the workers return.
+        outage_s: time until then; endless: what has the highest throughput.
+        block_bytes: state of a block.
+        bandwidth: bytes per second from one worker to another.
+
+    Raises:
+        SettingError: there is no such mode, a stage has no survivor, or no plan fits the memory.
+    """
+    if mode not in MODES:
+        raise SettingError("mode", mode, f"must be one of {', '.join(MODES)}")
+    holders(work, failed)
+    ways: dict[str, Callable[[], Adaptation | None]] = {
+        "reroute": lambda: rerouted(work, failed),
+        "roles": lambda: with_roles_moved(work, failed),
+        "recut": lambda: recut(work, failed),
+    }
+    if mode != "auto":
+        found = ways[mode]()
+        if found is None:
+            raise SettingError("failed workers", sorted(failed), f"no plan of {mode} fits the memory of the survivors")
+        return found
+    stayed = rerouted(work, failed)
+
+    def done(plan: Adaptation) -> tuple[float, float]:
+        """Work until the return, over that of re-routing, and the time of moving as the tie-break."""
+        seconds = plan.relocation.seconds(block_bytes, bandwidth)
+        share = 1.0 if math.isinf(outage_s) else max(0.0, 1 - 2 * seconds / outage_s) if seconds else 1.0
+        return round(share * stayed.period / plan.period, 6), -seconds
+
+    plans = [stayed]
+    for way in ("recut", "roles"):
+        shortest = min(plan.period for plan in plans)
+        if way == "roles" and _roles_bound(work, failed) >= shortest * (1 - 1e-9):
+            continue
+        plan = ways[way]()
+        plans += [plan] if plan is not None else []
+    return max(plans, key=done)
+
+
+def rerouted(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation:
+    """Plans with peers that run the failed workers' micro-batches; nothing moves."""
+    schedule = adaptive(work.with_failures(failed))
+    verify(schedule)
+    return Adaptation("reroute", work, failed, schedule, _as_cut(work, failed))
+
+
+def with_roles_moved(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation:
+    """Plans with failures spread over the stages, as live workers take the places of failed ones."""
+    spread_out = _spread(work, failed)
+    schedule = adaptive(work.with_failures(spread_out))
+    verify(schedule)
+    return Adaptation("roles", work, failed, schedule, _as_cut(work, spread_out))
+
+
+def recut(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation | None:
+    """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory."""
+    found: list[Adaptation] = []
+    left, shortest = _MAX_OPS, math.inf
+    whole = whole_pipelines(work, failed)
+    for mixture in _mixtures(work, failed, whole):
+        is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
+        if mixture.load > shortest * _SAME or is_spent:
+            continue
+        one, used = schedule_mixture(mixture, min(left, _MAX_OPS // 3))
+        left -= used
+        if one is not None and one.period <= shortest * _SAME:
+            shortest = min(shortest, one.period)
+            schedule = Schedule.from_round(mixture.problem, "recut", mixture.expanded(one))
+            verify(schedule)
+            found.append(Adaptation("recut", work, failed, schedule, mixture.layout))
+    as_good = [plan for plan in found if plan.period <= shortest * _SAME]
+    return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
+
+
+def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: Layout | None) -> list[Mixture]:
+    """Lists what is worth planning, the least load first: layouts with the least loads, and whole pipelines."""
+    ranked = sorted(
+        (least_load(*parts(work, layout, layout.bounds)), turn, layout)
+        for turn, layout in enumerate(layouts(work, failed))
+    )
+    found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout)]
+    if whole is not None:
+        found.append(mixtures(work, whole)[-1])
+    return sorted(found, key=lambda mixture: mixture.load)
+
+
+def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> Layout:
+    D, P = work.problem.num_pipelines, work.problem.num_stages
+    return Layout(tuple(tuple(None if (d, p) in empty else work.runs_P[p] for p in range(P)) for d in range(D)))
+
+
+def _spread(work: BlockProblem, failed: frozenset[Worker]) -> frozenset[Worker]:
+    problem = work.with_failures(failed)
+    return after_moves(problem, moves(problem, spread(problem, len(failed)))).failed
+
+
+def _roles_bound(work: BlockProblem, failed: frozenset[Worker]) -> float:
+    return tight_bound(work.with_failures(_spread(work, failed)))

@@ -1,0 +1,93 @@
+"""What moves when a layout takes effect: who takes which place, and which blocks it gets from whom."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.schedules.adapt.work import BlockProblem, Layout
+from swift.topology import Worker
+
+BLOCK_BYTES = 3.5e9
+"""State of a block of a model of 7e9 parameters: 220e6 parameters, with master weights and moments."""
+BANDWIDTH = 12.5e9
+"""Bytes per second from one worker to another, each way."""
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """The way from the layout without a failure to another one.
+
+    Attributes:
+        place_of: place of each survivor that has one in the new layout.
+        transfers: (block, giver, taker) for every block that a worker does not hold yet.
+    """
+
+    place_of: Mapping[Worker, Worker]
+    transfers: tuple[tuple[int, Worker, Worker], ...]
+
+    @property
+    def moved_blocks(self) -> int:
+        """Blocks that are copied."""
+        return len(self.transfers)
+
+    def seconds(self, block_bytes: float = BLOCK_BYTES, bandwidth: float = BANDWIDTH) -> float:
+        """Time of the copies, all workers giving and taking at once."""
+        number: dict[tuple[str, Worker], int] = {}
+        for _, giver, taker in self.transfers:
+            for end in (("gives", giver), ("takes", taker)):
+                number[end] = number.get(end, 0) + 1
+        return max(number.values(), default=0) * block_bytes / bandwidth
+
+
+def holders(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
+    """Lists the survivors that hold each block.
+
+    Raises:
+        SettingError: a block is held by none.
+    """
+    live = work.problem.topology.without(failed)
+    found: list[list[Worker]] = [[] for _ in work.blocks]
+    for worker in live:
+        for block in range(*work.runs_P[worker[1]]):
+            found[block].append(worker)
+    for block, workers in enumerate(found):
+        if not workers:
+            stage = next(p for p, (_, end) in enumerate(work.runs_P) if block < end)
+            allowed = f"stage {stage} has no live worker: restore from a checkpoint"
+            raise SettingError("failed workers", sorted(failed), allowed)
+    return found
+
+
+def relocate(work: BlockProblem, layout: Layout, failed: frozenset[Worker]) -> Relocation:
+    """Assigns the survivors to the places of a layout so that as few blocks as possible are copied.
+
+    Raises:
+        SettingError: a block is held by no survivor.
+    """
+    # Imported here, since it takes 0.4 s.
+    from scipy.optimize import linear_sum_assignment
+
+    holder = holders(work, failed)
+    live, places = work.problem.topology.without(failed), layout.places
+    held_W2 = np.array([work.runs_P[p] for _, p in live])
+    taken_N2 = np.array(list(places.values()))
+    kept_WN = np.minimum(held_W2[:, None, 1], taken_N2[:, 1]) - np.maximum(held_W2[:, None, 0], taken_N2[:, 0])
+    stays_WN = np.array([w * work.problem.num_stages + p for w, p in live])[:, None] == np.array(
+        [d * work.problem.num_stages + p for d, p in places]
+    )
+    # Among equals, workers stay where they are.
+    rows, columns = linear_sum_assignment(2.0 * np.maximum(0, kept_WN) + stays_WN, maximize=True)
+    names = list(places)
+    place_of = {live[row]: names[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
+    gives: dict[Worker, int] = {}
+    transfers = []
+    for taker, place in place_of.items():
+        first, end = work.runs_P[taker[1]]
+        for block in range(*places[place]):
+            if not first <= block < end:
+                giver = min(holder[block], key=lambda worker: (gives.get(worker, 0), worker))
+                gives[giver] = gives.get(giver, 0) + 1
+                transfers.append((block, giver, taker))
+    return Relocation(place_of, tuple(transfers))

@@ -1,0 +1,172 @@
+"""Schedules of a mixture: list scheduling under many policies, with workers that begin late.
+
+A worker with chunks of several stages begins an iteration only when all of them are updated. If it began at once, as
+others do, its period would be longer by the time between these updates; so each policy is tried again with every worker
+beginning as late as the updates of the last try say. What comes out is timed exactly (``time_round``).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from swift.schedules.adapt.mixture import Mixture
+from swift.schedules.memory import fits
+from swift.schedules.ops import Kind
+from swift.schedules.planners import Listing, Policy, list_schedule, names_of
+from swift.schedules.planners.search import first_policies
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Round
+from swift.schedules.sequences import time_round
+
+_STRETCHES = (1.0, 1.01, 1.03)
+"""Periods to aim for, over the least load."""
+_MOST_TIMED = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Try:
+    listing: Listing
+    policy: Policy
+
+
+def schedule_mixture(mixture: Mixture, max_ops: int) -> tuple[Round | None, int]:
+    """Searches for a short period of a mixture's reduced problem.
+
+    Args:
+        mixture: layout and division of micro-batches.
+        max_ops: limit on the ops scheduled in all tries; three policies are tried in any case.
+
+    Returns:
+        The best iteration found, None if nothing that was tried fits the memory; and the ops scheduled.
+    """
+    problem = mixture.reduced
+    costs, limit = problem.costs, problem.memory_limit
+    if limit is None or not costs.inbox:
+        return _best(mixture, problem, max_ops)
+    # How long messages stay in inboxes is known afterwards, so some memory is kept for them.
+    used = 0
+    for messages in (1, 2, 4, 8):
+        least = problem.microbatch_peak - costs.inbox
+        limit_of_stashes = max(least, limit - messages * costs.inbox)
+        stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=limit_of_stashes)
+        found, ops = _best(mixture, stashes, max_ops // 3)
+        used += ops
+        if found is not None and fits(problem, found):
+            return found, used
+    return None, used
+
+
+def _best(mixture: Mixture, problem: Problem, max_ops: int) -> tuple[Round | None, int]:
+    goal = _goal(mixture, problem)
+    close = goal * (1 + 1e-9)
+    num_tries = max(3, max_ops // problem.num_ops)
+    tries: list[_Try] = []
+
+    def is_done() -> bool:
+        return len(tries) >= num_tries or tries[0].listing.period <= close
+
+    for policy in itertools.islice(_policies(mixture, problem), max(2, num_tries // 3)):
+        tries.append(_Try(list_schedule(problem, policy), policy))
+        tries.sort(key=lambda one: one.listing.period)
+        if is_done():
+            break
+    for stretch, one in itertools.product(_STRETCHES, tries[:3]):
+        if is_done() or one.listing.period == math.inf:
+            break
+        for later in _later(problem, one, goal * stretch):
+            tries.append(later)
+            if len(tries) >= num_tries or later.listing.period <= close * stretch:
+                break
+        tries.sort(key=lambda one: one.listing.period)
+    used = len(tries) * problem.num_ops
+    if tries[0].listing.period == math.inf:
+        return None, used
+    rounds = [_listed(problem, mixture, tries[0].listing)]
+    if tries[0].listing.period > close * (1.005 if used > max_ops else 1.0):
+        rounds += [_timed(problem, mixture, one) for one in tries[:_MOST_TIMED] if one.listing.period < math.inf]
+    return min(rounds, key=lambda one: one.period), used
+
+
+def _goal(mixture: Mixture, problem: Problem) -> float:
+    updates = [sum(problem.time_4P[Kind.U, k] for k in problem.held_by(worker)) for worker in problem.live_workers]
+    return mixture.load + min(updates, default=0.0)
+
+
+def _later(problem: Problem, one: _Try, target: float) -> Iterator[_Try]:
+    """Tries a policy again, every worker beginning ``target`` before the last update of its chunks."""
+    begins = [0.0] * (problem.num_pipelines * problem.num_stages)
+    for turn in range(4):
+        update = one.listing.update
+        wanted = list(begins)
+        for d, p in problem.live_workers:
+            ends = [update[k] + problem.time_4P[Kind.U, k] for k in problem.held_by((d, p))]
+            at = d * problem.num_stages + p
+            wanted[at] = float(max(begins[at] if turn % 2 else 0.0, max(ends, default=0.0) - target))
+        if wanted == begins:
+            return
+        begins = wanted
+        policy = replace(one.policy, begins=begins)
+        one = _Try(list_schedule(problem, policy), policy)
+        if one.listing.period == math.inf:
+            return
+        yield one
+
+
+def _policies(mixture: Mixture, problem: Problem) -> Iterator[Policy]:
+    """Yields policies with the mixture's executors, those that are best most often first."""
+    places = (None, 0.5, 0.0) if mixture.num_routed else (None,)
+    seen = set()
+    for policy in first_policies(problem):
+        choice = tuple(policy.in_flight), policy.patience, policy.reserves
+        if choice not in seen:
+            seen.add(choice)
+            for place in places:
+                yield replace(policy, executor=mixture.executor, rank=_ranks(mixture, problem, place))
+
+
+def _ranks(mixture: Mixture, problem: Problem, place: float | None) -> list[float]:
+    """Ranks micro-batches by their index; those that change pipelines evenly among the others, or at the end."""
+    D, M, K = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
+    rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names_of(problem)]
+    if place is not None:
+        routes_JK = np.array(mixture.executor).reshape(-1, K)
+        routed = np.flatnonzero(np.ptp(routes_JK, axis=1)).tolist()
+        for turn, j in enumerate(routed):
+            rank[j] = (turn + place) * M / len(routed) - 0.5 / D
+    return rank
+
+
+def _listed(problem: Problem, mixture: Mixture, listing: Listing) -> Round:
+    """Takes the times of a listing as they are."""
+    executor_DMK, (d_J, m_J) = _executors(problem, mixture)
+    start_3DMK = np.full((3, *executor_DMK.shape), np.nan)
+    start_3DMK[:, d_J, m_J] = np.array(listing.start).reshape(-1, problem.num_chunks, 3).transpose(2, 0, 1)
+    is_free = problem.staggered and not problem.time_4P[Kind.U].any()
+    return Round(executor_DMK, start_3DMK, np.array(listing.end if is_free else listing.update), listing.period)
+
+
+def _timed(problem: Problem, mixture: Mixture, one: _Try) -> Round:
+    """Times the ops of a listing exactly, in the order that it has them in, with all updates at the end."""
+    K, names = problem.num_chunks, names_of(problem)
+    executor_DMK, (d_J, m_J) = _executors(problem, mixture)
+    worker_JK = problem.worker_DP[executor_DMK[d_J, m_J], np.arange(K)]
+    sequences: list[list[tuple[float, int, int, int, int]]] = [
+        [] for _ in range(problem.num_pipelines * problem.num_stages)
+    ]
+    starts = one.listing.start
+    for x, w in enumerate(worker_JK.ravel().tolist()):
+        (d, m), k = names[x // K], x % K
+        for kind in (Kind.F, Kind.B, Kind.W):
+            sequences[w].append((starts[3 * x + kind], int(kind), d, m, k))
+    return time_round(problem, executor_DMK, [[op[1:] for op in sorted(ops)] for ops in sequences])
+
+
+def _executors(problem: Problem, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
+    """Arranges the executors as in ``Round``, and lists the micro-batches, int64[2, J]."""
+    names, K = np.array(names_of(problem)).T, problem.num_chunks
+    executor_DMK = np.full((problem.num_pipelines, problem.most_microbatches, K), -1, np.int32)
+    executor_DMK[names[0], names[1]] = np.array(mixture.executor, np.int32).reshape(-1, K)
+    return executor_DMK, names

@@ -1,0 +1,167 @@
+"""Plans after a failure: never worse than what they replace, and what moves is what has to."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from swift.errors import SettingError
+from swift.schedules import Chunk, Costs, Problem, adaptive, period, violations
+from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, relocate, rerouted, with_roles_moved
+from swift.topology import Topology
+
+
+def of_blocks(D, P, a_stage, M, costs=None, limit=None, head=0.0):
+    """A problem of stages with equally many blocks, the last with a head."""
+    blocks = [Chunk.of_size(1 / a_stage, 1) for _ in range(P * a_stage)]
+    blocks[-1] = Chunk.of_size(1 / a_stage, 1, more_f=head)
+    chunks = tuple(Chunk.of_size(1.0, a_stage, more_f=head * (p == P - 1)) for p in range(P))
+    problem = Problem(Topology(D, P), M, costs=costs or Costs(), chunks=chunks, num_iterations=2)
+    return BlockProblem(problem.limited(limit), tuple(blocks), (a_stage,) * P)
+
+
+def over_ideal(work, plan):
+    return period(fault_free(work)) / plan.period / plan.ideal_throughput
+
+
+@pytest.mark.parametrize(
+    ("shape", "worker", "least"),
+    [((4, 8), (1, 2), 0.97), ((4, 8), (3, 7), 0.97), ((3, 4), (0, 0), 0.95), ((8, 4), (5, 1), 0.95)],
+)
+def test_one_failure_costs_hardly_more_than_the_worker(shape, worker, least):
+    work = of_blocks(*shape, 4, 2 * shape[1])
+    plan = adapt(work, frozenset({worker}))
+    assert plan.mode == "recut"
+    assert not violations(plan.schedule)
+    assert over_ideal(work, plan) >= least
+    assert over_ideal(work, rerouted(work, frozenset({worker}))) < 0.9
+
+
+def test_several_failures_with_unequal_costs_and_little_memory():
+    work = of_blocks(4, 8, 4, 16, Costs(t_b=1.3, t_w=0.8, t_comm=0.1), limit=8)
+    for failed in ({(0, 3)}, {(0, 3), (2, 3), (1, 7)}):
+        plan = adapt(work, frozenset(failed))
+        assert not violations(plan.schedule)
+        assert over_ideal(work, plan) >= (0.94 if len(failed) == 1 else 0.87)
+
+
+def random_problem(seed):
+    """Blocks, costs, memory and failures of all kinds."""
+    draw = random.Random(seed)
+    D, P, a_stage = draw.choice(((2, 2, 4), (3, 2, 2), (2, 4, 1), (3, 3, 2), (4, 3, 1), (2, 3, 3), (5, 2, 3)))
+    costs = Costs(
+        t_b=draw.choice((1.0, 1.3)),
+        t_w=draw.choice((1.0, 0.7)),
+        t_u=draw.choice((0.0, 0.0, 0.4)),
+        t_comm=draw.choice((0.0, 0.1)),
+        inbox=draw.choice((0.0, 0.0, 0.2)),
+    )
+    limit = draw.choice((None, P + 1.0, P + 2.0))
+    work = of_blocks(D, P, a_stage, draw.randint(P, 2 * P + 1), costs, limit, draw.choice((0.0, 0.2)))
+    while True:
+        failed = frozenset(draw.sample(work.problem.topology.workers, draw.randint(1, min(3, D * P - P))))
+        if all(any((d, p) not in failed for d in range(D)) for p in range(P)):
+            return work, failed
+
+
+def of_whole_pipelines(work, failed):
+    """Period of as many whole pipelines as there are survivors for, which share the micro-batches."""
+    D, P = work.problem.num_pipelines, work.problem.num_stages
+    number = (D * P - len(failed)) // P
+    each, more = divmod(work.problem.total_microbatches, number)
+    shares = tuple(each + (d < more) for d in range(number))
+    return period(adaptive(replace(work.problem, topology=Topology(number, P), num_microbatches=shares)))
+
+
+def check_random(seed):
+    """That the choice is a valid plan of the same work, and no worse than each other way."""
+    work, failed = random_problem(seed)
+    plan = adapt(work, failed)
+    assert not violations(plan.schedule)
+    assert sum(plan.schedule.problem.microbatches) == work.problem.total_microbatches
+    assert plan.schedule.problem.memory_limit == work.problem.memory_limit
+    least = sum(work.cost_L) * work.problem.total_microbatches / (len(work.problem.topology.workers) - len(failed))
+    assert plan.period >= least * (1 - 1e-9)
+    others = [rerouted(work, failed).period, with_roles_moved(work, failed).period]
+    assert plan.period <= min(*others, of_whole_pipelines(work, failed)) * (1 + 1e-6), (seed, plan.mode)
+
+
+@settings(max_examples=12)
+@given(some.integers(0, 10_000))
+def test_the_choice_is_never_worse_than_another_way(seed):
+    check_random(seed)
+
+
+@settings(max_examples=15)
+@given(some.integers(0, 10_000))
+def test_what_is_copied_is_what_a_worker_lacks(seed):
+    work, failed = random_problem(seed)
+    plan = recut(work, failed)
+    if plan is None:
+        return
+    held = {worker: set(range(*work.runs_P[worker[1]])) for worker in work.problem.topology.without(failed)}
+    got = {worker: set() for worker in held}
+    for block, giver, taker in plan.relocation.transfers:
+        assert block in held[giver]
+        assert block not in held[taker] | got[taker]
+        got[taker].add(block)
+    for worker, run in plan.blocks_of_worker.items():
+        wanted = set(range(*run)) if run else set()
+        assert wanted <= held[worker] | got[worker]
+        assert got[worker] <= wanted
+    assert set(plan.relocation.place_of.values()) == set(plan.layout.places)
+    for d in plan.layout.pipelines:
+        ends = [run for run in plan.layout.runs_DP[d] if run]
+        assert [first for first, _ in ends] == [0, *(end for _, end in ends[:-1])]
+        assert ends[-1][1] == len(work.blocks)
+
+
+def test_a_place_changes_hands_only_where_that_saves_copies():
+    work = of_blocks(3, 4, 2, 8)
+    failed = frozenset({(0, 0), (1, 0)})
+    plan = recut(work, failed)
+    in_place = {worker: worker for worker in work.problem.topology.without(failed)}
+    if set(plan.layout.places) == set(in_place):
+        assert plan.relocation.place_of == in_place
+    assert relocate(work, rerouted(work, failed).layout, failed).place_of == in_place
+
+
+def test_for_a_short_outage_nothing_moves():
+    work, failed = of_blocks(4, 4, 4, 8), frozenset({(1, 2)})
+    plan = adapt(work, failed)
+    stayed = rerouted(work, failed)
+    seconds = plan.relocation.seconds()
+    pays_after_s = plan.pays_after_s(stayed, seconds)
+    assert adapt(work, failed, outage_s=0.9 * pays_after_s).mode == "reroute"
+    assert adapt(work, failed, outage_s=1.1 * pays_after_s).mode == "recut"
+    # Until then, as much is done with two moves as without one.
+    assert (pays_after_s - 2 * seconds) / plan.period == pytest.approx(pays_after_s / stayed.period)
+
+
+def test_a_plan_is_the_same_every_time():
+    work, failed = of_blocks(3, 4, 4, 8), frozenset({(1, 2)})
+    one, other = recut(work, failed), recut(work, failed)
+    assert one.layout == other.layout
+    assert (one.schedule.start == other.schedule.start).all()
+
+
+def test_pipelines_that_are_alike_are_planned_once():
+    work = of_blocks(12, 4, 1, 8)
+    plan = recut(work, frozenset({(1, 2)}))
+    assert not violations(plan.schedule)
+    assert plan.period < rerouted(work, frozenset({(1, 2)})).period
+
+
+def test_a_block_without_a_holder_cannot_be_moved():
+    work = of_blocks(2, 3, 2, 4)
+    for mode in ("auto", "reroute", "roles", "recut"):
+        with pytest.raises(SettingError, match="stage 1 has no live worker: restore from a checkpoint"):
+            adapt(work, frozenset({(0, 1), (1, 1)}), mode)
+
+
+def test_stages_are_blocks_where_nothing_is_said():
+    work = BlockProblem.of_stages(Problem(Topology(3, 4), 6))
+    plan = adapt(work, frozenset({(1, 2)}))
+    assert plan.period < rerouted(work, frozenset({(1, 2)})).period
