@@ -15,15 +15,15 @@ from swift.schedules.adapt.choice import (
     with_roles_moved,
 )
 from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, relocate
-from swift.schedules.adapt.work import BlockProblem, Layout
+from swift.schedules.adapt.work import BlockLayout, BlockProblem
 
 __all__ = [
     "BANDWIDTH",
     "BLOCK_BYTES",
     "MODES",
     "Adaptation",
+    "BlockLayout",
     "BlockProblem",
-    "Layout",
     "Relocation",
     "adapt",
     "fault_free",

@@ -11,7 +11,7 @@ from swift.schedules.adapt.layouts import layouts, whole_pipelines
 from swift.schedules.adapt.mixture import Mixture, mixtures, parts
 from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
 from swift.schedules.adapt.ordering import schedule_mixture
-from swift.schedules.adapt.work import BlockProblem, Layout, Run
+from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
 from swift.schedules.bounds import tight_bound
 from swift.schedules.measures import period
 from swift.schedules.planners import adaptive, zero_bubble
@@ -45,7 +45,7 @@ class Adaptation:
     work: BlockProblem
     failed: frozenset[Worker]
     schedule: Schedule
-    layout: Layout
+    layout: BlockLayout
 
     @cached_property
     def relocation(self) -> Relocation:
@@ -176,7 +176,7 @@ def recut(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation | None:
     return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
 
 
-def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: Layout | None) -> list[Mixture]:
+def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: BlockLayout | None) -> list[Mixture]:
     """Lists what is worth planning, the least load first: layouts with the least loads, and whole pipelines."""
     ranked = sorted(
         (least_load(*parts(work, layout, layout.bounds)), turn, layout)
@@ -188,9 +188,9 @@ def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: Layout | Non
     return sorted(found, key=lambda mixture: mixture.load)
 
 
-def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> Layout:
+def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> BlockLayout:
     D, P = work.problem.num_pipelines, work.problem.num_stages
-    return Layout(tuple(tuple(None if (d, p) in empty else work.runs_P[p] for p in range(P)) for d in range(D)))
+    return BlockLayout(tuple(tuple(None if (d, p) in empty else work.runs_P[p] for p in range(P)) for d in range(D)))
 
 
 def _spread(work: BlockProblem, failed: frozenset[Worker]) -> frozenset[Worker]:

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swift.schedules.adapt.work import BlockProblem, Layout, Run
+from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
 from swift.topology import Worker
 
 _PHASES = (0.5, 0.25, 0.75, 0.0)
 """Where even cuts are rounded, turn by turn for the pipelines, so that their long stages are at different blocks."""
 
 
-def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[Layout]:
+def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[BlockLayout]:
     """Yields layouts of the survivors, each once."""
-    seen: set[Layout] = set()
+    seen: set[BlockLayout] = set()
     for lengths in _lengths(work, failed):
         places = _places(work, failed, lengths)
         for style in ("near", "even", "mixed"):
@@ -31,20 +31,20 @@ def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[Layout]:
                 phase = None if style == "near" else _PHASES[turn % (1 if style == "even" else len(_PHASES))]
                 turn += bool(taken)
                 runs.append(_runs(work, taken, phase))
-            layout = Layout(tuple(runs))
+            layout = BlockLayout(tuple(runs))
             if layout not in seen and layout.pipelines:
                 seen.add(layout)
                 yield layout
 
 
-def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> Layout | None:
+def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> BlockLayout | None:
     """Makes as many whole pipelines, cut as without a failure, as there are survivors for; the rest are idle."""
     D, P = work.problem.num_pipelines, work.problem.num_stages
     number = (D * P - len(failed)) // P
     if not number:
         return None
     whole = sorted(range(D), key=lambda d: (sum(pipeline == d for pipeline, _ in failed), d))[:number]
-    return Layout(tuple(work.runs_P if d in whole else (None,) * P for d in range(D)))
+    return BlockLayout(tuple(work.runs_P if d in whole else (None,) * P for d in range(D)))
 
 
 def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from swift.schedules.adapt.division import Division, divide, whole_only
-from swift.schedules.adapt.work import BlockProblem, Layout
+from swift.schedules.adapt.work import BlockLayout, BlockProblem
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round
 from swift.topology import Topology
@@ -35,7 +35,7 @@ class Mixture:
     """
 
     work: BlockProblem
-    layout: Layout
+    layout: BlockLayout
     bounds: tuple[int, ...]
     routes_D: tuple[np.ndarray, ...]
     load: float
@@ -106,7 +106,7 @@ class Mixture:
         )
 
 
-def mixtures(work: BlockProblem, layout: Layout) -> list[Mixture]:
+def mixtures(work: BlockProblem, layout: BlockLayout) -> list[Mixture]:
     """Divides the micro-batches among the pipelines of a layout.
 
     Returns:
@@ -121,7 +121,7 @@ def mixtures(work: BlockProblem, layout: Layout) -> list[Mixture]:
     return [routed, *found] if routed.load < found[0].load * (1 - 1e-6) else found
 
 
-def parts(work: BlockProblem, layout: Layout, bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
+def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
     """Lists what is divided: the worker of each chunk, the cost of each chunk, the number of micro-batches."""
     P, stages = work.problem.num_stages, np.array(layout.stages(bounds))
     rows = list(layout.pipelines)
@@ -129,7 +129,9 @@ def parts(work: BlockProblem, layout: Layout, bounds: Sequence[int]) -> tuple[np
     return worker_DK, np.add.reduceat(work.cost_L, np.array(bounds[:-1])), work.problem.total_microbatches
 
 
-def _mixture(work: BlockProblem, layout: Layout, bounds: tuple[int, ...], divided: Callable[..., Division]) -> Mixture:
+def _mixture(
+    work: BlockProblem, layout: BlockLayout, bounds: tuple[int, ...], divided: Callable[..., Division]
+) -> Mixture:
     division = divided(*parts(work, layout, bounds))
     pipelines = np.array(layout.pipelines)
     routes_RK = pipelines[division.routes_RK]

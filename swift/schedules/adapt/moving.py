@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swift.errors import SettingError
-from swift.schedules.adapt.work import BlockProblem, Layout
+from swift.schedules.adapt.work import BlockLayout, BlockProblem
 from swift.topology import Worker
 
 BLOCK_BYTES = 3.5e9
@@ -60,7 +60,7 @@ def holders(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]
     return found
 
 
-def relocate(work: BlockProblem, layout: Layout, failed: frozenset[Worker]) -> Relocation:
+def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker]) -> Relocation:
     """Assigns the survivors to the places of a layout so that as few blocks as possible are copied.
 
     Raises:

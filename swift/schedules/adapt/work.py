@@ -67,7 +67,7 @@ class BlockProblem:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """Which blocks each place of a cluster holds.
 
     Attributes:

@@ -1,0 +1,155 @@
+"""Plans after a failure: throughput over the live share, that no other way is better, and the time to plan."""
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from children import tell
+from measure import cpu_seconds, publish
+
+from swift.schedules import Chunk, Costs, Problem, adaptive, period, violations
+from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerouted, with_roles_moved
+from swift.topology import Topology, Worker
+
+MEASURED = Costs(t_b=1.3, t_w=0.8, t_comm=0.1)
+BLOCKS_A_STAGE = 4
+
+
+def block_problem(D: int, P: int, M: int, costs: Costs, stashes: float | None, a_stage: int) -> BlockProblem:
+    """Makes a problem of equal blocks."""
+    blocks = tuple(Chunk.of_size(1 / a_stage, 1) for _ in range(P * a_stage))
+    problem = Problem(Topology(D, P), M, costs=costs, num_iterations=2).limited(stashes)
+    return BlockProblem(problem, blocks, (a_stage,) * P)
+
+
+def failure_sets(D: int, P: int, number: int, count: int, source: random.Random) -> Iterator[frozenset[Worker]]:
+    """Draws sets of failures that leave every stage a survivor."""
+    while count:
+        failed = frozenset(source.sample(Topology(D, P).workers, number))
+        if all(any((d, p) not in failed for d in range(D)) for p in range(P)):
+            count -= 1
+            yield failed
+
+
+def share(work: BlockProblem, failed: frozenset[Worker], reference: float) -> tuple[float, float]:
+    """Throughput over the live share, and CPU-seconds of planning."""
+    began = cpu_seconds()
+    plan = recut(work, failed)
+    took = cpu_seconds() - began
+    assert plan is not None, failed
+    return reference / plan.period / plan.ideal_throughput, took
+
+
+def shares() -> dict[str, Any]:
+    """Plans failures of several numbers in any places."""
+    source, found = random.Random(0), {}
+    for name, costs, stashes in (("unit costs, no limit", Costs(), None), ("measured costs, limit P", MEASURED, 1.0)):
+        for D, P in ((4, 8), (3, 4), (8, 4)):
+            work = block_problem(D, P, 2 * P, costs, stashes and P * stashes, BLOCKS_A_STAGE)
+            reference = period(fault_free(work))
+            for number in (1, 2, 3, 4) if (D, P) == (4, 8) else (1,):
+                every = [frozenset({(1, p)}) for p in range(P)] if number == 1 else None
+                sets = every or list(failure_sets(D, P, number, 16, source))
+                results = [share(work, failed, reference) for failed in sets]
+                found[f"{D} x {P}, {number} failed, {name}"] = {
+                    "mean": statistics.mean(ratio for ratio, _ in results),
+                    "worst": min(ratio for ratio, _ in results),
+                    "re-routing, worst": min(
+                        reference / rerouted(work, failed).period * D * P / (D * P - number) for failed in sets
+                    ),
+                    "seconds": max(seconds for _, seconds in results),
+                }
+                tell(f"{D} x {P}, {number} failed, {name}: {found[f'{D} x {P}, {number} failed, {name}']}")
+    return found
+
+
+def large() -> dict[str, float]:
+    """Plans one failure of 1,536 workers."""
+    work = block_problem(24, 64, 128, Costs(), None, BLOCKS_A_STAGE)
+    ratio, seconds = share(work, frozenset({(1, 32)}), period(fault_free(work)))
+    return {"worst": ratio, "seconds": seconds}
+
+
+def random_problem(source: random.Random) -> tuple[BlockProblem, frozenset[Worker]]:
+    """Draws sizes, costs, memory and failures."""
+    D, P, a_stage = source.choice(((2, 2, 4), (3, 2, 2), (2, 4, 1), (3, 3, 2), (4, 3, 1), (2, 3, 3), (5, 2, 3)))
+    costs = Costs(
+        t_b=source.choice((1.0, 1.3)),
+        t_w=source.choice((1.0, 0.7)),
+        t_u=source.choice((0.0, 0.0, 0.4)),
+        t_comm=source.choice((0.0, 0.1)),
+        inbox=source.choice((0.0, 0.0, 0.2)),
+    )
+    limit = source.choice((None, P + 1.0, P + 2.0))
+    work = block_problem(D, P, source.randint(P, 2 * P + 1), costs, limit, a_stage)
+    return work, next(failure_sets(D, P, source.randint(1, min(3, D * P - P)), 1, source))
+
+
+def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> float:
+    """Period of as many whole pipelines as there are survivors for."""
+    D, P = work.problem.num_pipelines, work.problem.num_stages
+    number = (D * P - len(failed)) // P
+    each, more = divmod(work.problem.total_microbatches, number)
+    numbers = tuple(each + (d < more) for d in range(number))
+    return period(adaptive(replace(work.problem, topology=Topology(number, P), num_microbatches=numbers)))
+
+
+def comparison(num_problems: int) -> dict[str, Any]:
+    """Compares the choice with every other way in random problems."""
+    source = random.Random(1)
+    modes: dict[str, int] = {}
+    over = {"re-routing": 0.0, "roles": 0.0, "whole pipelines": 0.0}
+    invalid = 0
+    for number in range(num_problems):
+        work, failed = random_problem(source)
+        plan = adapt(work, failed)
+        modes[plan.mode] = modes.get(plan.mode, 0) + 1
+        invalid += bool(violations(plan.schedule))
+        for name, other in (
+            ("re-routing", rerouted(work, failed).period),
+            ("roles", with_roles_moved(work, failed).period),
+            ("whole pipelines", whole_pipelines(work, failed)),
+        ):
+            over[name] = max(over[name], plan.period / other)
+        if number % 100 == 99:
+            tell(f"{number + 1} of {num_problems} problems: {modes}, {over}")
+    return {"problems": num_problems, "modes": modes, "worst_over": over, "invalid": invalid}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", type=int, default=1_000, help="random problems (default: %(default)s)")
+    options = parser.parse_args()
+    found, big, compared = shares(), large(), comparison(options.problems)
+
+    def lack(name: str, key: str) -> float:
+        return 1 - found[name][key]
+
+    unit, measured = "unit costs, no limit", "measured costs, limit P"
+    of_several = [found[f"4 x 8, {number} failed, {unit}"] for number in (1, 2, 3, 4)]
+    claims = {
+        "4 x 8, one failed, lack of the live share": (lack(f"4 x 8, 1 failed, {unit}", "worst"), 0.03),
+        "3 x 4, one failed": (lack(f"3 x 4, 1 failed, {unit}", "worst"), 0.05),
+        "8 x 4, one failed": (lack(f"8 x 4, 1 failed, {unit}", "worst"), 0.05),
+        "24 x 64, one failed": (1 - big["worst"], 0.01),
+        "4 x 8, one to four failed, mean": (1 - statistics.mean(one["mean"] for one in of_several), 0.05),
+        "4 x 8, one to four failed, worst": (1 - min(one["worst"] for one in of_several), 0.10),
+        "4 x 8, one failed, measured costs": (lack(f"4 x 8, 1 failed, {measured}", "worst"), 0.06),
+        "seconds for 32 workers": (max(one["seconds"] for name, one in found.items() if name[0] == "4"), 1.0),
+        "seconds for 1,536 workers": (big["seconds"], 15.0),
+        "period over the best other way, worst of the random problems": (
+            max(compared["worst_over"].values()),
+            1 + 1e-6,
+        ),
+        "invalid plans": (float(compared["invalid"]), 0.0),
+    }
+    figures = {"shares": found, "1,536 workers": big, "comparison": compared}
+    return publish("plans after a failure: throughput over the live share", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
