@@ -13,6 +13,7 @@ from swift.files import replace_file
 from swift.schedules import Problem
 from swift.tools.simulate import (
     CAUSES,
+    ON_REQUEST,
     STRATEGIES,
     CannotRun,
     Job,
@@ -67,9 +68,9 @@ def simulate(options: argparse.Namespace) -> None:
     """``swift simulate --pipelines D --stages P --microbatches M --mtbf 10m``."""
     _check_plot(options.plot)
     for name in options.strategy:
-        if name not in STRATEGIES:
-            known = f"must be one of {', '.join(STRATEGIES)}"
-            raise SettingError("--strategy", name, nearest(name, STRATEGIES, known))
+        known = (*STRATEGIES, *ON_REQUEST)
+        if name not in known:
+            raise SettingError("--strategy", name, nearest(name, known, f"must be one of {', '.join(known)}"))
     with translated(lambda error: _translate(error, options)):
         job, model = _job(options), published(options.model) if options.model else None
         trace = _trace(options, job.num_workers)

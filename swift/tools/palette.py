@@ -31,6 +31,7 @@ STRATEGY_COLORS = {
     "varuna": "#7b3294",
     "bamboo": "#7f3b08",
     "ideal": "#888888",
+    "adapt": "#b8003d",
     "decoupled, staggered": "#0072b2",
     "decoupled": "#009e73",
     "re-routed": "#d55e00",

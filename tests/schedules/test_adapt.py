@@ -22,8 +22,8 @@ def of_blocks(D, P, a_stage, M, costs=None, limit=None, head=0.0):
     return BlockProblem(problem.limited(limit), tuple(blocks), (a_stage,) * P)
 
 
-def over_ideal(work, plan):
-    return period(fault_free(work)) / plan.period / plan.ideal_throughput
+def over_ideal(work, plan, without=None):
+    return (without or period(fault_free(work))) / plan.period / plan.ideal_throughput
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,11 @@ def test_one_failure_costs_hardly_more_than_the_worker(shape, worker, least):
 
 def test_several_failures_with_unequal_costs_and_little_memory():
     work = of_blocks(4, 8, 4, 16, Costs(t_b=1.3, t_w=0.8, t_comm=0.1), limit=8)
+    without = period(fault_free(work))
     for failed in ({(0, 3)}, {(0, 3), (2, 3), (1, 7)}):
-        plan = adapt(work, frozenset(failed))
+        plan = recut(work, frozenset(failed))
         assert not violations(plan.schedule)
-        assert over_ideal(work, plan) >= (0.94 if len(failed) == 1 else 0.87)
+        assert over_ideal(work, plan, without) >= (0.94 if len(failed) == 1 else 0.87)
 
 
 def random_problem(seed):
@@ -88,13 +89,13 @@ def check_random(seed):
     assert plan.period <= min(*others, of_whole_pipelines(work, failed)) * (1 + 1e-6), (seed, plan.mode)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(some.integers(0, 10_000))
 def test_the_choice_is_never_worse_than_another_way(seed):
     check_random(seed)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(some.integers(0, 10_000))
 def test_what_is_copied_is_what_a_worker_lacks(seed):
     work, failed = random_problem(seed)
@@ -147,11 +148,14 @@ def test_a_plan_is_the_same_every_time():
     assert (one.schedule.start == other.schedule.start).all()
 
 
-def test_pipelines_that_are_alike_are_planned_once():
-    work = of_blocks(12, 4, 1, 8)
+def test_pipelines_that_are_alike_run_alike():
+    work = of_blocks(12, 4, 4, 8)
     plan = recut(work, frozenset({(1, 2)}))
     assert not violations(plan.schedule)
     assert plan.period < rerouted(work, frozenset({(1, 2)})).period
+    bounds, starts = plan.schedule.bounds, plan.schedule.start
+    rows = [starts[bounds[4 * d] : bounds[4 * d + 1]] for d in range(12)]
+    assert len({row.tobytes() for row in rows}) < 12
 
 
 def test_a_block_without_a_holder_cannot_be_moved():

@@ -190,7 +190,7 @@ def add_simulate(commands: Any) -> None:
         default=[],
         metavar="NAME",
         help="ideal, swift, recycle, memory, moc, full, oobleck, varuna or bamboo; may be given several times "
-        "(default: all that can run)",
+        "(default: all that can run); or adapt, which cuts pipelines anew where it pays",
     )
     simulate.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
     simulate.add_argument("--plot", type=path_of, metavar="FILE", help="draw goodput over time into this .svg or .png")

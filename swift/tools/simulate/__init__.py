@@ -11,6 +11,7 @@ from swift.tools.simulate.outcome import CAUSES, Outcome, PaceInterval
 from swift.tools.simulate.periods import Periods
 from swift.tools.simulate.strategies import (
     MODELS,
+    ON_REQUEST,
     STRATEGIES,
     CannotRun,
     Moment,
@@ -28,6 +29,7 @@ from swift.tools.simulate.traces import Event, NodeChange, Trace, evenly_spaced,
 __all__ = [
     "CAUSES",
     "MODELS",
+    "ON_REQUEST",
     "STRATEGIES",
     "CannotRun",
     "Event",

@@ -1,15 +1,19 @@
-"""Duration of an iteration by the number of live workers in each stage, from the real planner.
+"""Duration of an iteration by the number of live workers in each stage, or of all, from the real planners.
 
 P: stages.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
-from swift.schedules import Problem, adaptive, one_f_one_b, period, spread, tight_bound
+from swift.schedules import Chunk, Problem, adaptive, one_f_one_b, period, spread, tight_bound
+from swift.schedules.adapt import BlockProblem, recut
 from swift.schedules.plans import canonical
 
 MAX_PLANNED_OPS = 50_000
 """Limit on the ops of an iteration: for a larger problem the planner takes seconds per failure set."""
+BLOCKS_OF_STAGE = 4
+"""Blocks of a stage that is cut anew."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Periods:
     _known: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False, compare=False)
     _known_single: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
     _known_spread: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _known_recut: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def are_planned(self) -> bool:
@@ -60,6 +65,31 @@ class Periods:
         """
         share = self.problem.most_loaded(num_pipelines)
         return self._single_period(share) / self._single_period(self.problem.most_microbatches)
+
+    def recut_ratio(self, num_workers: int) -> float:
+        """Divides the period of so many workers, whose pipelines are cut anew, by the fault-free one; at least 1.
+
+        For a problem that is too large to plan, the work of the most loaded worker stands for the period.
+
+        Args:
+            num_workers: live workers, at least one for each stage.
+        """
+        if num_workers not in self._known_recut:
+            self._known_recut[num_workers] = self._recut_period(num_workers)
+        return max(1.0, self._known_recut[num_workers] / self._period((0,) * self.problem.num_stages))
+
+    def _recut_period(self, num_workers: int) -> float:
+        problem, workers = self.problem, self.problem.topology.workers
+        if num_workers == len(workers):
+            return self._period((0,) * problem.num_stages)
+        if not self.are_planned:
+            units = math.ceil(problem.total_microbatches * problem.num_stages * BLOCKS_OF_STAGE / num_workers)
+            return units / BLOCKS_OF_STAGE * float(problem.time_4P[:, 0].sum())
+        blocks = (Chunk.of_size(1 / BLOCKS_OF_STAGE, 1),) * (BLOCKS_OF_STAGE * problem.num_stages)
+        work = BlockProblem(problem, blocks, (BLOCKS_OF_STAGE,) * problem.num_stages)
+        # Whole pipelines first: their workers are the first ones.
+        plan = recut(work, frozenset(workers[num_workers:]))
+        return math.inf if plan is None else plan.period
 
     def _single_period(self, num_microbatches: int) -> float:
         if num_microbatches not in self._known_single:

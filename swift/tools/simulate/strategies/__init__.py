@@ -4,11 +4,12 @@
 """
 
 from swift.tools.simulate.strategies.published import MODELS, Published, published
-from swift.tools.simulate.strategies.registry import STRATEGIES, CannotRun, strategies
+from swift.tools.simulate.strategies.registry import ON_REQUEST, STRATEGIES, CannotRun, strategies
 from swift.tools.simulate.strategies.strategy import Moment, Pace, Pause, Saves, Strategy, Turn
 
 __all__ = [
     "MODELS",
+    "ON_REQUEST",
     "STRATEGIES",
     "CannotRun",
     "Moment",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from swift.errors import SettingError
 from swift.tools.simulate.job import Job
 from swift.tools.simulate.periods import Periods
+from swift.tools.simulate.strategies.adapting import Adapting, Gaps
 from swift.tools.simulate.strategies.bamboo import Bamboo
 from swift.tools.simulate.strategies.ideal import Ideal
 from swift.tools.simulate.strategies.oobleck import Oobleck, Varuna
@@ -49,12 +50,17 @@ _OF_JOB: Mapping[str, Callable[[Job, Periods, Trace], Strategy]] = {
     "moc": lambda job, periods, trace: Restarting(job, periods, PartialCheckpoints()),  # noqa: ARG005
     "full": lambda job, periods, trace: Restarting(job, periods, FullCheckpoints(trace.mean_time_between_failures_s)),
 }
+_ON_REQUEST: Mapping[str, Callable[[Job, Periods, Trace], Strategy]] = {
+    "adapt": lambda job, periods, trace: Adapting(job, periods, Gaps.of(trace)),
+}
 _OF_MODEL: Mapping[str, Callable[[Published], Strategy | CannotRun]] = {
     "oobleck": Oobleck,
     "varuna": Varuna,
     "bamboo": _bamboo,
 }
 STRATEGIES = (*_OF_JOB, *_OF_MODEL)
+ON_REQUEST = tuple(_ON_REQUEST)
+"""Strategies that run only if they are named: planning every number of survivors takes a second each."""
 
 
 def strategies(
@@ -66,7 +72,7 @@ def strategies(
         job: training job.
         trace: trace to simulate.
         model: model whose published figures Oobleck, Varuna and Bamboo use; None if none is given.
-        names: names from ``STRATEGIES``.
+        names: names from ``STRATEGIES`` and ``ON_REQUEST``.
 
     Raises:
         SettingError: a strategy does not exist.
@@ -74,10 +80,10 @@ def strategies(
     periods = Periods(job.problem)
     found: list[Strategy | CannotRun] = []
     for name in dict.fromkeys(names):
-        if name in _OF_JOB:
-            found.append(_OF_JOB[name](job, periods, trace))
+        if name in _OF_JOB or name in _ON_REQUEST:
+            found.append({**_OF_JOB, **_ON_REQUEST}[name](job, periods, trace))
         elif name not in _OF_MODEL:
-            raise SettingError("strategy", name, f"must be one of {', '.join(STRATEGIES)}")
+            raise SettingError("strategy", name, f"must be one of {', '.join((*STRATEGIES, *ON_REQUEST))}")
         elif model is None:
             found.append(CannotRun(name, "uses published figures of a model, and none is given"))
         elif trace.most_nodes > MOST_NODES:

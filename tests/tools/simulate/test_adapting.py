@@ -1,0 +1,46 @@
+"""The strategy that cuts pipelines anew: its choice, and what it does where a whole stage is lost."""
+
+import pytest
+
+from swift.schedules import Problem
+from swift.tools.simulate import Event, Job, Periods, Trace, poisson, simulate, strategies
+from swift.tools.simulate.strategies.adapting import Adapting, Gaps
+from swift.topology import Topology
+
+JOB = Job(Problem(Topology(3, 4), 8))
+PERIODS = Periods(JOB.problem)
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("mtbf_s", [600.0, 6 * HOUR_S])
+@pytest.mark.parametrize("repair_s", [60.0, 600.0, 2 * HOUR_S])
+def test_the_choice_is_within_a_hundredth_of_the_best_fixed_one(mtbf_s, repair_s):
+    trace = poisson(12, mtbf_s, repair_s, 10 * mtbf_s, seed=3)
+    ettr = {
+        way: simulate(Adapting(JOB, PERIODS, Gaps.of(trace), way), trace).ettr for way in ("auto", "reroute", "recut")
+    }
+    assert ettr["auto"] >= 0.99 * max(ettr.values())
+
+
+def test_it_is_ahead_of_rerouting_and_behind_the_ideal():
+    trace = poisson(12, 1800.0, 2 * HOUR_S, 12 * HOUR_S, seed=1)
+    found = {one.name: simulate(one, trace).ettr for one in strategies(JOB, trace, names=("adapt", "swift", "ideal"))}
+    assert found["swift"] < found["adapt"] < found["ideal"]
+
+
+def test_a_run_goes_on_where_all_workers_of_a_stage_are_lost_at_once():
+    nodes = [f"n{number:02}" for number in range(12)]
+    lost = [node for number, node in enumerate(nodes) if number % 4 == 1]
+    events = [*(Event(0.0, "add", node) for node in nodes), *(Event(HOUR_S, "remove", node) for node in lost)]
+    trace = Trace(tuple(events), 2 * HOUR_S)
+    adapting, swift = (simulate(one, trace) for one in strategies(JOB, trace, names=("adapt", "swift")))
+    assert swift.iterations < adapting.iterations
+    # Nine of twelve workers are left: a restore from storage, then their share.
+    assert adapting.ettr > 0.5 + 0.5 * 0.75 * 0.9
+
+
+def test_gaps_are_the_means_after_a_loss_and_after_a_return():
+    nodes = [Event(0.0, "add", "a"), Event(0.0, "add", "b")]
+    changes = [Event(10.0, "remove", "a"), Event(30.0, "add", "a"), Event(100.0, "remove", "b")]
+    assert Gaps.of(Trace((*nodes, *changes), 200.0)) == Gaps((20 + 100) / 2, 70.0)
+    assert Gaps.of(Trace(tuple(nodes), 200.0)) == Gaps(float("inf"), float("inf"))
