@@ -23,7 +23,8 @@ def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[BlockLayo
     for lengths in _lengths(work, failed):
         places = _places(work, failed, lengths)
         for style in ("near", "even", "mixed"):
-            runs, turn = [], 0
+            runs: list[tuple[Run | None, ...]] = []
+            turn = 0
             for taken in places:
                 if len(taken) == work.problem.num_stages and taken:
                     runs.append(work.runs_P)
@@ -77,8 +78,9 @@ def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int
     """Chooses the stages that are taken in each pipeline: those with survivors first."""
     places = []
     for d, length in enumerate(lengths):
-        stages = sorted(range(work.problem.num_stages), key=lambda p, d=d: ((d, p) in failed, p))
-        places.append(sorted(stages[:length]))
+        live = [p for p in range(work.problem.num_stages) if (d, p) not in failed]
+        lost = [p for p in range(work.problem.num_stages) if (d, p) in failed]
+        places.append(sorted([*live, *lost][:length]))
     return places
 
 
