@@ -12,8 +12,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.cli.adapting import adapted, adapted_lines, check_adapt
-from swift.cli.options import BlockOptions, Written, costs_of, microbatches_of, nearest, translated, workers_of
+from swift.cli.options import (
+    BlockOptions,
+    Written,
+    adapted,
+    adapted_lines,
+    check_adapt,
+    costs_of,
+    microbatches_of,
+    nearest,
+    translated,
+    workers_of,
+)
 from swift.errors import SettingError, check_count, renamed_settings
 from swift.files import replace_file
 from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, num_plans, plans_to_prepare

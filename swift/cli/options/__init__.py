@@ -1,5 +1,6 @@
 """Values of the command line: checked types, named numbers and workers, and errors that explain a mistake."""
 
+from swift.cli.options.adapting import adapted, adapted_lines, check_adapt
 from swift.cli.options.cuts import BlockOptions, microbatches_of
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
 from swift.cli.options.kinds import Written, checked, described, fitting
@@ -12,7 +13,10 @@ __all__ = [
     "BlockOptions",
     "Source",
     "Written",
+    "adapted",
+    "adapted_lines",
     "build_mistake",
+    "check_adapt",
     "checked",
     "costs_of",
     "deadlines_of",

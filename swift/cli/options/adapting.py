@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swift.cli.options import BlockOptions, costs_of, nearest, seconds_of
+from swift.cli.options.cuts import BlockOptions
+from swift.cli.options.mistakes import nearest
+from swift.cli.options.named import costs_of, seconds_of
 from swift.errors import SettingError, check_number
 from swift.schedules import Problem, period
 from swift.schedules.adapt import MODES, Adaptation, BlockProblem, adapt, fault_free, rerouted
