@@ -8,7 +8,7 @@ from functools import cached_property
 from swift.errors import SettingError
 from swift.schedules.adapt.division import least_load
 from swift.schedules.adapt.layouts import layouts, whole_pipelines
-from swift.schedules.adapt.mixture import Mixture, mixtures, parts
+from swift.schedules.adapt.mixture import BlockMixture, mixtures, parts
 from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
 from swift.schedules.adapt.ordering import schedule_mixture
 from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
@@ -49,7 +49,7 @@ class Adaptation:
 
     @cached_property
     def relocation(self) -> Relocation:
-        """What moves from the layout without a failure."""
+        """Moves from the layout without a failure to this one."""
         return relocate(self.work, self.layout, self.failed)
 
     @cached_property
@@ -176,7 +176,7 @@ def recut(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation | None:
     return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
 
 
-def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: BlockLayout | None) -> list[Mixture]:
+def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: BlockLayout | None) -> list[BlockMixture]:
     """Lists what is worth planning, the least load first: layouts with the least loads, and whole pipelines."""
     ranked = sorted(
         (least_load(*parts(work, layout, layout.bounds)), turn, layout)

@@ -23,8 +23,8 @@ _MOST_PARTS = 4_000
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
-    """What is to be scheduled.
+class BlockMixture:
+    """A problem with its executors, ready to be scheduled.
 
     Attributes:
         work: problem without failures, and its blocks.
@@ -106,7 +106,7 @@ class Mixture:
         )
 
 
-def mixtures(work: BlockProblem, layout: BlockLayout) -> list[Mixture]:
+def mixtures(work: BlockProblem, layout: BlockLayout) -> list[BlockMixture]:
     """Divides the micro-batches among the pipelines of a layout.
 
     Returns:
@@ -131,7 +131,7 @@ def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tup
 
 def _mixture(
     work: BlockProblem, layout: BlockLayout, bounds: tuple[int, ...], divided: Callable[..., Division]
-) -> Mixture:
+) -> BlockMixture:
     division = divided(*parts(work, layout, bounds))
     pipelines = np.array(layout.pipelines)
     routes_RK = pipelines[division.routes_RK]
@@ -144,4 +144,4 @@ def _mixture(
     for d, number in zip(pipelines.tolist(), division.whole_D, strict=True):
         routes_D[d] = np.concatenate([np.full((number, K), d), routes_RK[routes_RK[:, 0] == d]])
     new_bounds = (*(bounds[k] for k in kept), bounds[-1])
-    return Mixture(work, layout, new_bounds, tuple(routes_D), division.load)
+    return BlockMixture(work, layout, new_bounds, tuple(routes_D), division.load)

@@ -1,4 +1,4 @@
-"""What moves when a layout takes effect: who takes which place, and which blocks it gets from whom."""
+"""Relocation of blocks when a layout takes effect: who takes which place, and gets which blocks from whom."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

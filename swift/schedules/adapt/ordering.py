@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swift.schedules.adapt.mixture import Mixture
+from swift.schedules.adapt.mixture import BlockMixture
 from swift.schedules.memory import fits
 from swift.schedules.ops import Kind
-from swift.schedules.planners import Listing, Policy, list_schedule, names_of
-from swift.schedules.planners.search import first_policies
+from swift.schedules.planners import Listing, Policy, first_policies, list_schedule, names_of
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round
 from swift.schedules.sequences import time_round
@@ -32,7 +31,7 @@ class _Try:
     policy: Policy
 
 
-def schedule_mixture(mixture: Mixture, max_ops: int) -> tuple[Round | None, int]:
+def schedule_mixture(mixture: BlockMixture, max_ops: int) -> tuple[Round | None, int]:
     """Searches for a short period of a mixture's reduced problem.
 
     Args:
@@ -59,7 +58,7 @@ def schedule_mixture(mixture: Mixture, max_ops: int) -> tuple[Round | None, int]
     return None, used
 
 
-def _best(mixture: Mixture, problem: Problem, max_ops: int) -> tuple[Round | None, int]:
+def _best(mixture: BlockMixture, problem: Problem, max_ops: int) -> tuple[Round | None, int]:
     goal = _goal(mixture, problem)
     close = goal * (1 + 1e-9)
     num_tries = max(3, max_ops // problem.num_ops)
@@ -90,7 +89,7 @@ def _best(mixture: Mixture, problem: Problem, max_ops: int) -> tuple[Round | Non
     return min(rounds, key=lambda one: one.period), used
 
 
-def _goal(mixture: Mixture, problem: Problem) -> float:
+def _goal(mixture: BlockMixture, problem: Problem) -> float:
     updates = [sum(problem.time_4P[Kind.U, k] for k in problem.held_by(worker)) for worker in problem.live_workers]
     return mixture.load + min(updates, default=0.0)
 
@@ -115,7 +114,7 @@ def _later(problem: Problem, one: _Try, target: float) -> Iterator[_Try]:
         yield one
 
 
-def _policies(mixture: Mixture, problem: Problem) -> Iterator[Policy]:
+def _policies(mixture: BlockMixture, problem: Problem) -> Iterator[Policy]:
     """Yields policies with the mixture's executors, those that are best most often first."""
     places = (None, 0.5, 0.0) if mixture.num_routed else (None,)
     seen = set()
@@ -127,7 +126,7 @@ def _policies(mixture: Mixture, problem: Problem) -> Iterator[Policy]:
                 yield replace(policy, executor=mixture.executor, rank=_ranks(mixture, problem, place))
 
 
-def _ranks(mixture: Mixture, problem: Problem, place: float | None) -> list[float]:
+def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list[float]:
     """Ranks micro-batches by their index; those that change pipelines evenly among the others, or at the end."""
     D, M, K = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
     rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names_of(problem)]
@@ -139,7 +138,7 @@ def _ranks(mixture: Mixture, problem: Problem, place: float | None) -> list[floa
     return rank
 
 
-def _listed(problem: Problem, mixture: Mixture, listing: Listing) -> Round:
+def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
     """Takes the times of a listing as they are."""
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
     start_3DMK = np.full((3, *executor_DMK.shape), np.nan)
@@ -148,7 +147,7 @@ def _listed(problem: Problem, mixture: Mixture, listing: Listing) -> Round:
     return Round(executor_DMK, start_3DMK, np.array(listing.end if is_free else listing.update), listing.period)
 
 
-def _timed(problem: Problem, mixture: Mixture, one: _Try) -> Round:
+def _timed(problem: Problem, mixture: BlockMixture, one: _Try) -> Round:
     """Times the ops of a listing exactly, in the order that it has them in, with all updates at the end."""
     K, names = problem.num_chunks, names_of(problem)
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
@@ -164,7 +163,7 @@ def _timed(problem: Problem, mixture: Mixture, one: _Try) -> Round:
     return time_round(problem, executor_DMK, [[op[1:] for op in sorted(ops)] for ops in sequences])
 
 
-def _executors(problem: Problem, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
+def _executors(problem: Problem, mixture: BlockMixture) -> tuple[np.ndarray, np.ndarray]:
     """Arranges the executors as in ``Round``, and lists the micro-batches, int64[2, J]."""
     names, K = np.array(names_of(problem)).T, problem.num_chunks
     executor_DMK = np.full((problem.num_pipelines, problem.most_microbatches, K), -1, np.int32)

@@ -1,4 +1,4 @@
-"""What is planned anew after a failure: the work of every block, and layouts of it over places."""
+"""Work of every block, which is planned anew after a failure, and layouts of it over places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +68,7 @@ class BlockProblem:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Which blocks each place of a cluster holds.
+    """Assignment of blocks to the places of a cluster.
 
     Attributes:
         runs_DP: run of blocks of each place (pipeline, stage); None for a place that nobody takes. The runs of a

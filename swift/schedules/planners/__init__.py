@@ -9,6 +9,7 @@ from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
 from swift.schedules.planners.lockstep import lockstep
 from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
+from swift.schedules.planners.search import first_policies
 
 __all__ = [
     "FAULT_FREE",
@@ -18,6 +19,7 @@ __all__ = [
     "Planner",
     "Policy",
     "adaptive",
+    "first_policies",
     "gpipe",
     "list_schedule",
     "lockstep",
