@@ -29,9 +29,10 @@ def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
         plan: plan of the restore.
         after: ledger with which the run continues.
     """
-    lines = [*source_lines(plan), f"proportion of lost tokens so far: {plan.tally.plt:.4f}"]
+    share = f"{plan.tally.plt:.4f}"
     if plan.tally.num_uncounted:
-        lines[-1] += f" at most: iterations without a record: {plan.tally.num_uncounted}"
+        share = f"at most {share} (iterations without a record: {plan.tally.num_uncounted})"
+    lines = [*source_lines(plan), f"proportion of lost tokens so far: {share}"]
     before = plan.manifest.ledger.k
     return lines + [f"K is now {after.k} experts of a layer, and was {before}"] * (after.k != before)
 

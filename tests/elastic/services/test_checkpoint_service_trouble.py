@@ -309,7 +309,7 @@ def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
     assert tally.num_uncounted == 1
     plan = elsewhere.load(generation=7, processes=RANKS)
     assert restore_lines(plan, plan.manifest.ledger)[2].endswith(
-        "so far: 0.0000 at most: iterations without a record: 1"
+        "so far: at most 0.0000 (iterations without a record: 1)"
     )
 
 
