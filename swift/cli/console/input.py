@@ -24,7 +24,7 @@ def add_data(commands: Any) -> None:
         action.add_argument("config", type=path_of, metavar="CONFIG.gin")
         action.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
         action.add_argument(
-            "--records", type=int, default=256, help="records of the profile at most (default: %(default)s)"
+            "--records", type=int, default=100, help="records of the profile at most (default: %(default)s)"
         )
         action.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
         if name != "profile":

@@ -25,9 +25,11 @@ def add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) ->
     total_s = predict(plan, profile).total_s(resources.num_epochs)
     gain = f"two threads are {profile.thread_gain:.2f} times as fast as one"
     said = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
-    if seconds < _LEAST_S or (num_threads == 1 and profile.thread_gain < _GAIN and resources.num_cores == 1):
-        reason = f"workers: none; {said}, and a record takes {1e6 * seconds:.0f} us: handing it over would take as long"
-        return replace(plan, reasons=(*plan.reasons, reason))
+    if seconds < _LEAST_S:
+        why = f"a record takes {1e6 * seconds:.0f} us, and handing it over would take as long"
+        return replace(plan, reasons=(*plan.reasons, f"workers: none; {why}"))
+    if num_threads == 1 and profile.thread_gain < _GAIN and resources.num_cores == 1:
+        return replace(plan, reasons=(*plan.reasons, f"workers: none; {said}, and there is one core"))
     if profile.thread_gain >= _GAIN or resources.num_cores == 1:
         num_threads = max(num_threads, resources.num_cores)
         reason = f"workers: {num_threads} threads; {said}"

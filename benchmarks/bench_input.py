@@ -1,0 +1,89 @@
+"""Input pipelines: CPU-seconds of plans over those of plain Grain, for the same batches of text, images and audio.
+
+Both begin from nothing and make the samples of some epochs, Swift's survey and what it keeps included. Grain runs with
+the threads that suit it best.
+"""
+
+import argparse
+import itertools
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from input_pipelines import BATCH, Case, cases
+from measure import publish
+
+from swift.data import Resources, Samples, plain_plan, plan_input
+from swift.data.pipeline import InputPlan, find_survey, in_order
+
+EPOCHS = 3
+LIMIT, LEAST = 1 / 1.5, 1 / 0.98
+THREADS = (0, 1, 4)
+
+
+def swift(plan: InputPlan, num_batches: int) -> None:
+    """Takes batches of a plan."""
+    samples = Samples(plan, 0, find_survey(plan, None, print))
+    for _ in itertools.islice(in_order(samples, plan), num_batches):
+        pass
+
+
+def plain(case: Case, num_threads: int, num_batches: int) -> None:
+    """Takes batches of plain Grain."""
+    batches = iter(case.plain(num_threads).batch(BATCH, drop_remainder=True))
+    for _ in itertools.islice(batches, num_batches):
+        pass
+    batches.close()
+
+
+def num_batches_of(case: Case) -> int:
+    """Batches of all epochs, by the number of samples before they are batched."""
+    unbatched = replace(case.pipeline, operators=case.pipeline.operators[:-1])
+    per_epoch = Samples(plain_plan(unbatched), 0).num_per_epoch
+    assert per_epoch is not None
+    return EPOCHS * per_epoch // BATCH
+
+
+def cost(call: Callable[[], None]) -> tuple[float, float]:
+    """CPU-seconds and seconds of a call."""
+    cpu, begun = time.process_time(), time.perf_counter()
+    call()
+    return time.process_time() - cpu, time.perf_counter() - begun
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Measures one case: the best of Grain's settings, and Swift's plan with the profile that it is made of."""
+    num_batches = num_batches_of(case)
+    found: dict[str, Any] = {"batches": num_batches}
+    grains = {num: cost(lambda num=num: plain(case, num, num_batches)) for num in THREADS}
+
+    def whole() -> None:
+        swift(plan_input(case.pipeline, Resources(EPOCHS)), num_batches)
+
+    ours = min(cost(whole) for _ in range(2))
+    best = min(grains.values())
+    found |= {"grain_cpu_s": {str(num): one[0] for num, one in grains.items()}, "swift_cpu_s": ours[0]}
+    found |= {"cpu_ratio": ours[0] / best[0], "wall_ratio": ours[1] / min(one[1] for one in grains.values())}
+    return found | {"plan": plan_input(case.pipeline, Resources(EPOCHS)).reasons}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the records (default: %(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        figures = {case.name: measure(case) for case in cases(options.scale, Path(directory))}
+    ratios = [one["cpu_ratio"] for one in figures.values()]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    claims = {"CPU-seconds over plain Grain's, geometric mean": (mean, LIMIT)}
+    claims |= {f"CPU-seconds over plain Grain's, {name}": (one["cpu_ratio"], LEAST) for name, one in figures.items()}
+    return publish("input", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
