@@ -11,8 +11,10 @@ from typing import Any
 from children import tell
 from measure import cpu_seconds, publish
 
-from swift.schedules import Chunk, Costs, Problem, adaptive, period, violations
+from swift.schedules import Chunk, Costs, Problem, adaptive, one_f_one_b, period, violations, zero_bubble
 from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerouted, with_roles_moved
+from swift.tools.simulate import Job, evenly_spaced, poisson, published, simulate, strategies
+from swift.tools.simulate.strategies import Adapting, Gaps
 from swift.topology import Topology, Worker
 
 MEASURED = Costs(t_b=1.3, t_w=0.8, t_comm=0.1)
@@ -120,11 +122,50 @@ def comparison(num_problems: int) -> dict[str, Any]:
     return {"problems": num_problems, "modes": modes, "worst_over": over, "invalid": invalid}
 
 
+def removals() -> dict[str, dict[str, float]]:
+    """Simulates 14 removals of one of 30 nodes, beside Oobleck by the tables of its artifact."""
+    figures = {}
+    for model, (D, P) in (("gpt3-medium", (15, 2)), ("gpt3-6.7b", (5, 6)), ("bert-large", (5, 6))):
+        problem = Problem(Topology(D, P), 2 * P)
+        gain = period(one_f_one_b(problem)) / period(zero_bubble(problem))
+        for every_s in (21_600.0, 7_200.0, 1_800.0, 600.0):
+            trace = evenly_spaced(30, every_s, 14)
+            chosen = strategies(Job(problem), trace, published(model), ("adapt", "ideal", "oobleck"))
+            ettr = {one.name: simulate(one, trace).ettr for one in chosen}
+            figures[f"{model}, {D} x {P}, {every_s:g} s"] = ettr | {
+                "over the ideal": ettr["adapt"] / ettr["ideal"],
+                "over oobleck, with the schedule's gain": ettr["adapt"] / ettr["oobleck"] * gain,
+            }
+        tell(f"removals, {model}: {figures[f'{model}, {D} x {P}, 600 s']}")
+    return figures
+
+
+def over_oobleck(removed: dict[str, dict[str, float]], shape: str) -> list[float]:
+    """Lists the gains over Oobleck of a shape's rows."""
+    return [row["over oobleck, with the schedule's gain"] for name, row in removed.items() if shape in name]
+
+
+def fixed_choices() -> dict[str, float]:
+    """Divides the ETTR of the choice by that of the best fixed one, by times between failures and until a return."""
+    job, figures = Job(Problem(Topology(4, 8), 16)), {}
+    (one,) = strategies(job, poisson(32, 600.0, 60.0, 6_000.0), names=("adapt",))
+    assert isinstance(one, Adapting)
+    for mtbf_s in (600.0, 3_600.0, 21_600.0, 86_400.0):
+        for repair_s in (60.0, 600.0, 7_200.0, 1e7):
+            # Without returns, until a third of the workers is lost.
+            trace = poisson(32, mtbf_s, repair_s, 10 * mtbf_s if repair_s > 1e6 else max(86_400.0, 10 * mtbf_s))
+            ways = (replace(one, gaps=Gaps.of(trace), way=way) for way in ("auto", "reroute", "recut"))
+            chosen, *fixed = (simulate(way, trace).ettr for way in ways)
+            figures[f"{mtbf_s:g} s, back after {repair_s:g} s"] = chosen / max(fixed)
+    return figures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=1_000, help="random problems (default: %(default)s)")
     options = parser.parse_args()
-    found, big, compared = shares(), large(), comparison(options.problems)
+    found, big, removed, chosen = shares(), large(), removals(), fixed_choices()
+    compared = comparison(options.problems)
 
     def lack(name: str, key: str) -> float:
         return 1 - found[name][key]
@@ -145,9 +186,14 @@ def main() -> int:
             max(compared["worst_over"].values()),
             1 + 1e-6,
         ),
+        "removals of 30 nodes, lack of the ideal": (1 - min(row["over the ideal"] for row in removed.values()), 0.05),
+        "Oobleck over it, 15 x 2": (1 / min(over_oobleck(removed, "15 x 2")), 1 / 1.15),
+        "Oobleck over it, 5 x 6": (1 / min(over_oobleck(removed, "5 x 6")), 1 / 1.3),
+        "best fixed choice over it": (1 / min(chosen.values()), 1 / 0.99),
         "invalid plans": (float(compared["invalid"]), 0.0),
     }
-    figures = {"shares": found, "1,536 workers": big, "comparison": compared}
+    figures = {"shares": found, "1,536 workers": big, "removals": removed, "over fixed choices": chosen}
+    figures["comparison"] = compared
     return publish("plans after a failure: throughput over the live share", figures, claims)
 
 

@@ -111,7 +111,8 @@ def _problem(options: argparse.Namespace) -> Problem:
     cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     chunks, holders = cut.chunks(topology, failed, costs)
     most = microbatches if isinstance(microbatches, int) else max(microbatches)
-    num_ops = 3 * options.pipelines * max(options.stages, len(chunks)) * most * options.iterations
+    num_parts = max(options.stages, len(chunks), options.blocks or 0 if options.adapt else 0)
+    num_ops = 3 * options.pipelines * num_parts * most * options.iterations
     if num_ops > MAX_OPS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
         allowed = f"makes {num_ops:,} ops in the window; at most {MAX_OPS:,} can be planned"

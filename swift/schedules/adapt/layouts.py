@@ -14,7 +14,7 @@ from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
 from swift.topology import Worker
 
 _PHASES = (0.5, 0.25, 0.75, 0.0)
-"""Positions at which even cuts are rounded, turn by turn, so that the pipelines have long stages at different blocks."""
+"""Positions at which even cuts are rounded, turn by turn, so that pipelines have long stages at different blocks."""
 
 
 def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[BlockLayout]:

@@ -57,10 +57,9 @@ class Adapting:
     """The survivors' best plan, by its throughput and by what moving to it costs.
 
     A failure costs its detection, the recovery and the current iteration, as for ``swift``. Then survivors re-route,
-    or they cut their pipelines anew, for which training waits: the copy of a stage and one change of programs, counted
-    twice, since it has to be undone. They do what gets more done until the next change, which is expected after the
-    mean time of the trace. A stage whose workers are lost at once is restored from the newest checkpoint on storage, by
-    the nodes that are left.
+    or they cut their pipelines anew, for which training waits: the copy of a stage and one change of programs. They do
+    what gets more done until the next change, which is expected after the mean time of the trace. A stage whose workers
+    are lost at once is restored from the newest checkpoint on storage, by the nodes that are left.
 
     Attributes:
         job: training job.
@@ -126,7 +125,7 @@ class Adapting:
             return math.isinf(stays)
         if self.way == "recut" or math.isinf(stays):
             return True
-        return (expected_s - 2 * self.move_s) / cut > expected_s / stays
+        return (expected_s - self.move_s) / cut > expected_s / stays
 
     def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Turn]:
         """Makes the turn after losing blocks: back to the newest checkpoint, on the nodes that are left."""
