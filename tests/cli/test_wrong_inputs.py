@@ -177,7 +177,7 @@ ENDLESS = {
         "step 3: kill 0:0",
         "--processes",
         "2",
-    ): "only a fault can wait for programs: faults do: leave out 'once prepared'",
+    ): "only a fault can wait for programs: leave out 'once prepared'",
 }
 
 
