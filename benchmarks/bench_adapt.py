@@ -52,7 +52,7 @@ def shares() -> dict[str, Any]:
     for name, costs, stashes in (("unit costs, no limit", Costs(), None), ("measured costs, limit P", MEASURED, 1.0)):
         for D, P in ((4, 8), (3, 4), (8, 4)):
             work = block_problem(D, P, 2 * P, costs, stashes and P * stashes, BLOCKS_A_STAGE)
-            reference = period(fault_free(work))
+            reference = fault_free(work).period
             for number in (1, 2, 3, 4) if (D, P) == (4, 8) else (1,):
                 every = [frozenset({(1, p)}) for p in range(P)] if number == 1 else None
                 sets = every or list(failure_sets(D, P, number, 16, source))
@@ -72,7 +72,7 @@ def shares() -> dict[str, Any]:
 def large() -> dict[str, float]:
     """Plans one failure of 1,536 workers."""
     work = block_problem(24, 64, 128, Costs(), None, BLOCKS_A_STAGE)
-    ratio, seconds = share(work, frozenset({(1, 32)}), period(fault_free(work)))
+    ratio, seconds = share(work, frozenset({(1, 32)}), fault_free(work).period)
     return {"worst": ratio, "seconds": seconds}
 
 

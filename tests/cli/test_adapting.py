@@ -58,7 +58,7 @@ REFUSED = {
     "pipeline: give --microbatches once, as they are without a failure",
     f"{COMMAND} --store plans": "--adapt = 'auto': cannot go together with --store, which is for re-routing",
     f"{COMMAND} --prepare 1": "--adapt = 'auto': cannot go together with --prepare, which is for re-routing",
-    f"{COMMAND} --solver milp": "--adapt = 'auto': plans with --solver adaptive, not milp",
+    f"{COMMAND} --solver milp": "--adapt = 'auto': plans with --solver adaptive or lockstep, not milp",
     f"{COMMAND} --block-bytes 0": "--block-bytes = 0.0: must be a number above 0",
     f"{COMMAND} --outage soon": "--outage = 'soon': must be a duration, such as 90s, 10m, 6h or 2d",
     f"{SOUND} --fail 1:2 --outage 5m": "--outage = '5m': needs --adapt",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from swift.errors import SettingError
-from swift.schedules import Chunk, Costs, Problem, adaptive, period, violations
+from swift.schedules import Chunk, Costs, Problem, adaptive, lockstep_period, period, violations
 from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, relocate, rerouted, with_roles_moved
 from swift.topology import Topology
 
@@ -23,7 +23,7 @@ def of_blocks(D, P, a_stage, M, costs=None, limit=None, head=0.0):
 
 
 def over_ideal(work, plan, without=None):
-    return (without or period(fault_free(work))) / plan.period / plan.ideal_throughput
+    return (without or fault_free(work).period) / plan.period / plan.ideal_throughput
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_one_failure_costs_hardly_more_than_the_worker(shape, worker, least):
 
 def test_several_failures_with_unequal_costs_and_little_memory():
     work = of_blocks(4, 8, 4, 16, Costs(t_b=1.3, t_w=0.8, t_comm=0.1), limit=8)
-    without = period(fault_free(work))
+    without = fault_free(work).period
     for failed in ({(0, 3)}, {(0, 3), (2, 3), (1, 7)}):
         plan = recut(work, frozenset(failed))
         assert not violations(plan.schedule)
@@ -139,6 +139,16 @@ def test_for_a_short_outage_nothing_moves():
     assert adapt(work, failed, outage_s=1.1 * pays_after_s).mode == "recut"
     # Until then, as much is done with two moves as without one.
     assert (pays_after_s - 2 * seconds) / plan.period == pytest.approx(pays_after_s / stayed.period)
+
+
+def test_in_lockstep_ops_of_one_block_keep_what_cutting_anew_gains():
+    work, failed = of_blocks(3, 4, 4, 8), frozenset({(1, 2)})
+    plan = recut(work, failed, in_lockstep=True)
+    assert not violations(plan.schedule)
+    assert plan.period == max(period(plan.schedule), lockstep_period(plan.schedule))
+    assert {chunk.num_blocks for chunk in plan.schedule.problem.chunks} == {1}
+    assert over_ideal(work, plan) >= 0.95
+    assert lockstep_period(adaptive(work.with_failures(failed))) >= 36
 
 
 def test_a_plan_is_the_same_every_time():

@@ -11,7 +11,7 @@ from swift.cli.options.cuts import BlockOptions
 from swift.cli.options.mistakes import nearest
 from swift.cli.options.named import costs_of, seconds_of
 from swift.errors import SettingError, check_number
-from swift.schedules import Problem, period
+from swift.schedules import Problem
 from swift.schedules.adapt import MODES, Adaptation, BlockProblem, adapt, fault_free, rerouted
 from swift.topology import Topology
 
@@ -55,8 +55,8 @@ def check_adapt(options: argparse.Namespace) -> None:
     for option, value in (("--store", options.store), ("--prepare", options.prepare)):
         if value is not None:
             raise SettingError("--adapt", options.adapt, f"cannot go together with {option}, which is for re-routing")
-    if options.solver != "adaptive":
-        raise SettingError("--adapt", options.adapt, f"plans with --solver adaptive, not {options.solver}")
+    if options.solver not in ("adaptive", "lockstep"):
+        raise SettingError("--adapt", options.adapt, f"plans with --solver adaptive or lockstep, not {options.solver}")
     for option, number in (("--block-bytes", options.block_bytes), ("--bandwidth", options.bandwidth)):
         check_number(option, number, above=0)
 
@@ -85,9 +85,10 @@ def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
         outage_s=outage_s,
         block_bytes=options.block_bytes,
         bandwidth=options.bandwidth,
+        in_lockstep=options.solver == "lockstep",
     )
     planning_ms = 1e3 * (time.perf_counter() - started)
-    stayed = plan if plan.mode == "reroute" else rerouted(work, failed)
+    stayed = plan if plan.mode == "reroute" else rerouted(work, failed, in_lockstep=plan.in_lockstep)
     seconds = plan.relocation.seconds(options.block_bytes, options.bandwidth)
     return AdaptedPlan(plan, facts_of(plan, stayed, seconds, options.block_bytes), planning_ms)
 
@@ -97,10 +98,10 @@ def facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: f
 
     The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end, null for an idle worker;
     ``place_of_worker``, of the workers that take another's place; ``microbatches_of_pipeline``; ``throughput``,
-    ``reroute_throughput`` and ``ideal_throughput``, relative to the zero-bubble plan without a failure;
-    ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
+    ``reroute_throughput`` and ``ideal_throughput``, relative to the zero-bubble plan without a failure, both in lockstep
+    with ``--solver lockstep``; ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
     """
-    without = period(fault_free(plan.work))
+    without = fault_free(plan.work, in_lockstep=plan.in_lockstep).period
     return {
         "adapt": plan.mode,
         "blocks_of_worker": {f"{d}:{p}": run and list(run) for (d, p), run in plan.blocks_of_worker.items()},

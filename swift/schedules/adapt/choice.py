@@ -13,8 +13,9 @@ from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, hol
 from swift.schedules.adapt.ordering import schedule_mixture
 from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
 from swift.schedules.bounds import tight_bound
+from swift.schedules.lowering import lockstep_period
 from swift.schedules.measures import period
-from swift.schedules.planners import adaptive, zero_bubble
+from swift.schedules.planners import adaptive, lockstep, zero_bubble
 from swift.schedules.plans import after_moves, moves, spread
 from swift.schedules.schedule import Schedule
 from swift.schedules.verify import verify
@@ -39,6 +40,7 @@ class Adaptation:
         failed: failed workers.
         schedule: schedule, which ``verify`` accepts; its workers are places.
         layout: blocks of each place.
+        in_lockstep: whether ops run tick by tick, each tick as long as its longest op.
     """
 
     mode: str
@@ -46,6 +48,7 @@ class Adaptation:
     failed: frozenset[Worker]
     schedule: Schedule
     layout: BlockLayout
+    in_lockstep: bool = False
 
     @cached_property
     def relocation(self) -> Relocation:
@@ -54,8 +57,10 @@ class Adaptation:
 
     @cached_property
     def period(self) -> float:
-        """Period of the schedule."""
-        return period(self.schedule)
+        """Period of the schedule; where it runs in lockstep, at least as long."""
+        own = period(self.schedule)
+        # In a short window the last iteration drains, so that the mean time of an iteration may be too short.
+        return max(own, lockstep_period(self.schedule)) if self.in_lockstep else own
 
     @property
     def blocks_of_worker(self) -> dict[Worker, Run | None]:
@@ -83,9 +88,11 @@ class Adaptation:
         return 2 * seconds / gain if gain > 0 else None
 
 
-def fault_free(work: BlockProblem) -> Schedule:
-    """Plans the problem without failures: the schedule that throughputs are relative to."""
-    return zero_bubble(replace(work.problem, decoupled=True, staggered=True))
+def fault_free(work: BlockProblem, *, in_lockstep: bool = False) -> Adaptation:
+    """Plans the problem without failures: the zero-bubble plan that throughputs are relative to."""
+    problem = replace(work.problem, decoupled=True, staggered=True)
+    schedule = lockstep(problem) if in_lockstep else zero_bubble(problem)
+    return Adaptation("reroute", work, frozenset(), schedule, _as_cut(work, frozenset()), in_lockstep)
 
 
 def adapt(
@@ -96,6 +103,7 @@ def adapt(
     outage_s: float = math.inf,
     block_bytes: float = BLOCK_BYTES,
     bandwidth: float = BANDWIDTH,
+    in_lockstep: bool = False,
 ) -> Adaptation:
     """Plans for the survivors of a failure.
 
@@ -106,6 +114,7 @@ def adapt(
         outage_s: time until then; endless: what has the highest throughput.
         block_bytes: state of a block.
         bandwidth: bytes per second from one worker to another.
+        in_lockstep: True for ops that run tick by tick, each tick as long as its longest op: ops of one block each.
 
     Raises:
         SettingError: there is no such mode, a stage has no survivor, or no plan fits the memory.
@@ -114,16 +123,16 @@ def adapt(
         raise SettingError("mode", mode, f"must be one of {', '.join(MODES)}")
     holders(work, failed)
     ways: dict[str, Callable[[], Adaptation | None]] = {
-        "reroute": lambda: rerouted(work, failed),
-        "roles": lambda: with_roles_moved(work, failed),
-        "recut": lambda: recut(work, failed),
+        "reroute": lambda: rerouted(work, failed, in_lockstep=in_lockstep),
+        "roles": lambda: with_roles_moved(work, failed, in_lockstep=in_lockstep),
+        "recut": lambda: recut(work, failed, in_lockstep=in_lockstep),
     }
     if mode != "auto":
         found = ways[mode]()
         if found is None:
             raise SettingError("failed workers", sorted(failed), f"no plan of {mode} fits the memory of the survivors")
         return found
-    stayed = rerouted(work, failed)
+    stayed = rerouted(work, failed, in_lockstep=in_lockstep)
 
     def done(plan: Adaptation) -> tuple[float, float]:
         """Work until the return, over that of re-routing, and the time of moving as the tie-break."""
@@ -141,50 +150,52 @@ def adapt(
     return max(plans, key=done)
 
 
-def rerouted(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation:
+def rerouted(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
     """Plans with peers that run the failed workers' micro-batches; nothing moves."""
-    schedule = adaptive(work.with_failures(failed))
+    schedule = (lockstep if in_lockstep else adaptive)(work.with_failures(failed))
     verify(schedule)
-    return Adaptation("reroute", work, failed, schedule, _as_cut(work, failed))
+    return Adaptation("reroute", work, failed, schedule, _as_cut(work, failed), in_lockstep)
 
 
-def with_roles_moved(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation:
+def with_roles_moved(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
     """Plans with failures spread over the stages, as live workers take the places of failed ones."""
     spread_out = _spread(work, failed)
-    schedule = adaptive(work.with_failures(spread_out))
+    schedule = (lockstep if in_lockstep else adaptive)(work.with_failures(spread_out))
     verify(schedule)
-    return Adaptation("roles", work, failed, schedule, _as_cut(work, spread_out))
+    return Adaptation("roles", work, failed, schedule, _as_cut(work, spread_out), in_lockstep)
 
 
-def recut(work: BlockProblem, failed: frozenset[Worker]) -> Adaptation | None:
+def recut(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation | None:
     """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory."""
     found: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = whole_pipelines(work, failed)
-    for mixture in _mixtures(work, failed, whole):
+    for mixture in _mixtures(work, failed, whole, in_lockstep):
         is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:
             continue
         one, used = schedule_mixture(mixture, min(left, _MAX_OPS // 3))
         left -= used
-        if one is not None and one.period <= shortest * _SAME:
-            shortest = min(shortest, one.period)
+        if one is not None and (in_lockstep or one.period <= shortest * _SAME):
             schedule = Schedule.from_round(mixture.problem, "recut", mixture.expanded(one))
             verify(schedule)
-            found.append(Adaptation("recut", work, failed, schedule, mixture.layout))
+            found.append(Adaptation("recut", work, failed, schedule, mixture.layout, in_lockstep))
+            shortest = min(shortest, found[-1].period)
     as_good = [plan for plan in found if plan.period <= shortest * _SAME]
     return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
 
 
-def _mixtures(work: BlockProblem, failed: frozenset[Worker], whole: BlockLayout | None) -> list[BlockMixture]:
+def _mixtures(
+    work: BlockProblem, failed: frozenset[Worker], whole: BlockLayout | None, one_block: bool
+) -> list[BlockMixture]:
     """Lists what is worth planning, the least load first: layouts with the least loads, and whole pipelines."""
     ranked = sorted(
         (least_load(*parts(work, layout, layout.bounds)), turn, layout)
         for turn, layout in enumerate(layouts(work, failed))
     )
-    found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout)]
+    found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout, one_block=one_block)]
     if whole is not None:
-        found.append(mixtures(work, whole)[-1])
+        found.append(mixtures(work, whole, one_block=one_block)[-1])
     return sorted(found, key=lambda mixture: mixture.load)
 
 

@@ -106,18 +106,23 @@ class BlockMixture:
         )
 
 
-def mixtures(work: BlockProblem, layout: BlockLayout) -> list[BlockMixture]:
+def mixtures(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False) -> list[BlockMixture]:
     """Divides the micro-batches among the pipelines of a layout.
+
+    Args:
+        work: problem without failures, and its blocks.
+        layout: runs of blocks of all places.
+        one_block: True for ops of one block each, False for as few chunks as there can be.
 
     Returns:
         One that changes pipelines nowhere, and, where that makes the most loaded worker's load less, one that
         re-routes a remainder.
     """
-    unit = float(work.cost_L.min())
-    found = [_mixture(work, layout, layout.bounds, whole_only)]
-    fine = len(work.blocks) * len(layout.pipelines) <= _MOST_PARTS
-    bounds = tuple(range(len(work.blocks) + 1)) if fine else layout.bounds
-    routed = _mixture(work, layout, bounds, partial(divide, unit=unit))
+    unit, blocks = float(work.cost_L.min()), tuple(range(len(work.blocks) + 1))
+    found = [_mixture(work, layout, blocks if one_block else layout.bounds, whole_only, one_block)]
+    fine = one_block or len(work.blocks) * len(layout.pipelines) <= _MOST_PARTS
+    bounds = blocks if fine else layout.bounds
+    routed = _mixture(work, layout, bounds, partial(divide, unit=unit), one_block)
     return [routed, *found] if routed.load < found[0].load * (1 - 1e-6) else found
 
 
@@ -130,14 +135,15 @@ def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tup
 
 
 def _mixture(
-    work: BlockProblem, layout: BlockLayout, bounds: tuple[int, ...], divided: Callable[..., Division]
+    work: BlockProblem, layout: BlockLayout, bounds: tuple[int, ...], divided: Callable[..., Division], one_block: bool
 ) -> BlockMixture:
     division = divided(*parts(work, layout, bounds))
     pipelines = np.array(layout.pipelines)
     routes_RK = pipelines[division.routes_RK]
     # A chunk begins where a pipeline's stage begins, or where a micro-batch changes pipelines.
     changes = (np.diff(routes_RK, axis=1) != 0).any(axis=0)
-    kept = [k for k in range(len(bounds) - 1) if not k or bounds[k] in layout.bounds or changes[k - 1]]
+    begins = [not k or one_block or bounds[k] in layout.bounds or changes[k - 1] for k in range(len(bounds) - 1)]
+    kept = [k for k, does in enumerate(begins) if does]
     routes_RK, K = routes_RK[:, kept], len(kept)
     # A re-routed micro-batch is one of the pipeline that begins it.
     routes_D: list[np.ndarray] = [np.zeros((0, K), int)] * work.problem.num_pipelines
