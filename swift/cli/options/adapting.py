@@ -98,8 +98,8 @@ def facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: f
 
     The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end, null for an idle worker;
     ``place_of_worker``, of the workers that take another's place; ``microbatches_of_pipeline``; ``throughput``,
-    ``reroute_throughput`` and ``ideal_throughput``, relative to the zero-bubble plan without a failure, both in lockstep
-    with ``--solver lockstep``; ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
+    ``reroute_throughput`` and ``ideal_throughput``, relative to the zero-bubble plan without a failure, with ``--solver
+    lockstep`` both in lockstep; ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
     """
     without = fault_free(plan.work, in_lockstep=plan.in_lockstep).period
     return {
