@@ -15,7 +15,7 @@ COSTS = st.just(Costs()) | st.builds(Costs, TIMES, TIMES, TIMES, TIMES_OR_NONE, 
 UP_TO_3 = st.integers(1, 3)
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_never_above_the_proven_optimum(problems, data):
     sizes = {"num_microbatches": data.draw(UP_TO_3), "costs": data.draw(COSTS)}

@@ -53,7 +53,7 @@ def slow_times(problem, executor_DMP, sequences):
     return period, (length + begins[:, None]).max(axis=0) - begins[0]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_the_shortest_period_and_the_earliest_times_that_keep_the_sequences(problems, random_sequences, data):
     problem = data.draw(problems(memory_limit=None))

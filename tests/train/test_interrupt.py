@@ -12,21 +12,21 @@ from contextlib import suppress
 import pytest
 
 from swift.errors import INTERRUPTED, STOPPED
+from swift.train import display, interrupt
 from swift.train.interrupt import Interrupt
 
 BUSY = """
-import hashlib, sys
-from swift.train.interrupt import Interrupt
-with Interrupt(float(sys.argv[1]), lambda: print("answered", flush=True)).hold():
+import hashlib, runpy, sys
+Interrupt = runpy.run_path(sys.argv[1])["Interrupt"]  # the package would import JAX, too
+with Interrupt(float(sys.argv[2]), lambda: print("answered", flush=True)).hold():
     print("busy", flush=True)
     while True:  # in C, without Python's lock: its handlers wait
         hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 10**9)
 """
 CAUGHT = """
-import signal, time
-from swift.train import Terminal
-from swift.train.interrupt import Interrupt
-with Interrupt({limit_s}).hold(), Terminal(lambda: "a bar", catches_stderr=True) as terminal:
+import runpy, sys, time
+Interrupt, Terminal = (runpy.run_path(path)[name] for path, name in zip(sys.argv[1:], ("Interrupt", "Terminal")))
+with Interrupt(float(sys.argv[3])).hold(), Terminal(lambda: "a bar", catches_stderr=True) as terminal:
     terminal.print("busy")
     while True:
         time.sleep(1)
@@ -64,7 +64,7 @@ def test_a_run_in_another_thread_leaves_signals_alone():
 
 def busy(limit_s):
     """A process whose main thread runs no Python."""
-    command = [sys.executable, "-c", BUSY, str(limit_s)]
+    command = [sys.executable, "-c", BUSY, interrupt.__file__, str(limit_s)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "busy\n"
     return process
@@ -98,7 +98,8 @@ def test_a_process_that_does_not_stop_in_time_ends():
 def test_a_display_that_catches_stderr_does_not_catch_the_last_line(limit_s, last):
     """Acts as that of ``launch`` does, on a terminal."""
     reader, terminal = pty.openpty()
-    command = [sys.executable, "-c", CAUGHT.format(limit_s=limit_s)]
+    path = os.path.join(os.path.dirname(display.__file__), "terminal.py")
+    command = [sys.executable, "-c", CAUGHT, interrupt.__file__, path, str(limit_s)]
     environment = os.environ | {"TERM": "xterm"}
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
         os.close(terminal)
