@@ -61,7 +61,7 @@ class OptimizerConfig:
         peak_learning_rate: learning rate after the warm-up.
         warmup_steps: iterations over which the learning rate rises from zero.
         final_learning_rate: learning rate at the end of the cosine, and after it.
-        decay_steps: iteration at which the cosine ends; None: the last one of the run, ``Experiment.num_steps``.
+        decay_steps: iteration at which the cosine ends; None: the last one of the run.
         clip_norm: largest global norm of the gradient; None for no clipping.
         layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to where experts are placed.
     """
@@ -107,7 +107,7 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
         return _own_schedule(config.schedule, num_steps)
     name, end = ("OptimizerConfig.decay_steps", config.decay_steps)
     if end is None:
-        name, end = ("Experiment.num_steps", num_steps)
+        name, end = ("num_steps", num_steps)
     if config.warmup_steps >= end:
         allowed = f"must be below {name} = {end}"
         raise SettingError("OptimizerConfig.warmup_steps", config.warmup_steps, allowed)

@@ -54,7 +54,7 @@ def test_a_clip_by_norm_inside_the_chain_is_refused():
         ({"name": "adamm"}, "OptimizerConfig.name = 'adamm': optax has no such optimizer"),
         ({"name": "chain"}, "optax has no such optimizer"),
         ({"name": "sgd", "options": {"b1": 0.9}}, "optax.sgd has no option 'b1'; its options are momentum"),
-        ({"warmup_steps": 100}, "OptimizerConfig.warmup_steps = 100: must be below Experiment.num_steps = 100"),
+        ({"warmup_steps": 100}, "OptimizerConfig.warmup_steps = 100: must be below num_steps = 100"),
         ({"clip_norm": 0.0}, "OptimizerConfig.clip_norm = 0.0: must be a number above 0"),
         ({"peak_learning_rate": "fast"}, "OptimizerConfig.peak_learning_rate = 'fast': must be a number of at least 0"),
         ({"layout": "sideways"}, "OptimizerConfig.layout = 'sideways': choose one of decoupled, coupled"),

@@ -21,7 +21,7 @@ from swift.pipeline.chunk_rounds import Rounds
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, TrainState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepSpec:
     """The static part of an iteration: everything but arrays.
 

@@ -43,7 +43,7 @@ class TableShape(NamedTuple):
     num_gradients: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TickTable:
     """The ops of every live worker in every tick; ``NONE`` where a field does not apply.
 

@@ -49,6 +49,13 @@ def check_choices(settings: Mapping[str, Any]) -> None:
             raise SettingError(f"Experiment.{name}", settings[name], "must be True or False")
 
 
+def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
+    """Raises SettingError if the run ends while its learning rate still rises."""
+    if optimizer.schedule is None and optimizer.decay_steps is None and optimizer.warmup_steps >= num_steps:
+        allowed = f"must be below Experiment.num_steps = {num_steps}"
+        raise SettingError("OptimizerConfig.warmup_steps", optimizer.warmup_steps, allowed)
+
+
 def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
     """Raises SettingError if snapshots are requested where no other rank could keep them, or where peers suffice."""
     setting, every = "CheckpointConfig.snapshot_every", checkpoint.snapshot_every

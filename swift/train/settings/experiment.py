@@ -113,6 +113,7 @@ class Experiment:
         compatibility.check_microbatches(self.microbatches, self.topology, self.num_microbatches)
         compatibility.check_cuts(self.chunks, move_roles=self.move_roles)
         # Refused here, before anything is written or JAX has started.
+        compatibility.check_warmup(self.optimizer, self.num_steps)
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
         compatibility.check_snapshots(self.checkpoint, self.topology)
