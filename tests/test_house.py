@@ -17,7 +17,7 @@ ORDER = (
     ("data", "mesh", "schedules"),
     ("experts",),
     ("models",),
-    ("pipeline",),
+    ("generate", "pipeline"),
     ("checkpoint",),
     ("runlog",),
     ("train",),

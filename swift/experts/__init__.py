@@ -5,6 +5,7 @@ every slot the weights of the expert placed there. ``placement`` decides which e
 """
 
 from swift.experts.config import ExpertConfig
+from swift.experts.dropless import sorted_moe
 from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
 from swift.experts.layer import Load, Matmul, expert_parallel_moe
 from swift.experts.optimizer_config import OptimizerConfig, OwnOptimizer, OwnSchedule, learning_rate, make_optimizer
@@ -32,5 +33,6 @@ __all__ = [
     "materialize",
     "padded_size",
     "reference_moe",
+    "sorted_moe",
     "to_slices",
 ]

@@ -1,0 +1,25 @@
+"""Generation: many requests to one model, which share the keys and values of common beginnings.
+
+``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values that lie
+in slots; ``texts`` hands the slots out, ``radix_tree`` knows which texts share them, ``runs`` plans the tokens of a
+call, and ``sampling`` chooses the next ones.
+"""
+
+from swift.generate.engine import Engine, EngineConfig, Work
+from swift.generate.radix_tree import Node, RadixTree
+from swift.generate.request import Answer, Constraint, Reason, Request
+from swift.generate.sampling import GREEDY, Sampling
+
+__all__ = [
+    "GREEDY",
+    "Answer",
+    "Constraint",
+    "Engine",
+    "EngineConfig",
+    "Node",
+    "RadixTree",
+    "Reason",
+    "Request",
+    "Sampling",
+    "Work",
+]

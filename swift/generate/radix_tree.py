@@ -1,0 +1,181 @@
+"""A radix tree over tokens: which texts share a beginning, and where the keys and values of their tokens lie.
+
+As in RadixAttention (SGLang, arXiv 2312.07104, section 3): an edge holds a run of tokens, a node splits where texts
+part, a node that a request uses is locked, and leaves that nobody uses are evicted, the least recently used first.
+A token may be in the tree before its keys and values are computed: whoever is next to need it computes it.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(eq=False)
+class Node:
+    """A run of tokens after those of its parents.
+
+    Attributes:
+        tokens: int32, the tokens of the run.
+        slots: int32, where the keys and values of each lie.
+        parent: node before it; None for the root, which has no tokens.
+        num_computed: tokens of the run, the first ones, whose keys and values are there.
+        children: nodes after it, by their first token.
+        num_locks: requests that use it or a node below it.
+        last_used: time of its last use, in uses of the tree.
+    """
+
+    tokens: np.ndarray
+    slots: np.ndarray
+    parent: "Node | None"
+    num_computed: int = 0
+    children: "dict[int, Node]" = field(default_factory=dict)
+    num_locks: int = 0
+    last_used: int = 0
+
+    @property
+    def path(self) -> "list[Node]":
+        """The nodes from the first after the root to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class RadixTree:
+    """Texts that share the slots of their common beginnings."""
+
+    def __init__(self) -> None:
+        self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)
+        self.num_tokens = 0
+        self.num_locked = 0
+        self._clock = 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Tokens whose slots ``evict`` could free."""
+        return self.num_tokens - self.num_locked
+
+    def match(self, tokens: Sequence[int] | np.ndarray) -> tuple[Node, int]:
+        """Finds the longest beginning of a text that the tree holds.
+
+        The node that the beginning ends in is split there.
+
+        Args:
+            tokens: a text.
+
+        Returns:
+            (node that the beginning ends with, its number of tokens).
+        """
+        text = np.asarray(tokens, np.int32)
+        node, matched, now = self.root, 0, self._tick()
+        while matched < len(text) and (child := node.children.get(int(text[matched]))) is not None:
+            equal = _common(child.tokens, text[matched:])
+            if equal < len(child.tokens):
+                child = self._split(child, equal)
+            child.last_used = now
+            node, matched = child, matched + equal
+        return node, matched
+
+    def insert(self, tokens: Sequence[int] | np.ndarray, slots: np.ndarray, num_computed: int) -> tuple[Node, int]:
+        """Adds a text; a beginning of it that the tree holds already keeps the slots that it has.
+
+        Args:
+            tokens: the text.
+            slots: int32, the slot of each of its tokens.
+            num_computed: its first tokens whose keys and values are in these slots.
+
+        Returns:
+            (node that the text ends with, tokens that were held already).
+        """
+        text = np.asarray(tokens, np.int32)
+        node, held = self.match(text)
+        if held == len(text):
+            return node, held
+        added = Node(text[held:].copy(), slots[held:].copy(), node, max(0, num_computed - held))
+        added.last_used = self._clock
+        node.children[int(text[held])] = added
+        self.num_tokens += len(added.tokens)
+        return added, held
+
+    def lock(self, node: Node) -> None:
+        """Keeps a node and those before it until ``unlock``."""
+        for one in node.path:
+            self.num_locked += len(one.tokens) if one.num_locks == 0 else 0
+            one.num_locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Ends a ``lock``."""
+        for one in node.path:
+            one.num_locks -= 1
+            self.num_locked -= len(one.tokens) if one.num_locks == 0 else 0
+
+    def evict(self, num_tokens: int) -> np.ndarray:
+        """Removes leaves that nobody uses, the least recently used first; the last of them only as far as needed.
+
+        Args:
+            num_tokens: number of slots wanted.
+
+        Returns:
+            int32, the freed slots; fewer than wanted if no more can be.
+        """
+        heap = [(node.last_used, number, node) for number, node in enumerate(self._nodes()) if _is_free_leaf(node)]
+        heapq.heapify(heap)
+        freed: list[np.ndarray] = []
+        missing, number = num_tokens, self.num_tokens
+        while missing > 0 and heap:
+            node = heapq.heappop(heap)[2]
+            keep = max(0, len(node.tokens) - missing)
+            freed.append(node.slots[keep:])
+            missing -= len(node.tokens) - keep
+            self.num_tokens -= len(node.tokens) - keep
+            if keep:
+                node.tokens, node.slots = node.tokens[:keep], node.slots[:keep]
+                node.num_computed = min(node.num_computed, keep)
+                continue
+            parent = node.parent
+            assert parent is not None, "the root is locked"
+            del parent.children[int(node.tokens[0])]
+            if _is_free_leaf(parent):
+                number += 1
+                heapq.heappush(heap, (parent.last_used, number, parent))
+        return np.concatenate(freed) if freed else _EMPTY
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Splits a node; the object goes on as its lower part, so that whoever holds it still means its end."""
+        parent = node.parent
+        assert parent is not None, "the root has no tokens"
+        upper = Node(node.tokens[:at], node.slots[:at], parent, min(at, node.num_computed))
+        upper.num_locks, upper.last_used = node.num_locks, node.last_used
+        node.tokens, node.slots, node.parent = node.tokens[at:], node.slots[at:], upper
+        node.num_computed = max(0, node.num_computed - at)
+        upper.children[int(node.tokens[0])] = node
+        parent.children[int(upper.tokens[0])] = upper
+        return upper
+
+    def _nodes(self) -> Iterator[Node]:
+        nodes = list(self.root.children.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            yield node
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+
+_EMPTY = np.zeros(0, np.int32)
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Number of tokens that two texts begin with alike."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _is_free_leaf(node: Node) -> bool:
+    return node.num_locks == 0 and not node.children
