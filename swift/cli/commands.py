@@ -17,11 +17,12 @@ from rich.console import Console
 from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
+from swift.generate import Sampling
 from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
-from swift.train import Experiment, ModelSource, Sampling, TrainOptions, WeightSource, export_model, is_model
+from swift.train import Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
 from swift.train import generate as generate_text
 from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, OF_RUN

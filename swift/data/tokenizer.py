@@ -97,6 +97,10 @@ class TokenizerFile:
         """Returns the text of tokens, [length], special tokens included."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
+    def to_json(self) -> str:
+        """Returns the file's content, as the library writes it."""
+        return self._tokenizer.to_str()
+
     def digest(self) -> str:
         """Returns a digest of all that determines the tokens of a text."""
         made = self._tokenizer

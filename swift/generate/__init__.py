@@ -2,10 +2,13 @@
 
 ``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values that lie
 in slots; ``texts`` hands the slots out, ``radix_tree`` knows which texts share them, ``runs`` plans the tokens of a
-call, and ``sampling`` chooses the next ones.
+call, and ``sampling`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``grammar``
+constrains.
 """
 
 from swift.generate.engine import Engine, EngineConfig, Work
+from swift.generate.pieces import Shown
+from swift.generate.programs import Gen, Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
 from swift.generate.request import Answer, Constraint, Reason, Request
 from swift.generate.sampling import GREEDY, Sampling
@@ -16,10 +19,14 @@ __all__ = [
     "Constraint",
     "Engine",
     "EngineConfig",
+    "Gen",
     "Node",
+    "Prompt",
     "RadixTree",
     "Reason",
     "Request",
     "Sampling",
+    "Shown",
     "Work",
+    "Writer",
 ]

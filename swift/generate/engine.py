@@ -197,18 +197,18 @@ class Engine:
     def _check(self, request: Request) -> None:
         tokens, vocab = request.tokens, self.gpt.vocab_size
         if not len(tokens):
-            raise SettingError("Request.tokens", "no tokens", "must be at least one")
+            raise SettingError("len(Request.tokens)", 0, "must be at least 1")
         if len(tokens) > self._num_positions:
             allowed = f"must be at most {self._num_positions}, the positions of the model"
-            raise SettingError("Request.tokens", f"{len(tokens)} tokens", allowed)
+            raise SettingError("len(Request.tokens)", len(tokens), allowed)
         wrong = next((token for token in tokens if not 0 <= token < vocab), None)
         if wrong is not None:
             raise SettingError("Request.tokens", wrong, f"must be tokens from 0 to {vocab - 1}")
         check_count("Request.max_tokens", request.max_tokens, least=0)
         needed = min(len(tokens) + request.max_tokens, self._num_positions)
         if needed > self.num_slots:
-            allowed = f"must be at most {self.num_slots}, the tokens that the engine keeps (EngineConfig.cache_tokens)"
-            raise SettingError("Request.tokens", f"{needed} tokens with the new ones", allowed)
+            allowed = f"must be at most {self.num_slots - len(tokens)}: the engine keeps {self.num_slots} tokens"
+            raise SettingError("Request.max_tokens", request.max_tokens, f"{allowed} (EngineConfig.cache_tokens)")
         scored_from = request.scored_from
         if scored_from is not None and not 1 <= scored_from <= len(tokens):
             raise SettingError("Request.scored_from", scored_from, f"must be from 1 to {len(tokens)}")

@@ -60,7 +60,8 @@ class Matching:
             bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
             size = min(len(bits), self._vocab_size)
             allowed_V[:size] = bits[:size]
-        return allowed_V
+        # Some expressions are found to match nothing only here.
+        return allowed_V & (not self._matcher.is_error())
 
     def accept(self, token: int) -> None:
         """Adds a token that was allowed."""

@@ -46,6 +46,7 @@ class Sampling:
         check_seed("Sampling.stream", self.stream)
 
 
+_MOST = 2**31 - 1
 GREEDY = Sampling(temperature=0.0, top_k=1)
 """Always the likeliest token."""
 
@@ -65,7 +66,7 @@ class Choices(NamedTuple):
     def of(cls, samplings: "list[tuple[int, Sampling, int]]", size: int) -> "Choices":
         """Collects (row, settings, number) of texts, and fills up to a fixed number of them."""
         full = samplings + [(0, GREEDY, 0)] * (size - len(samplings))
-        columns = [(row, s.temperature, s.top_k, s.top_p, s.seed, s.stream, number) for row, s, number in full]
+        columns = [(row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full]
         dtypes = (np.int32, np.float32, np.int32, np.float32, np.uint32, np.uint32, np.uint32)
         return cls(*(np.array(column, dtype) for column, dtype in zip(zip(*columns, strict=True), dtypes, strict=True)))
 

@@ -2,15 +2,14 @@
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
 ``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``parameter_groups``
-packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle, and
-``kv_cache`` continues texts; ``hugging_face`` has the hub's names for the same.
+packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle;
+``hugging_face`` has the hub's names for the same.
 """
 
 from swift.models.attention import KERNELS, AttentionKernel, choose_kernel
 from swift.models.config import ModelConfig
 from swift.models.cuts import BlockRows, Chunks, Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
-from swift.models.kv_cache import KvCache, extend
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
@@ -25,13 +24,11 @@ __all__ = [
     "Chunks",
     "Cut",
     "Group",
-    "KvCache",
     "ModelConfig",
     "MoeFunction",
     "StackedWeights",
     "Weights",
     "choose_kernel",
-    "extend",
     "make_cut",
     "model_size",
     "plain_logits",

@@ -7,7 +7,7 @@ from swift.train.checkpoints import ModelSource, WeightSource, check_new, is_mod
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
-from swift.train.generation import Sampling, generate
+from swift.train.generation import generate
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.settings import Experiment
@@ -35,7 +35,6 @@ __all__ = [
     "Interrupt",
     "LiveWorkers",
     "ModelSource",
-    "Sampling",
     "Series",
     "StateKeeper",
     "StepTimer",

@@ -17,9 +17,9 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
-from swift.train import Experiment, Sampling, export_model, generate, load_exported
+from swift.generate import Sampling, Shown
+from swift.train import Experiment, export_model, generate, load_exported
 from swift.train.checkpoints.saved_state import split_of
-from swift.train.generation import Shown
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -1,0 +1,145 @@
+"""Programs of given and generated parts."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from swift.data import ByteTokenizer
+from swift.errors import SettingError
+from swift.experts import ExpertConfig
+from swift.generate import GREEDY, Engine, EngineConfig, Gen, Sampling, Writer
+from swift.models import GPT, ModelConfig, plain_logits
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+EXPERTS = ExpertConfig(num_classes=4, top_k=2)
+SHAPE = ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=12, sequence_length=64)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    gpt = GPT(SHAPE, 256, EXPERTS.num_classes)
+    return gpt, gpt.unpack(gpt.init(jax.random.key(3)))
+
+
+@pytest.fixture
+def writer(weights):
+    gpt, values = weights
+    return Writer(Engine(gpt, EXPERTS, values, EngineConfig(batch=4)), ByteTokenizer())
+
+
+WARM = Sampling(temperature=2.0, top_k=100, seed=1)
+
+
+def test_parts_follow_each_other(writer):
+    prompt = writer.prompt("One, ")
+    prompt += Gen("two", max_tokens=5, sampling=GREEDY)
+    prompt += ", three, "
+    prompt += Gen("four", max_tokens=4, sampling=WARM)
+    prompt += "."
+    assert prompt.text == f"One, {prompt['two']}, three, {prompt['four']}."
+    other = writer.prompt("One, ")
+    other += Gen("two", max_tokens=5, sampling=GREEDY)
+    assert other["two"] == prompt["two"]
+    with pytest.raises(KeyError):
+        other["four"]
+
+
+def test_forks_share_their_beginning_and_choose_by_themselves(writer):
+    prompt = writer.prompt("A beginning that all of them share. ")
+    forks = prompt.fork(3)
+    for fork in forks:
+        fork += Gen("end", max_tokens=6, sampling=WARM)
+    ends = prompt.join(forks)["end"]
+    assert len(set(ends)) == 3
+    assert [fork.text for fork in forks] == [f"A beginning that all of them share. {end}" for end in ends]
+    assert writer.engine.work.prompt_tokens == len("A beginning that all of them share. ")
+
+
+def test_many_runs_of_a_program_are_those_one_by_one(weights):
+    def program(prompt, question):
+        prompt += f"Q: {question} A: "
+        prompt += Gen("answer", max_tokens=5, sampling=WARM)
+        answer = prompt["answer"]
+        prompt += Gen("again", max_tokens=3, sampling=WARM)
+        return answer, prompt["again"]
+
+    questions = [(f"question {number}",) for number in range(7)]
+    writers = [Writer(Engine(*weights[:1], EXPERTS, weights[1]), ByteTokenizer()) for _ in range(2)]
+    together = writers[0].run(program, questions)
+    assert together == [program(writers[1].prompt(), *question) for question in questions]
+    assert writers[0].engine.work.calls < writers[1].engine.work.calls
+    assert len(set(together)) == 7
+
+
+def test_an_error_of_a_program_is_its_own(writer):
+    def program(prompt, text):
+        prompt += text
+        prompt += Gen("end", max_tokens=2, sampling=GREEDY)
+        try:
+            return prompt["end"]
+        except SettingError as error:
+            return str(error)
+
+    found = writer.run(program, [("fine",), ("x" * 70,), ("well",)])
+    assert found[1] == "len(Request.tokens) = 70: must be at most 64, the positions of the model"
+    assert len(found[0]) == len(found[2]) == 2
+
+
+def test_the_likeliest_choice_is_taken(writer, weights):
+    """By the sum of its tokens' log-probabilities, as the whole model has them."""
+    gpt, values = weights
+    begin, choices = "The answer is ", ["yes", "no", "maybe", "n!"]
+
+    def log_prob(choice):
+        tokens = np.frombuffer((begin + choice).encode(), np.uint8).astype(np.int32)
+        log_probs = np.asarray(jax.nn.log_softmax(plain_logits(gpt, EXPERTS, values, tokens[None])[0]))
+        rows = np.arange(len(begin), len(tokens))
+        return log_probs[rows - 1, tokens[rows]].sum()
+
+    prompt = writer.prompt(begin)
+    prompt += Gen("answer", choices=choices)
+    prompt += "."
+    assert prompt["answer"] == max(choices, key=log_prob)
+    assert prompt.text == f"{begin}{prompt['answer']}."
+
+
+@pytest.mark.parametrize("choices", [[], ["a", ""], ["no", "none"], ["same", "same"]])
+def test_choices_that_cannot_be(choices):
+    with pytest.raises(SettingError, match=r"Gen\.choices = .*: must "):
+        Gen("answer", choices=choices)
+
+
+def test_an_answer_ends_before_a_stop(writer):
+    free = writer.prompt("Go: ")
+    free += Gen("all", max_tokens=12, sampling=WARM)
+    stop = free["all"][4:6]
+    prompt = writer.prompt("Go: ")
+    prompt += Gen("some", max_tokens=12, sampling=WARM, stop=stop)
+    assert prompt["some"] == free["all"][: free["all"].index(stop)]
+
+
+def test_an_answer_matches_a_regular_expression(writer):
+    pytest.importorskip("llguidance")
+    prompt = writer.prompt("Date: ")
+    prompt += Gen("date", regex=r"20[0-9]{2}-(0[1-9]|1[0-2])", sampling=WARM)
+    prompt += " and "
+    prompt += Gen("word", regex=r"[a-c]{2,5}", sampling=WARM)
+    assert re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])", prompt["date"])
+    assert re.fullmatch(r"[a-c]{2,5}", prompt["word"])
+
+
+@pytest.mark.parametrize(
+    ("regex", "line"), [("(", "cannot be used: "), (r"[^\s\S]", "matches no text"), (r"a\b^", "cannot be used: ")]
+)
+def test_a_regular_expression_that_nothing_satisfies(writer, regex, line):
+    pytest.importorskip("llguidance")
+    prompt = writer.prompt("x")
+    prompt += Gen("y", regex=regex)
+    with pytest.raises(SettingError, match=rf"Gen\.regex = .*{line}"):
+        prompt["y"]
+    other = writer.prompt("x")
+    other += Gen("y", max_tokens=1, sampling=GREEDY)
+    assert len(other["y"]) == 1
