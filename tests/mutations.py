@@ -38,6 +38,7 @@ class Mutation:
 
 ATTENTION = ("tests/models/test_attention.py",)
 DECODERS = ("tests/models/test_decoders.py",)
+GENERATION = ("tests/generate",)
 ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
 CAPACITY = (
     "tests/experts/rank_capacity/test_token_split.py",
@@ -96,7 +97,10 @@ MUTATIONS = (
     Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),
     Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
-    Mutation("models/kv_cache.py", "<= column_T[None", "< column_T[None", ("tests/train/test_generation.py",)),
+    Mutation("generate/paged_model.py", "<= position_RC[:", "< position_RC[:", GENERATION),
+    Mutation("generate/radix_tree.py", "pages[held:].copy()", "pages[held:]", GENERATION),
+    Mutation("generate/passages.py", "max(0, passage.num_written - passage.first)", "0", GENERATION),
+    Mutation("generate/sampling.py", "sums_BK > uniform_B", "sums_BK >= 1 - uniform_B", GENERATION),
     Mutation("experts/optimizer_config.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
     Mutation("experts/optimizer_config.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
     Mutation("experts/optimizer_config.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),

@@ -1,12 +1,12 @@
 """Generation: many requests to one model, which share the keys and values of common beginnings.
 
-``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values that lie
-in slots; ``texts`` hands the slots out, ``radix_tree`` knows which texts share them, ``runs`` plans the tokens of a
-call, and ``sampling`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``grammar``
+``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values in pages.
+``drafts`` hands the pages out, ``radix_tree`` knows which texts share them, ``passages`` plans the tokens of a call,
+and ``sampling`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``grammar``
 constrains.
 """
 
-from swift.generate.engine import Engine, EngineConfig, Work
+from swift.generate.engine import Computed, TextEngine, TextEngineConfig
 from swift.generate.pieces import Shown
 from swift.generate.programs import Gen, Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
@@ -16,9 +16,8 @@ from swift.generate.sampling import GREEDY, Sampling
 __all__ = [
     "GREEDY",
     "Answer",
+    "Computed",
     "Constraint",
-    "Engine",
-    "EngineConfig",
     "Gen",
     "Node",
     "Prompt",
@@ -27,6 +26,7 @@ __all__ = [
     "Request",
     "Sampling",
     "Shown",
-    "Work",
+    "TextEngine",
+    "TextEngineConfig",
     "Writer",
 ]

@@ -12,7 +12,7 @@ _NOTHING = "matches no text that the tokens can spell"
 
 
 class Grammar:
-    """What regular expressions allow of a tokenizer's tokens; needs the extra ``regex`` (llguidance).
+    """Regular expressions over the tokens of a tokenizer; needs the extra ``regex`` (llguidance).
 
     Args:
         tokenizer: tokenizer of the texts.
@@ -102,7 +102,9 @@ def _wrapped(library: Any, tokenizer: Tokenizer) -> Any:
         return tokenizer.to_json()
     if isinstance(tokenizer, ByteTokenizer):
         return library.TokenizerWrapper(_Bytes())
-    raise SettingError("DataConfig.tokenizer", tokenizer, "must be ByteTokenizer or TokenizerFile for regular expressions")
+    raise SettingError(
+        "DataConfig.tokenizer", tokenizer, "must be ByteTokenizer or TokenizerFile for regular expressions"
+    )
 
 
 class _Bytes:

@@ -1,11 +1,11 @@
-"""The forward pass over texts whose keys and values lie in slots, in any order.
+"""The forward pass over texts whose keys and values lie in pages, in any order.
 
-A call adds runs of tokens to texts. Each layer writes the keys and values of all runs before it reads any, so a run may
-build on another run of the same call: a long text can be cut into several, and texts may share a beginning that is only
-now computed.
+A page holds the keys and values of one token. A call adds passages of tokens to texts. Each layer writes the keys and
+values of all passages before it reads any, so a passage may build on another of the same call: a long text can be cut
+into several, and texts may share a beginning that is only now computed.
 
-Legend: L layers, S slots, R runs, C tokens of a run, N columns of a table, H heads, K heads of keys and values, G = H / K
-query heads for each of them, W channels of a head, V vocabulary.
+Legend: L layers, P pages, R passages, C tokens of a passage, N columns of a table, H heads, K heads of keys and values,
+G = H / K query heads for each of them, W channels of a head, V vocabulary.
 """
 
 from functools import partial
@@ -24,69 +24,69 @@ COLUMNS_PER_BLOCK = 64
 """Columns of the tables that attention reads at once; the number of a table's columns is a multiple."""
 
 
-class Runs(NamedTuple):
-    """Runs of tokens to add to texts; rows with a count of zero are empty."""
+class Passages(NamedTuple):
+    """Passages of tokens to add to texts; rows with a count of zero are empty."""
 
     token_RC: jax.Array  # int32
-    slot_RC: jax.Array  # int32, where each token's keys and values go; S: nowhere
+    page_RC: jax.Array  # int32, where each token's keys and values go; P: nowhere
     first_R: jax.Array  # int32, position of the first token
-    count_R: jax.Array  # int32, tokens of the run
-    table_RN: jax.Array  # int32, slot of every position of the text
+    count_R: jax.Array  # int32, tokens of the passage
+    table_RN: jax.Array  # int32, page of every position of the text
     label_RC: jax.Array  # int32, token whose log-probability after each one is wanted; -1: none
 
 
 class Scores(NamedTuple):
-    """What the model says of a run's tokens."""
+    """Logits and scores of a passage's tokens."""
 
     logits_RV: jax.Array  # after the last one, at least float32
     log_prob_RC: jax.Array  # of the label after each one; zero without a label
     likeliest_RC: jax.Array  # bool, whether the label is the likeliest token
 
 
-def empty_pages(gpt: GPT, num_slots: int, dtype: DTypeLike) -> Float[Array, "L S 2 K W"]:
+def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike) -> Float[Array, "L P 2 K W"]:
     """Makes the array of all keys (first) and values (second)."""
     config = gpt.config
-    return jnp.zeros((config.num_layers, num_slots, 2, config.kv_heads, config.channels), dtype)
+    return jnp.zeros((config.num_layers, num_pages, 2, config.kv_heads, config.channels), dtype)
 
 
 def extend(
-    gpt: GPT, experts: ExpertConfig, weights: Weights, pages_LS2KW: Float[Array, "L S 2 K W"], runs: Runs
-) -> tuple[Scores, Float[Array, "L S 2 K W"]]:
-    """Adds runs of tokens to texts.
+    gpt: GPT, experts: ExpertConfig, weights: Weights, pages_LP2KW: Float[Array, "L P 2 K W"], passages: Passages
+) -> tuple[Scores, Float[Array, "L P 2 K W"]]:
+    """Adds passages of tokens to texts.
 
     Args:
         gpt: architecture.
         experts: settings of the experts; every token is served by all that it is routed to.
         weights: weights of whole experts.
-        pages_LS2KW: keys and values so far.
-        runs: the tokens.
+        pages_LP2KW: keys and values so far.
+        passages: the tokens.
 
     Returns:
-        (scores, the keys and values with those of the runs).
+        (scores, the keys and values with those of the passages).
     """
-    column_C = jnp.arange(runs.token_RC.shape[1], dtype=jnp.int32)
-    valid_RC = column_C[None] < runs.count_R[:, None]
-    position_RC = jnp.where(valid_RC, runs.first_R[:, None] + column_C[None], 0)
-    slot_RC = jnp.where(valid_RC, runs.slot_RC, pages_LS2KW.shape[1])
-    x_RCD, row = gpt.embed(weights, runs.token_RC, position_RC), 0
+    column_C = jnp.arange(passages.token_RC.shape[1], dtype=jnp.int32)
+    valid_RC = column_C[None] < passages.count_R[:, None]
+    position_RC = jnp.where(valid_RC, passages.first_R[:, None] + column_C[None], 0)
+    page_RC = jnp.where(valid_RC, passages.page_RC, pages_LP2KW.shape[1])
+    x_RCD, row = gpt.embed(weights, passages.token_RC, position_RC), 0
     for number, layer in enumerate(gpt.layers(weights, gpt.config.moe_layers)):
         attention = gpt.groups["attention"].module(layer["attention"])
         query_RCHW, *new = attention.project(x_RCD, position_RC)
-        new_RC2KW = jnp.stack(new, axis=2).astype(pages_LS2KW.dtype)
-        pages_LS2KW = pages_LS2KW.at[number, slot_RC].set(new_RC2KW, mode="drop")
-        mixed_RCHW = paged_attention(query_RCHW, pages_LS2KW[number], runs.table_RN, position_RC)
+        new_RC2KW = jnp.stack(new, axis=2).astype(pages_LP2KW.dtype)
+        pages_LP2KW = pages_LP2KW.at[number, page_RC].set(new_RC2KW, mode="drop")
+        mixed_RCHW = paged_attention(query_RCHW, pages_LP2KW[number], passages.table_RN, position_RC)
         x_RCD = x_RCD + attention.out(mixed_RCHW.reshape(*mixed_RCHW.shape[:2], -1))
         x_RCD, _, load = gpt.feed_forward(layer, x_RCD, valid_RC, partial(_mixture, gpt, experts))
         row += load is not None
-    last_R = jnp.maximum(runs.count_R - 1, 0)
+    last_R = jnp.maximum(passages.count_R - 1, 0)
     last_R1D = jnp.take_along_axis(x_RCD, last_R[:, None, None], axis=1)
-    log_prob_RC, likeliest_RC = _label_scores(gpt, weights, x_RCD, runs.label_RC)
-    return Scores(gpt.logits(weights, last_R1D)[:, 0], log_prob_RC, likeliest_RC), pages_LS2KW
+    log_prob_RC, likeliest_RC = _label_scores(gpt, weights, x_RCD, passages.label_RC)
+    return Scores(gpt.logits(weights, last_R1D)[:, 0], log_prob_RC, likeliest_RC), pages_LP2KW
 
 
 def paged_attention(
     query_RCHW: Float[Array, "R C H W"],
-    pages_S2KW: Float[Array, "S 2 K W"],
+    pages_P2KW: Float[Array, "P 2 K W"],
     table_RN: Int[Array, "R N"],
     position_RC: Int[Array, "R C"],
 ) -> Float[Array, "R C H W"]:
@@ -97,36 +97,36 @@ def paged_attention(
 
     Args:
         query_RCHW: queries.
-        pages_S2KW: keys and values of a layer.
-        table_RN: int32, slot of every position.
+        pages_P2KW: keys and values of a layer.
+        table_RN: int32, page of every position.
         position_RC: int32, position of each query.
     """
-    runs, length, heads, channels = query_RCHW.shape
-    kv_heads = pages_S2KW.shape[2]
+    passages, length, heads, channels = query_RCHW.shape
+    kv_heads = pages_P2KW.shape[2]
     wide = jnp.promote_types(query_RCHW.dtype, jnp.float32)
-    query_RCKGW = query_RCHW.reshape(runs, length, kv_heads, heads // kv_heads, channels)
+    query_RCKGW = query_RCHW.reshape(passages, length, kv_heads, heads // kv_heads, channels)
     column_N = jnp.arange(COLUMNS_PER_BLOCK, dtype=jnp.int32)
 
     def add_block(block: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, Any, Any]:
         largest, total, mixed = state
         first = block * COLUMNS_PER_BLOCK
-        slot_RN = lax.dynamic_slice_in_dim(table_RN, first, COLUMNS_PER_BLOCK, axis=1)
-        pages_RN2KW = pages_S2KW[slot_RN]
+        page_RN = lax.dynamic_slice_in_dim(table_RN, first, COLUMNS_PER_BLOCK, axis=1)
+        pages_RN2KW = pages_P2KW[page_RN]
         scores = jnp.einsum("rckgw,rnkw->rkgcn", query_RCKGW, pages_RN2KW[:, :, 0], preferred_element_type=wide)
         sees_RCN = first + column_N[None, None] <= position_RC[:, :, None]
         scores = jnp.where(sees_RCN[:, None, None], scores * channels**-0.5, -jnp.inf)
         larger = jnp.maximum(largest, scores.max(axis=-1))
         kept, shares = jnp.exp(largest - larger), jnp.exp(scores - larger[..., None])
-        added = jnp.einsum("rkgcn,rnkw->rkgcw", shares.astype(pages_S2KW.dtype), pages_RN2KW[:, :, 1])
+        added = jnp.einsum("rkgcn,rnkw->rkgcw", shares.astype(pages_P2KW.dtype), pages_RN2KW[:, :, 1])
         return larger, total * kept + shares.sum(axis=-1), mixed * kept[..., None] + added.astype(wide)
 
-    shape = (runs, kv_heads, heads // kv_heads, length)
+    shape = (passages, kv_heads, heads // kv_heads, length)
     # Every query sees the first column, so the largest score is finite after the first block.
     start = jnp.full(shape, jnp.finfo(wide).min, wide), jnp.zeros(shape, wide), jnp.zeros((*shape, channels), wide)
     num_blocks = position_RC.max() // COLUMNS_PER_BLOCK + 1
     _, total, mixed = lax.fori_loop(0, num_blocks, add_block, start)
     mixed_RCKGW = jnp.moveaxis(mixed / total[..., None], 3, 1)
-    return mixed_RCKGW.reshape(runs, length, heads, channels).astype(query_RCHW.dtype)
+    return mixed_RCKGW.reshape(passages, length, heads, channels).astype(query_RCHW.dtype)
 
 
 def _mixture(gpt: GPT, experts: ExpertConfig, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any) -> Any:
@@ -138,17 +138,17 @@ def _mixture(gpt: GPT, experts: ExpertConfig, logits_TE: Any, x_TD: Any, valid_T
 def _label_scores(
     gpt: GPT, weights: Weights, x_RCD: jax.Array, label_RC: jax.Array
 ) -> tuple[Float[Array, "R C"], jax.Array]:
-    """Computes (log-probability of each label, whether it is the likeliest), run by run, and only if there is any."""
+    """Computes (log-probability of each label, whether it is the likeliest), if there is any, passage by passage."""
     dtype = jnp.promote_types(x_RCD.dtype, jnp.float32)
 
-    def run(x_CD: jax.Array, label_C: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def passage(x_CD: jax.Array, label_C: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits_CV = gpt.logits(weights, x_CD[None])[0]
         chosen_C = jnp.take_along_axis(logits_CV, jnp.maximum(label_C, 0)[:, None], axis=1)[:, 0]
         log_prob_C = chosen_C - jax.nn.logsumexp(logits_CV, axis=1)
         return jnp.where(label_C >= 0, log_prob_C, 0), jnp.argmax(logits_CV, axis=1) == label_C
 
     def score() -> tuple[jax.Array, jax.Array]:
-        return lax.map(lambda one: run(*one), (x_RCD, label_RC))
+        return lax.map(lambda one: passage(*one), (x_RCD, label_RC))
 
     def skip() -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(label_RC.shape, dtype), jnp.zeros(label_RC.shape, bool)

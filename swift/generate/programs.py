@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from swift.data import Tokenizer
 from swift.errors import SettingError, check_count
-from swift.generate.engine import Engine
+from swift.generate.engine import TextEngine
 from swift.generate.grammar import Grammar, Until
 from swift.generate.pieces import decoded
 from swift.generate.request import Answer, Request
@@ -69,7 +69,7 @@ class Writer:
         tokenizer: tokenizer of the texts.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+    def __init__(self, engine: TextEngine, tokenizer: Tokenizer):
         self.engine, self.tokenizer = engine, tokenizer
         self._grown: deque[Prompt] = deque()
         self._busy: list[Prompt] = []
@@ -85,7 +85,7 @@ class Writer:
     def run(
         self, program: Callable[..., _Result], arguments: Iterable[Sequence[object]], most_at_once: int = 64
     ) -> list[_Result]:
-        """Runs a program for each of several tuples of arguments, all at once.
+        """Passages a program for each of several tuples of arguments, all at once.
 
         Args:
             program: function of a new prompt and the arguments.
@@ -120,7 +120,7 @@ class Writer:
         self._grown.append(prompt)
 
     def grammar(self) -> Grammar:
-        """What regular expressions allow."""
+        """The regular expressions of the tokenizer, made at first use."""
         if self._grammar is None:
             self._grammar = Grammar(self.tokenizer, self.engine.gpt.vocab_size)
         return self._grammar

@@ -1,6 +1,6 @@
 """A radix tree over tokens: which texts share a beginning, and where the keys and values of their tokens lie.
 
-As in RadixAttention (SGLang, arXiv 2312.07104, section 3): an edge holds a run of tokens, a node splits where texts
+As in RadixAttention (SGLang, arXiv 2312.07104, section 3): an edge holds a passage of tokens, a node splits where texts
 part, a node that a request uses is locked, and leaves that nobody uses are evicted, the least recently used first.
 A token may be in the tree before its keys and values are computed: whoever is next to need it computes it.
 """
@@ -14,20 +14,20 @@ import numpy as np
 
 @dataclass(eq=False)
 class Node:
-    """A run of tokens after those of its parents.
+    """A passage of tokens after those of its parents.
 
     Attributes:
-        tokens: int32, the tokens of the run.
-        slots: int32, where the keys and values of each lie.
+        tokens: int32, the tokens of the passage.
+        pages: int32, where the keys and values of each lie.
         parent: node before it; None for the root, which has no tokens.
-        num_computed: tokens of the run, the first ones, whose keys and values are there.
+        num_computed: tokens of the passage, the first ones, whose keys and values are there.
         children: nodes after it, by their first token.
         num_locks: requests that use it or a node below it.
         last_used: time of its last use, in uses of the tree.
     """
 
     tokens: np.ndarray
-    slots: np.ndarray
+    pages: np.ndarray
     parent: "Node | None"
     num_computed: int = 0
     children: "dict[int, Node]" = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Node:
 
 
 class RadixTree:
-    """Texts that share the slots of their common beginnings."""
+    """Drafts that share the pages of their common beginnings."""
 
     def __init__(self) -> None:
         self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)
@@ -55,7 +55,7 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Tokens whose slots ``evict`` could free."""
+        """Tokens whose pages ``evict`` could free."""
         return self.num_tokens - self.num_locked
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> tuple[Node, int]:
@@ -79,13 +79,13 @@ class RadixTree:
             node, matched = child, matched + equal
         return node, matched
 
-    def insert(self, tokens: Sequence[int] | np.ndarray, slots: np.ndarray, num_computed: int) -> tuple[Node, int]:
-        """Adds a text; a beginning of it that the tree holds already keeps the slots that it has.
+    def insert(self, tokens: Sequence[int] | np.ndarray, pages: np.ndarray, num_computed: int) -> tuple[Node, int]:
+        """Adds a text; a beginning of it that the tree holds already keeps the pages that it has.
 
         Args:
             tokens: the text.
-            slots: int32, the slot of each of its tokens.
-            num_computed: its first tokens whose keys and values are in these slots.
+            pages: int32, the page of each of its tokens.
+            num_computed: its first tokens whose keys and values are in these pages.
 
         Returns:
             (node that the text ends with, tokens that were held already).
@@ -94,7 +94,7 @@ class RadixTree:
         node, held = self.match(text)
         if held == len(text):
             return node, held
-        added = Node(text[held:].copy(), slots[held:].copy(), node, max(0, num_computed - held))
+        added = Node(text[held:].copy(), pages[held:].copy(), node, max(0, num_computed - held))
         added.last_used = self._clock
         node.children[int(text[held])] = added
         self.num_tokens += len(added.tokens)
@@ -116,10 +116,10 @@ class RadixTree:
         """Removes leaves that nobody uses, the least recently used first; the last of them only as far as needed.
 
         Args:
-            num_tokens: number of slots wanted.
+            num_tokens: number of pages wanted.
 
         Returns:
-            int32, the freed slots; fewer than wanted if no more can be.
+            int32, the freed pages; fewer than wanted if no more can be.
         """
         heap = [(node.last_used, number, node) for number, node in enumerate(self._nodes()) if _is_free_leaf(node)]
         heapq.heapify(heap)
@@ -128,11 +128,11 @@ class RadixTree:
         while missing > 0 and heap:
             node = heapq.heappop(heap)[2]
             keep = max(0, len(node.tokens) - missing)
-            freed.append(node.slots[keep:])
+            freed.append(node.pages[keep:])
             missing -= len(node.tokens) - keep
             self.num_tokens -= len(node.tokens) - keep
             if keep:
-                node.tokens, node.slots = node.tokens[:keep], node.slots[:keep]
+                node.tokens, node.pages = node.tokens[:keep], node.pages[:keep]
                 node.num_computed = min(node.num_computed, keep)
                 continue
             parent = node.parent
@@ -147,9 +147,9 @@ class RadixTree:
         """Splits a node; the object goes on as its lower part, so that whoever holds it still means its end."""
         parent = node.parent
         assert parent is not None, "the root has no tokens"
-        upper = Node(node.tokens[:at], node.slots[:at], parent, min(at, node.num_computed))
+        upper = Node(node.tokens[:at], node.pages[:at], parent, min(at, node.num_computed))
         upper.num_locks, upper.last_used = node.num_locks, node.last_used
-        node.tokens, node.slots, node.parent = node.tokens[at:], node.slots[at:], upper
+        node.tokens, node.pages, node.parent = node.tokens[at:], node.pages[at:], upper
         node.num_computed = max(0, node.num_computed - at)
         upper.children[int(node.tokens[0])] = node
         parent.children[int(upper.tokens[0])] = upper

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and its answer."""
+"""Requests to the engine, and their answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 from swift.generate.sampling import Sampling
 
 Reason = Literal["length", "stop", "end", "cancelled"]
-"""Why an answer ended: as many tokens as asked for, a stop token, nothing allowed after it, or at the caller's wish."""
+"""End of an answer: as many tokens as asked for, a stop token, nothing allowed after it, or at the caller's wish."""
 
 
 class Constraint(Protocol):

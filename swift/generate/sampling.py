@@ -52,23 +52,30 @@ GREEDY = Sampling(temperature=0.0, top_k=1)
 
 
 class Choices(NamedTuple):
-    """How to choose a token for each of B texts."""
+    """The choice of a token for each of B texts, as data."""
 
-    row_B: np.ndarray  # int32, row of its logits
-    temperature_B: np.ndarray  # float32
-    top_k_B: np.ndarray  # int32
-    top_p_B: np.ndarray  # float32
-    seed_B: np.ndarray  # uint32
-    stream_B: np.ndarray  # uint32
-    number_B: np.ndarray  # uint32, tokens of the text that were chosen before
+    row_B: jax.Array  # int32, row of its logits
+    temperature_B: jax.Array  # float32
+    top_k_B: jax.Array  # int32
+    top_p_B: jax.Array  # float32
+    seed_B: jax.Array  # uint32
+    stream_B: jax.Array  # uint32
+    number_B: jax.Array  # uint32, tokens of the text that were chosen before
 
     @classmethod
     def of(cls, samplings: "list[tuple[int, Sampling, int]]", size: int) -> "Choices":
         """Collects (row, settings, number) of texts, and fills up to a fixed number of them."""
         full = samplings + [(0, GREEDY, 0)] * (size - len(samplings))
-        columns = [(row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full]
+        columns = [
+            (row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full
+        ]
         dtypes = (np.int32, np.float32, np.int32, np.float32, np.uint32, np.uint32, np.uint32)
-        return cls(*(np.array(column, dtype) for column, dtype in zip(zip(*columns, strict=True), dtypes, strict=True)))
+        return cls(
+            *(
+                jnp.array(np.array(column, dtype))
+                for column, dtype in zip(zip(*columns, strict=True), dtypes, strict=True)
+            )
+        )
 
 
 @partial(jax.jit, static_argnames="num_candidates")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swift.data import Tokenizer
 from swift.errors import SettingError, check_count
-from swift.generate import Answer, Engine, EngineConfig, Request, Sampling, Shown
+from swift.generate import Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
 from swift.train.checkpoints import load_wide
 from swift.train.settings import Experiment
 
@@ -43,8 +43,8 @@ def generate(
     tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
     texts = [[int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator] for prompt in prompts]
     longest = sorted(min(length, len(text) + num_tokens) for text in texts)[-_MOST_AT_ONCE:]
-    config = EngineConfig(batch=len(longest), cache_tokens=sum(longest))
-    engine = Engine(gpt, experiment.experts, weights, config)
+    config = TextEngineConfig(batch=len(longest), cache_tokens=sum(longest))
+    engine = TextEngine(gpt, experiment.experts, weights, config)
     answers = [
         engine.submit(Request(text[-length:], num_tokens, replace(sampling, stream=number)))
         for number, text in enumerate(texts)
@@ -53,7 +53,7 @@ def generate(
 
 
 def _pieces(
-    engine: Engine, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], answers: Sequence[Answer]
+    engine: TextEngine, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], answers: Sequence[Answer]
 ) -> Iterator[tuple[int, str]]:
     shown, counts = [Shown(tokenizer, tokens) for tokens in texts], [0] * len(texts)
     while not engine.is_idle:

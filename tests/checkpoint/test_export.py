@@ -15,9 +15,9 @@ from swift.data import ByteTokenizer
 from swift.errors import RunError, SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
+from swift.generate import Sampling, Shown
 from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
-from swift.generate import Sampling, Shown
 from swift.train import Experiment, export_model, generate, load_exported
 from swift.train.checkpoints.saved_state import split_of
 

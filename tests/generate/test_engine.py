@@ -10,7 +10,7 @@ import pytest
 
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
-from swift.generate import GREEDY, Engine, EngineConfig, Request, Sampling
+from swift.generate import GREEDY, Request, Sampling, TextEngine, TextEngineConfig
 from swift.models import GPT, ModelConfig, plain_logits
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
@@ -27,9 +27,9 @@ VOCAB = 17
 TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [3, 1, 4], [3, 1, 4, 1, 5], [3, 1, 4, 2, 2]]
 """A beginning of others, one of a single token, one that fills the model's positions, and the same twice."""
 COUNT = 15
-LITTLE = EngineConfig(batch=3, cache_tokens=24, prefill_runs=2, prefill_run_length=4)
+LITTLE = TextEngineConfig(batch=3, cache_tokens=24, prefill_passages=2, prefill_length=4)
 SIZES = {
-    "roomy": EngineConfig(),
+    "roomy": TextEngineConfig(),
     "little memory": LITTLE,
     "nothing shared": replace(LITTLE, share_prefixes=False),
 }
@@ -71,14 +71,14 @@ def likeliest(plain):
 
 
 def engine_of(plain, config=LITTLE):
-    return Engine(plain.gpt, EXPERTS, plain.weights, config)
+    return TextEngine(plain.gpt, EXPERTS, plain.weights, config)
 
 
 def is_clean(engine):
-    """Whether every slot is free or of the tree, and nothing is locked."""
-    texts = engine._texts
-    held = [slot for node in texts.tree._nodes() for slot in node.slots.tolist()]
-    return sorted(texts._free + held) == list(range(engine.num_slots)) and texts.tree.num_locked == 0
+    """Whether every page is free or of the tree, and nothing is locked."""
+    drafts = engine._drafts
+    held = [page for node in drafts.tree._nodes() for page in node.pages.tolist()]
+    return sorted(drafts._free + held) == list(range(engine.num_pages)) and drafts.tree.num_locked == 0
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -111,7 +111,9 @@ def oracle_choice(sampling):
 def test_choices_depend_on_the_request_alone(plain):
     """In whatever order and company, and after others have been there."""
     requests = [
-        Request(TEXTS[number % len(TEXTS)], 5, Sampling(1.5, top_k=1 + 3 * number, top_p=0.9, seed=number // 2, stream=7))
+        Request(
+            TEXTS[number % len(TEXTS)], 5, Sampling(1.5, top_k=1 + 3 * number, top_p=0.9, seed=number // 2, stream=7)
+        )
         for number in range(6)
     ]
     expected = [plain.continued(r.tokens, 5, oracle_choice(r.sampling)) for r in requests]
@@ -144,15 +146,15 @@ def test_log_probabilities_of_new_tokens(plain):
 
 def test_nothing_is_computed_twice(plain):
     """Of texts that share beginnings, those of the same call included; nor of a text that goes on where one ended."""
-    engine, texts = engine_of(plain, EngineConfig()), [text for text in TEXTS if len(text) < 12]
+    engine, texts = engine_of(plain, TextEngineConfig()), [text for text in TEXTS if len(text) < 12]
     answers = engine.answers([Request(text, 2, GREEDY) for text in texts])
     distinct = {tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)}
     # The last token of a text is computed for the longer ones that it begins, and again for its own logits.
-    assert engine.work.prompt_tokens == len(distinct) + 1
-    before = engine.work.prompt_tokens
+    assert engine.computed.prompt_tokens == len(distinct) + 1
+    before = engine.computed.prompt_tokens
     longer = [*TEXTS[0], *answers[0].tokens, 7]
     engine.answers([Request(longer, 1, GREEDY)])
-    assert engine.work.prompt_tokens - before == 2  # the last of the answer had no successor yet
+    assert engine.computed.prompt_tokens - before == 2  # the last of the answer had no successor yet
 
 
 def test_an_answer_ends_at_a_stop_token(plain, likeliest):
@@ -207,9 +209,8 @@ def test_a_cancelled_request_gives_its_room_back(plain, likeliest):
         (Request([1, 17]), "Request.tokens = 17: must be tokens from 0 to 16"),
         (Request([1], -1), "Request.max_tokens = -1: must be a whole number of at least 0"),
         (Request([1], scored_from=2), "Request.scored_from = 2: must be from 1 to 1"),
-        (Request([1, 2], 23), "Request.max_tokens = 23: must be at most 22: the engine keeps 24 tokens"),
     ],
-    ids=lambda value: "",
+    ids=["empty", "long", "vocabulary", "negative", "scores"],
 )
 def test_a_request_that_cannot_be_answered(plain, request_, line):
     """Is refused in a line, and the others are answered."""
@@ -219,3 +220,9 @@ def test_a_request_that_cannot_be_answered(plain, request_, line):
         engine.submit(request_)
     engine.answers([])
     assert kept.reason == "length"
+
+
+def test_a_request_beyond_the_memory(plain):
+    line = r"Request\.max_tokens = 7: must be at most 6: the engine keeps 8 tokens \(TextEngineConfig\.cache_tokens\)"
+    with pytest.raises(SettingError, match=line):
+        engine_of(plain, TextEngineConfig(cache_tokens=8)).submit(Request([1, 2], 7))

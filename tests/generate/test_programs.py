@@ -9,7 +9,7 @@ import pytest
 from swift.data import ByteTokenizer
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
-from swift.generate import GREEDY, Engine, EngineConfig, Gen, Sampling, Writer
+from swift.generate import GREEDY, Gen, Sampling, TextEngine, TextEngineConfig, Writer
 from swift.models import GPT, ModelConfig, plain_logits
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -27,7 +27,7 @@ def weights():
 @pytest.fixture
 def writer(weights):
     gpt, values = weights
-    return Writer(Engine(gpt, EXPERTS, values, EngineConfig(batch=4)), ByteTokenizer())
+    return Writer(TextEngine(gpt, EXPERTS, values, TextEngineConfig(batch=4)), ByteTokenizer())
 
 
 WARM = Sampling(temperature=2.0, top_k=100, seed=1)
@@ -55,7 +55,7 @@ def test_forks_share_their_beginning_and_choose_by_themselves(writer):
     ends = prompt.join(forks)["end"]
     assert len(set(ends)) == 3
     assert [fork.text for fork in forks] == [f"A beginning that all of them share. {end}" for end in ends]
-    assert writer.engine.work.prompt_tokens == len("A beginning that all of them share. ")
+    assert writer.engine.computed.prompt_tokens == len("A beginning that all of them share. ")
 
 
 def test_many_runs_of_a_program_are_those_one_by_one(weights):
@@ -67,10 +67,10 @@ def test_many_runs_of_a_program_are_those_one_by_one(weights):
         return answer, prompt["again"]
 
     questions = [(f"question {number}",) for number in range(7)]
-    writers = [Writer(Engine(*weights[:1], EXPERTS, weights[1]), ByteTokenizer()) for _ in range(2)]
+    writers = [Writer(TextEngine(*weights[:1], EXPERTS, weights[1]), ByteTokenizer()) for _ in range(2)]
     together = writers[0].run(program, questions)
     assert together == [program(writers[1].prompt(), *question) for question in questions]
-    assert writers[0].engine.work.calls < writers[1].engine.work.calls
+    assert writers[0].engine.computed.calls < writers[1].engine.computed.calls
     assert len(set(together)) == 7
 
 

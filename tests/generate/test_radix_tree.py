@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from swift.generate import RadixTree
 
 
-def slots_of(node):
-    return np.concatenate([one.slots for one in node.path]).tolist() if node.path else []
+def pages_of(node):
+    return np.concatenate([one.pages for one in node.path]).tolist() if node.path else []
 
 
 def tokens_of(node):
@@ -31,25 +31,25 @@ actions = st.lists(
 @settings(max_examples=300)
 @given(actions)
 def test_it_holds_what_was_inserted_and_not_evicted(steps):
-    tree, slot_of, locks, next_slot = RadixTree(), {}, [], 0
+    tree, page_of, locks, next_page = RadixTree(), {}, [], 0
     for action, value in steps:
         if action == "insert":
-            unknown = (end for end in range(len(value)) if tuple(value[: end + 1]) not in slot_of)
+            unknown = (end for end in range(len(value)) if tuple(value[: end + 1]) not in page_of)
             expected = next(unknown, len(value))
-            slots = np.arange(next_slot, next_slot + len(value), dtype=np.int32)
-            node, held = tree.insert(value, slots, len(value))
-            slots[:] = -1  # the tree has its own copy
-            next_slot += len(value)
+            pages = np.arange(next_page, next_page + len(value), dtype=np.int32)
+            node, held = tree.insert(value, pages, len(value))
+            pages[:] = -1  # the tree has its own copy
+            next_page += len(value)
             assert held == expected
             for end in range(held, len(value)):
-                slot_of[tuple(value[: end + 1])] = next_slot - len(value) + end
+                page_of[tuple(value[: end + 1])] = next_page - len(value) + end
             assert tokens_of(node) == value
         elif action in ("match", "lock"):
             node, matched = tree.match(value)
-            held = [tuple(value[: end + 1]) in slot_of for end in range(len(value))]
+            held = [tuple(value[: end + 1]) in page_of for end in range(len(value))]
             assert matched == (held.index(False) if False in held else len(value))
             assert tokens_of(node) == value[:matched]
-            assert slots_of(node) == [slot_of[tuple(value[: end + 1])] for end in range(matched)]
+            assert pages_of(node) == [page_of[tuple(value[: end + 1])] for end in range(matched)]
             if action == "lock":
                 tree.lock(node)
                 locks.append((node, value[:matched]))
@@ -57,16 +57,16 @@ def test_it_holds_what_was_inserted_and_not_evicted(steps):
             tree.unlock(locks.pop(value % len(locks))[0])
         elif action == "evict":
             kept = {tuple(text[: end + 1]) for _, text in locks for end in range(len(text))}
-            evictable = len(slot_of) - len(kept)
+            evictable = len(page_of) - len(kept)
             assert tree.num_evictable == evictable
             freed = set(tree.evict(value).tolist())
             assert len(freed) == min(value, evictable)
-            slot_of = {text: slot for text, slot in slot_of.items() if slot not in freed}
-            assert kept <= slot_of.keys()
-            assert all(text[:-1] in slot_of for text in slot_of if len(text) > 1)
+            page_of = {text: page for text, page in page_of.items() if page not in freed}
+            assert kept <= page_of.keys()
+            assert all(text[:-1] in page_of for text in page_of if len(text) > 1)
         for node, text in locks:
             assert tokens_of(node) == text
-    assert tree.num_tokens == len(slot_of)
+    assert tree.num_tokens == len(page_of)
 
 
 def test_what_was_used_last_is_evicted_last():

@@ -1,6 +1,6 @@
-"""The texts at work and the slots of their tokens, which they share where they begin alike.
+"""The texts at work and the pages of their tokens, which they share where they begin alike.
 
-Nothing is computed here. Slots of a fixed number are handed out, so the memory never exceeds its limit.
+Nothing is computed here. Pages of a fixed number are handed out, so the memory never exceeds its limit.
 """
 
 from bisect import bisect_left, insort
@@ -17,19 +17,19 @@ _HEADROOM = 64
 
 
 @dataclass(eq=False)
-class Text:
+class Draft:
     """A text, waiting or at work.
 
     Attributes:
         answer: request and answer.
         number: order of arrival.
         tokens: tokens that the model sees, at most its positions.
-        table: int32[N], slot of each position, for the first ``num_slots``.
+        table: int32[N], page of each position, for the first ``num_pages``.
         node: node of the tree with which the shared part ends; None: nothing is shared.
         num_shared: tokens of the shared part.
-        num_slots: tokens that have a slot.
+        num_pages: tokens that have a page.
         num_own: tokens after the shared part whose keys and values are computed.
-        num_run: tokens that were part of a run since the text was admitted, or needed none; see ``plan_runs``.
+        num_read: tokens that were part of a passage since the text was admitted, or needed none; see ``plan_passages``.
         is_prefilled: whether the text as it was when admitted is computed.
         is_scored: whether the scores of the request's text are there.
     """
@@ -40,9 +40,9 @@ class Text:
     table: np.ndarray
     node: Node | None = None
     num_shared: int = 0
-    num_slots: int = 0
+    num_pages: int = 0
     num_own: int = 0
-    num_run: int = 0
+    num_read: int = 0
     is_prefilled: bool = False
     is_scored: bool = False
 
@@ -70,40 +70,40 @@ class Text:
         return self.answer.request.max_tokens - len(self.answer.tokens)
 
 
-class Texts:
-    """Waiting texts, texts at work, and the slots.
+class Drafts:
+    """Waiting texts, texts at work, and the pages.
 
     Args:
-        num_slots: slots, S.
+        num_pages: pages, S.
         num_columns: columns of a table, N.
         most_at_work: texts at work at most.
         shares: whether texts share what they have in common; without, they are a plain batch.
     """
 
-    def __init__(self, num_slots: int, num_columns: int, most_at_work: int, shares: bool = True):
+    def __init__(self, num_pages: int, num_columns: int, most_at_work: int, shares: bool = True):
         self.tree = RadixTree()
-        self.at_work: list[Text] = []
-        self._free = list(range(num_slots))
+        self.at_work: list[Draft] = []
+        self._free = list(range(num_pages))
         self._num_columns, self._most_at_work, self._shares = num_columns, most_at_work, shares
-        self._waiting: list[tuple[bytes, int, Text]] = []
+        self._waiting: list[tuple[bytes, int, Draft]] = []
         self._last_admitted = b""
         self._num_arrived = 0
 
     @property
     def num_waiting(self) -> int:
-        """Texts that wait."""
+        """Drafts that wait."""
         return len(self._waiting)
 
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing."""
+        """Pages that hold nothing."""
         return len(self._free)
 
     def add(self, answer: Answer) -> None:
         """Adds a text to those that wait."""
         self._num_arrived += 1
         tokens, table = [int(token) for token in answer.request.tokens], np.zeros(self._num_columns, np.int32)
-        self._wait(Text(answer, self._num_arrived, tokens, table))
+        self._wait(Draft(answer, self._num_arrived, tokens, table))
 
     def admit(self) -> None:
         """Puts texts to work while there is room.
@@ -122,11 +122,11 @@ class Texts:
             self._last_admitted = key
             self.at_work.append(text)
 
-    def append(self, tokens: Sequence[tuple[Text, int]], num_positions: int) -> None:
+    def append(self, tokens: Sequence[tuple[Draft, int]], num_positions: int) -> None:
         """Adds a token to each of several texts at work.
 
         Of a text that fills the model's positions the first token is dropped, and all others are computed anew. Where
-        slots are short the texts that came last go back to wait.
+        pages are short the texts that came last go back to wait.
         """
         growing = []
         for text, token in tokens:
@@ -137,9 +137,9 @@ class Texts:
                 growing.append(text)
         for text in sorted(growing, key=lambda text: text.number):
             if text in self.at_work:  # and not gone for one before it
-                self._give_slot(text)
+                self._give_page(text)
 
-    def finish(self, text: Text) -> None:
+    def finish(self, text: Draft) -> None:
         """Ends the work on a text; what was computed stays until its room is needed."""
         self.at_work.remove(text)
         self._release(text)
@@ -152,29 +152,29 @@ class Texts:
                 return
         self._waiting = [entry for entry in self._waiting if entry[2].answer is not answer]
 
-    def _wait(self, text: Text) -> None:
+    def _wait(self, text: Draft) -> None:
         insort(self._waiting, (np.array(text.tokens, ">u4").tobytes(), text.number, text))
 
-    def _start(self, text: Text, shares: bool, headroom: int) -> bool:
-        """Finds slots for a text's tokens; False if that would leave less than the headroom."""
+    def _start(self, text: Draft, shares: bool, headroom: int) -> bool:
+        """Finds pages for a text's tokens; False if that would leave less than the headroom."""
         node, matched = self.tree.match(text.tokens) if shares else (self.tree.root, 0)
         self.tree.lock(node)
-        slots = self._take(len(text.tokens) - matched, headroom)
-        if slots is not None:
-            slots = np.concatenate([*(one.slots for one in node.path), slots])
+        pages = self._take(len(text.tokens) - matched, headroom)
+        if pages is not None:
+            pages = np.concatenate([*(one.pages for one in node.path), pages])
             text.node, text.num_shared = None, 0
             if shares:
-                text.node, text.num_shared = self.tree.insert(text.tokens, slots, 0)[0], len(slots)
+                text.node, text.num_shared = self.tree.insert(text.tokens, pages, 0)[0], len(pages)
                 self.tree.lock(text.node)
-            text.table[: len(slots)] = slots
-            text.num_slots, text.num_own, text.num_run, text.is_prefilled = len(slots), 0, 0, False
+            text.table[: len(pages)] = pages
+            text.num_pages, text.num_own, text.num_read, text.is_prefilled = len(pages), 0, 0, False
         self.tree.unlock(node)
-        return slots is not None
+        return pages is not None
 
-    def _slide(self, text: Text, token: int) -> None:
+    def _slide(self, text: Draft, token: int) -> None:
         tokens = [*text.tokens[1:], token]
         if text.node is None:
-            text.tokens, text.num_own, text.num_run, text.is_prefilled = tokens, 0, 0, False
+            text.tokens, text.num_own, text.num_read, text.is_prefilled = tokens, 0, 0, False
             return
         self._release(text)
         text.tokens = tokens
@@ -182,21 +182,21 @@ class Texts:
             self.at_work.remove(text)
             self._wait(text)
 
-    def _give_slot(self, text: Text) -> None:
-        while (slots := self._take(1)) is None:
+    def _give_page(self, text: Draft) -> None:
+        while (pages := self._take(1)) is None:
             youngest = max(self.at_work, key=lambda other: other.number)
             self._suspend(youngest)
             if youngest is text:
                 return
-        text.table[text.num_slots] = slots[0]
-        text.num_slots += 1
+        text.table[text.num_pages] = pages[0]
+        text.num_pages += 1
 
-    def _suspend(self, text: Text) -> None:
+    def _suspend(self, text: Draft) -> None:
         self.finish(text)
         self._wait(text)
 
-    def _release(self, text: Text) -> None:
-        """Gives the slots of a text back, to the tree where others can share them."""
+    def _release(self, text: Draft) -> None:
+        """Gives the pages of a text back, to the tree where others can share them."""
         first = text.num_shared
         if text.node is not None:
             computed = text.num_computed
@@ -205,11 +205,11 @@ class Texts:
                 self._free += text.table[first:held].tolist()
                 first = computed
             self.tree.unlock(text.node)
-        self._free += text.table[first : text.num_slots].tolist()
-        text.node, text.num_shared, text.num_slots = None, 0, 0
+        self._free += text.table[first : text.num_pages].tolist()
+        text.node, text.num_shared, text.num_pages = None, 0, 0
 
     def _take(self, count: int, headroom: int = 0) -> np.ndarray | None:
-        """Takes slots, evicting what nobody uses; None if that would leave less than the headroom."""
+        """Takes pages, evicting what nobody uses; None if that would leave less than the headroom."""
         if count + headroom > len(self._free) + self.tree.num_evictable:
             return None
         if count > len(self._free):
