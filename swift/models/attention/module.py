@@ -1,15 +1,13 @@
 """Causal self-attention as a module with its norm.
 
-Legend: B sequences, T positions of queries, S of keys, D model dim, H heads, K heads of keys and values,
-C channels of a head.
+Legend: B sequences, T positions, D model dim, H heads, K heads of keys and values, C channels of a head.
 """
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from swift.models.attention.kernels import KERNELS, AttentionKernel
-from swift.models.attention.plain import causal_attention
 from swift.models.config import ModelConfig
 from swift.models.modules import linear, make_norm, residual_std, rms_norm
 from swift.models.rope import Rope
@@ -63,14 +61,3 @@ class Attention(nnx.Module):
         if self.rope is not None:
             query, key = self.rope.rotate(query, position_BT), self.rope.rotate(key, position_BT)
         return query, key, value
-
-    def mix(
-        self,
-        query_BTHC: Float[Array, "B T H C"],
-        key_BSKC: Float[Array, "B S K C"],
-        value_BSKC: Float[Array, "B S K C"],
-        sees_BTS: Bool[Array, "#B T S"],
-    ) -> Float[Array, "B T D"]:
-        """Mixes the values that positions see, and maps them to the residual stream."""
-        mixed = causal_attention(query_BTHC, key_BSKC, value_BSKC, sees_BTS)
-        return self.out(mixed.reshape(*mixed.shape[:2], -1))
