@@ -26,7 +26,7 @@ from swift.cli.options import (
 )
 from swift.errors import SettingError, check_count, renamed_settings
 from swift.files import replace_file
-from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, num_plans, plans_to_prepare
+from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, in_shape, num_plans, plans_to_prepare, shape_of
 from swift.schedules.plans import COST_NAMES, document
 from swift.tools.draw import counted, draw_chart, summarize
 from swift.topology import Topology
@@ -109,9 +109,10 @@ def _problem(options: argparse.Namespace) -> Problem:
     topology, failed = Topology(options.pipelines, options.stages), workers_of("--fail", options.fail)
     microbatches, costs = microbatches_of(options.microbatches), costs_of(options.costs)
     cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
-    chunks, holders = cut.chunks(topology, failed, costs)
+    shape = shape_of(options.solver, topology.num_stages)
+    chunks, holders = cut.chunks(topology, failed, costs, shape)
     most = microbatches if isinstance(microbatches, int) else max(microbatches)
-    num_parts = max(options.stages, len(chunks), options.blocks or 0 if options.adapt else 0)
+    num_parts = max(len(shape), len(chunks), options.blocks or 0 if options.adapt else 0)
     num_ops = 3 * options.pipelines * num_parts * most * options.iterations
     if num_ops > MAX_OPS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
@@ -131,7 +132,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     if options.memory_limit == math.inf:
         raise SettingError("--memory-limit", options.memory_limit, "is no limit: leave the option out for none")
     with renamed_settings({"Problem.memory_limit": "--memory-limit"}):
-        return problem.limited(options.memory_limit)
+        return (problem if chunks else in_shape(options.solver, problem)).limited(options.memory_limit)
 
 
 def _planner(options: argparse.Namespace) -> Callable[[Problem], Schedule]:

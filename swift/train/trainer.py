@@ -210,7 +210,9 @@ def _announce(
     )
     record.plan(done, engine.steps)
     workers = (
-        f"{topology.num_pipelines} pipelines x {cuts_text(experiment.cuts)} x " if not spec.is_single_worker else ""
+        f"{topology.num_pipelines} pipelines x {cuts_text(experiment.cuts, topology.num_stages)} x "
+        if not spec.is_single_worker
+        else ""
     )
     note(
         f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {experiment.ranks} expert "

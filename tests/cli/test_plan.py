@@ -167,6 +167,24 @@ def test_a_baseline_plans_for_no_failure(refusal, facts, solver):
     assert told["period"] >= told["lower_bound"]
 
 
+def test_two_runs_a_worker(facts, refusal):
+    told = facts(f"{COMMAND} --solver v --memory-limit 4")
+    assert told["stage_of_chunk"] == [[0, 1, 2, 3, 3, 2, 1, 0]] * 3
+    assert told["period"] == told["lower_bound"] == 27.0
+    assert max(told["peak_memory"].values()) <= 4.0
+    told = facts(f"{SOUND} --solver v --blocks 9 --head 1")
+    assert told["blocks"]["0:0"] == [[0, 2], [8, 9]]
+    line = refusal(*SOUND.split(), "--solver", "v", "--blocks", "7")
+    assert line == "--stages = 4: must be at most --blocks = 7 / 2: every run of blocks needs one"
+    line = refusal(*SOUND.split(), "--solver", "v", "--blocks", "8", "--cut", "2,2,2,2")
+    assert line == (
+        "--cut = '2,2,2,2': must be one number of blocks for each of the 8 runs, of stages (0, 1, 2, 3, 3, 2, 1, 0)"
+    )
+    cuts = ["2,1,1,1,1,1,1,1", "1,2,1,1,1,1,1,1", "1,1,2,1,1,1,1,1"]
+    line = refusal(*SOUND.split(), "--solver", "v", "--blocks", "9", "--cut", *cuts)
+    assert line.endswith("v plans chunks in a V, 0, 1, ... and back, the same ones in all pipelines")
+
+
 def test_a_planners_word_on_memory_is_told_by_the_option(refusal, monkeypatch):
     def refuse(problem):
         raise SettingError("Problem.memory_limit", problem.memory_limit, "the least is 6")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import PLANNERS, Costs, Kind, Problem, adaptive, lower, one_f_one_b, peak_memory
+from swift.schedules import PLANNERS, Costs, Kind, Problem, adaptive, lower, one_f_one_b, peak_memory, shape_of
 from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
 from swift.topology import Topology
 
@@ -70,8 +70,10 @@ def test_stashes_take_what_the_planner_said(name, most, failed):
     """Between ticks, to the byte. Within a tick B writes its stash beside what it reads; planners say over it."""
     if failed and name in ("gpipe", "one_f_one_b", "zero_bubble"):
         pytest.skip("plans no failures")
-    limit = None if most is None else most * COSTS.microbatch_peak
-    schedule = PLANNERS[name](Problem(Topology(3, 4), 6, frozenset(failed), COSTS, limit))
+    shape = shape_of(name, 4)
+    limit = None if most is None else most * COSTS.microbatch_peak * len(shape) / 4
+    problem = Problem(Topology(3, 4), 6, frozenset(failed), COSTS, limit, stage_of_chunk=(shape,) * 3)
+    schedule = PLANNERS[name](problem)
     held, planned = held_bytes(lower(schedule), SIZES), planned_bytes(schedule)
     np.testing.assert_array_equal(held.between_ticks_R, planned)
     assert (planned <= held.within_ticks_R).all()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import PLANNERS, Kind, Problem, Schedule, lower_bound, peak_memory, period
+from swift.schedules import PLANNERS, Kind, Problem, Schedule, in_shape, lower_bound, peak_memory, period
 from swift.schedules.ops import Op, TimedOp
 from swift.schedules.planners.baselines import one_f_one_b
 from swift.schedules.verify import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
@@ -301,7 +301,7 @@ def test_a_staggered_schedule_is_none_without_staggering(problems, random_schedu
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_every_planner_gives_valid_schedules(problems, name, data):
-    problem = data.draw(problems(most_failed=0 if name in FAULT_FREE else 3))
+    problem = in_shape(name, data.draw(problems(most_failed=0 if name in FAULT_FREE else 3)))
     schedule = PLANNERS[name](problem)
     verify(schedule)
     flags = {"decoupled": schedule.problem.decoupled, "staggered": schedule.problem.staggered}

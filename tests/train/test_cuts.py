@@ -75,6 +75,15 @@ APART = {
     "checkpoint": CheckpointConfig(every=2, num_kept=5),
 }
 """Two pipelines that are cut differently, one of which runs most of the same micro-batches."""
+TWO_RUNS = {
+    "topology": Topology(2, 2, 2),
+    "num_microbatches": 2,
+    "cut": None,
+    "planner": "v",
+    "checkpoint": CheckpointConfig(every=2, num_kept=5),
+    "failures": ("step 5: fail 0:1", "step 6: rejoin 0:1"),
+}
+"""Two pipelines whose workers hold two runs of a layer each, one of which is lost for a step."""
 
 
 @pytest.mark.parametrize(
@@ -83,8 +92,9 @@ APART = {
         {"cut": (1, 3)},
         APART,
         pytest.param({**APART, "failures": ("step 5: fail 0:1", "step 6: rejoin 0:1")}, marks=pytest.mark.slow),
+        pytest.param(TWO_RUNS, marks=pytest.mark.slow),
     ],
-    ids=["cut", "pipelines", "failure"],
+    ids=["cut", "pipelines", "failure", "two runs"],
 )
 def test_a_run_goes_on_with_another_cut(experiment, whole, tmp_path, changes):
     half = shutil.copytree(whole, tmp_path / "half")

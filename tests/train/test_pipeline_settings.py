@@ -54,6 +54,18 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
         ),
         ({"layers": 3, "cut": ((2, 1), 3)}, "Experiment.cut[1] = 3: must be 2 numbers of layers"),
         (
+            {"layers": 3, "planner": "v"},
+            "Topology.num_stages = 2: must be at most ModelConfig.num_layers = 3 / 2: every run needs a layer",
+        ),
+        (
+            {"layers": 4, "planner": "v", "cut": (2, 2)},
+            "Experiment.cut = (2, 2): must be Topology.num_stages = 2 times 2 numbers",
+        ),
+        (
+            {"layers": 5, "planner": "v", "cut": ((2, 1, 1, 1), (1, 2, 1, 1))},
+            "Experiment.planner = 'v': plans pipelines that are alike, and Experiment.cut differs between them",
+        ),
+        (
             {"layers": 3, "cut": ((2, 1), (1, 2)), "move_roles": True},
             "Experiment.move_roles = True: must be False where Experiment.cut differs between pipelines",
         ),
@@ -232,3 +244,13 @@ def test_a_rank_alone_has_nobody_to_keep_its_snapshots():
 def test_a_planner_for_no_failures_runs_what_is_left_of_a_pipeline():
     failures = ("step 2: fail 0:0 rank 1",)
     assert make(pipelines=1, planner="gpipe", failures=failures).failures == failures
+
+
+def test_two_runs_of_layers_a_stage():
+    """The first and the last on stage 0; checkpoints are cut into stages of one run, whatever the planner."""
+    one = make(layers=7, pattern=(False, *[True] * 6), planner="v", cut=(1, 2, 3, 1))
+    assert one.chunks.stage_DC == ((0, 1, 1, 0),) * 2
+    assert one.chunks.blocks == ((0, 6), (1, 2, 3, 4, 5))
+    assert one.blocks == make(layers=7, pattern=(False, *[True] * 6)).blocks
+    assert make(layers=8, planner="v").chunks.sizes == (2, 2, 2, 2)
+    assert make(stages=1, planner="v").chunks == make(stages=1).chunks

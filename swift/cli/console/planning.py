@@ -104,7 +104,8 @@ def add_plan(commands: Any) -> None:
         "--solver",
         default="adaptive",
         metavar="NAME",
-        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases); without failures also "
+        help="adaptive, lockstep (to run as one SPMD program), milp (exact, for small cases), v (two runs of blocks a "
+        "worker: the first and the last of the model on stage 0, and so on inwards); without failures also "
         "gpipe, one_f_one_b, zero_bubble (default: %(default)s)",
     )
     plan.add_argument("--no-decouple", action="store_true", help="tie every W to its B, as a plain backward pass does")

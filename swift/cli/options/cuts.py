@@ -25,12 +25,18 @@ class BlockOptions:
     head: float
 
     def chunks(
-        self, topology: Topology, failed: frozenset[Worker], costs: Costs
+        self, topology: Topology, failed: frozenset[Worker], costs: Costs, shape: tuple[int, ...]
     ) -> tuple[tuple[Chunk, ...], tuple[tuple[int, ...], ...]]:
-        """Returns ``Problem.chunks`` and ``Problem.stage_of_chunk``; ``costs`` are those of a stage of average size.
+        """Returns ``Problem.chunks`` and ``Problem.stage_of_chunk``, both empty without ``--blocks``.
+
+        Args:
+            topology: pipelines and stages.
+            failed: failed workers.
+            costs: costs of a stage of average size.
+            shape: stage of each run of blocks, in the order of the model.
 
         Raises:
-            SettingError: there are more stages than blocks, a stage without a block, or a cut does not add up.
+            SettingError: there are more runs than blocks, a run without a block, or a cut does not add up.
         """
         if self.num_blocks is None:
             for option, is_set in (("--cut", self.cuts), ("--embedding", self.embedding), ("--head", self.head)):
@@ -39,7 +45,8 @@ class BlockOptions:
             return (), ()
         for option, number in (("--embedding", self.embedding), ("--head", self.head)):
             check_number(option, number, least=0)
-        sizes, holders = common_chunks(self._cuts(self.num_blocks, topology, failed))
+        sizes, runs = common_chunks(self._cuts(self.num_blocks, topology, failed, shape))
+        holders = tuple(tuple(shape[run] for run in of_pipeline) for of_pipeline in runs)
         return self._sized(sizes, self.num_blocks, topology, costs), holders
 
     def blocks(self, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
@@ -60,19 +67,23 @@ class BlockOptions:
             for size, (more_f, more_b) in zip(sizes, more, strict=True)
         )
 
-    def _cuts(self, num_blocks: int, topology: Topology, failed: frozenset[Worker]) -> list[tuple[int, ...]]:
+    def _cuts(
+        self, num_blocks: int, topology: Topology, failed: frozenset[Worker], shape: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
         D, P = topology.num_pipelines, topology.num_stages
         check_count("--blocks", num_blocks, least=1)
         if self.cuts is None:
-            if num_blocks < P:
-                raise SettingError("--stages", P, f"must be at most --blocks = {num_blocks}: every stage needs a block")
-            return [cut_by_costs([1.0] * num_blocks, P, self.embedding, self.head)] * D
+            if num_blocks < len(shape):
+                most, each = f"--blocks = {num_blocks}", "" if len(shape) == P else f" / {len(shape) // P}"
+                needs = "every stage needs a block" if len(shape) == P else "every run of blocks needs one"
+                raise SettingError("--stages", P, f"must be at most {most}{each}: {needs}")
+            return [cut_by_costs([1.0] * num_blocks, len(shape), self.embedding, self.head)] * D
         if len(self.cuts) not in (1, D):
             raise SettingError("--cut", " ".join(self.cuts), f"must be one cut, or one for each of the {D} pipelines")
-        cuts = [_cut(text, num_blocks, P) for text in self.cuts]
+        cuts = [_cut(text, num_blocks, shape) for text in self.cuts]
         cuts *= D if len(cuts) == 1 else 1
         for d, cut in enumerate(cuts):
-            for p, size in enumerate(cut):
+            for p, size in zip(shape, cut, strict=True):
                 if not size and (d, p) not in failed:
                     text = self.cuts[d if len(self.cuts) > 1 else 0]
                     raise SettingError("--cut", text, f"must give stage {p} a block, as its worker {d}:{p} is not down")
@@ -89,10 +100,11 @@ def microbatches_of(text: str) -> int | tuple[int, ...]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _cut(text: str, num_blocks: int, num_stages: int) -> tuple[int, ...]:
+def _cut(text: str, num_blocks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     sizes = _numbers("--cut", text, "must be numbers of blocks, such as 16,15,15,15")
-    if len(sizes) != num_stages:
-        raise SettingError("--cut", text, f"must be one number of blocks for each of the {num_stages} stages")
+    if len(sizes) != len(shape):
+        of_what = f"{len(shape)} stages" if len(set(shape)) == len(shape) else f"{len(shape)} runs, of stages {shape}"
+        raise SettingError("--cut", text, f"must be one number of blocks for each of the {of_what}")
     if sum(sizes) != num_blocks:
         raise SettingError("--cut", text, f"must add up to --blocks = {num_blocks}, and adds up to {sum(sizes)}")
     return sizes

@@ -52,31 +52,36 @@ class Cut(BlockRows):
         return f"{self.num_stages} stages{sizes * (len(set(self.sizes)) > 1)}"
 
 
-def make_cut(moe_layers: Sequence[bool], num_stages: int, sizes: Sequence[int] | None, setting: str) -> Cut:
+def make_cut(
+    moe_layers: Sequence[bool], num_stages: int, sizes: Sequence[int] | None, setting: str, num_runs: int = 1
+) -> Cut:
     """Makes the cut that a user gave by its numbers of blocks.
 
     Args:
         moe_layers: True for each block of the model that is a mixture of experts.
         num_stages: P.
-        sizes: number of blocks of each stage; None: equally many.
+        sizes: number of blocks of each stage, or of each run of blocks; None: equally many.
         setting: name of the setting, for errors.
+        num_runs: runs of blocks of a stage. The cut then has that many parts for each of them.
 
     Raises:
-        SettingError: there are more stages than blocks, a stage without a block, or the numbers do not add up.
+        SettingError: there are more parts than blocks, a part without a block, or the numbers do not add up.
     """
-    num_layers = len(moe_layers)
-    if num_stages > num_layers:
-        allowed = f"must be at most ModelConfig.num_layers = {num_layers}: every stage needs a layer"
+    num_layers, num_parts = len(moe_layers), num_stages * num_runs
+    part, divided = ("stage", "") if num_runs == 1 else ("run", f" / {num_runs}")
+    if num_parts > num_layers:
+        allowed = f"must be at most ModelConfig.num_layers = {num_layers}{divided}: every {part} needs a layer"
         raise SettingError("Topology.num_stages", num_stages, allowed)
     if sizes is None:
-        sizes = [num_layers // num_stages] * num_stages
+        sizes = [num_layers // num_parts] * num_parts
     if not isinstance(sizes, tuple | list):  # gin passes what the user wrote
-        raise SettingError(setting, sizes, f"must be {num_stages} numbers of layers")
+        raise SettingError(setting, sizes, f"must be {num_parts} numbers of layers")
     sizes = tuple(sizes)
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
-        raise SettingError(setting, sizes, "must be whole numbers of at least 1: every stage needs a layer")
-    if len(sizes) != num_stages:
-        raise SettingError(setting, sizes, f"must be Topology.num_stages = {num_stages} numbers")
+        raise SettingError(setting, sizes, f"must be whole numbers of at least 1: every {part} needs a layer")
+    if len(sizes) != num_parts:
+        product = "" if num_runs == 1 else f" times {num_runs}"
+        raise SettingError(setting, sizes, f"must be Topology.num_stages = {num_stages}{product} numbers")
     if sum(sizes) != num_layers:
         allowed = f"must add up to ModelConfig.num_layers = {num_layers}, and add up to {sum(sizes)}"
         raise SettingError(setting, sizes, allowed)

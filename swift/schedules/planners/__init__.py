@@ -1,19 +1,31 @@
 """Planners, from a problem to a schedule.
 
 ``adaptive`` is ReCycle's planner, built on ``list_scheduling`` and ``search``; ``lockstep`` plans for execution as one
-SPMD program; ``milp`` is exact; ``baselines`` plan without failures. ``registry`` lists them by name.
+SPMD program; ``milp`` is exact; ``baselines`` plan without failures; ``two_runs`` has the planner ``v``, for two runs
+of blocks a worker. ``registry`` lists them by name.
 """
 
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, OwnPlanner, Planner, plan_with
+from swift.schedules.planners.registry import (
+    FAULT_FREE,
+    PLANNERS,
+    SHAPES,
+    OwnPlanner,
+    Planner,
+    in_shape,
+    plan_with,
+    shape_of,
+)
 from swift.schedules.planners.search import first_policies
+from swift.schedules.planners.two_runs import v
 
 __all__ = [
     "FAULT_FREE",
     "PLANNERS",
+    "SHAPES",
     "Listing",
     "OwnPlanner",
     "Planner",
@@ -21,10 +33,13 @@ __all__ = [
     "adaptive",
     "first_policies",
     "gpipe",
+    "in_shape",
     "list_schedule",
     "lockstep",
     "names_of",
     "one_f_one_b",
     "plan_with",
+    "shape_of",
+    "v",
     "zero_bubble",
 ]

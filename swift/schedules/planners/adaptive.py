@@ -22,14 +22,21 @@ _MAX_OPS = 400_000
 
 def adaptive(problem: Problem) -> Schedule:
     """Plans a schedule of the live workers, as close to ``tight_bound`` as a search of about a second gets."""
-    return Schedule.planned(problem, "adaptive", _plan_with_inboxes)
+    return Schedule.planned(problem, "adaptive", adaptive_round)
 
 
-def _plan_with_inboxes(problem: Problem) -> Round:
-    """Plans with a reduced memory limit for stashes: the largest with which stashes and inboxes fit together."""
-    limit, costs = problem.memory_limit, problem.costs
+def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
+    """Plans the round that ``adaptive`` repeats.
+
+    With messages, this is planned with a reduced memory limit for stashes: the largest with which both fit together.
+
+    Args:
+        problem: problem to plan.
+        max_ops: limit on the ops scheduled during the search; None: about a second's worth.
+    """
+    limit, costs, max_ops = problem.memory_limit, problem.costs, max_ops or _MAX_OPS
     if limit is None or not costs.inbox:
-        return _plan(problem, _MAX_OPS)
+        return _plan(problem, max_ops)
     stash = float(problem.stash_2P.max())
     # What a single micro-batch takes without its message.
     alone = problem.microbatch_peak - costs.inbox
@@ -37,14 +44,14 @@ def _plan_with_inboxes(problem: Problem) -> Round:
     most = min(
         problem.total_microbatches * problem.num_chunks if problem.stage_of_chunk else problem.total_microbatches, most
     )
-    num_tries = max(2, min(most.bit_length(), 5 * _MAX_OPS // problem.num_ops // LEAST_TRIALS))
+    num_tries = max(2, min(most.bit_length(), 5 * max_ops // problem.num_ops // LEAST_TRIALS))
     held, best = most, _one_after_another(problem)
     for _ in range(num_tries):
         if least > most:
             break
         # Messages are counted afterwards, because their times are not known earlier.
         stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=max(alone, held * stash))
-        found = _plan(stashes, _MAX_OPS // num_tries)
+        found = _plan(stashes, max_ops // num_tries)
         if fits(problem, found):
             least = held + 1
             best = min(best, found, key=lambda one: one.period)

@@ -2,12 +2,15 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from swift.errors import SettingError, first_line
+from swift.schedules.chunks import Chunk
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.two_runs import v, v_shape
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 from swift.schedules.verify import ScheduleError, verify
@@ -29,10 +32,15 @@ PLANNERS: Mapping[str, Planner] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,
+    "v": v,
 }
 
 FAULT_FREE = frozenset({"gpipe", "one_f_one_b", "zero_bubble"})
 """Planners that accept only problems without failures."""
+
+
+SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"v": v_shape}
+"""Planners for several runs of blocks a worker: the stage of each chunk, by the number of stages."""
 
 
 class OwnPlanner(Protocol):
@@ -79,3 +87,29 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     except ScheduleError as error:
         raise SettingError("planner", planner.name, f"must make valid schedules: {error}") from error
     return schedule
+
+
+def shape_of(planner: str | OwnPlanner, num_stages: int) -> tuple[int, ...]:
+    """Lists the stage of each chunk, where all pipelines are alike: one chunk a stage, unless the planner is for more.
+
+    >>> shape_of("adaptive", 3), shape_of("v", 3)
+    ((0, 1, 2), (0, 1, 2, 2, 1, 0))
+    """
+    shape = SHAPES.get(planner) if isinstance(planner, str) else None
+    return tuple(range(num_stages)) if shape is None else shape(num_stages)
+
+
+def in_shape(planner: str | OwnPlanner, problem: Problem) -> Problem:
+    """Cuts the stages of a problem into the runs that a planner is for, all of one size.
+
+    Args:
+        planner: name in ``PLANNERS``, or a user's planner.
+        problem: problem with one chunk on each stage, all alike.
+    """
+    shape = shape_of(planner, problem.num_stages)
+    if len(shape) == problem.num_stages:
+        return problem
+    assert problem.is_plain, "the stages are cut already"
+    assert not problem.chunks, "the stages are not alike"
+    halves = (Chunk.of_size(problem.num_stages / len(shape)),) * len(shape)
+    return replace(problem, chunks=halves, stage_of_chunk=(shape,) * problem.num_pipelines)

@@ -13,6 +13,7 @@ from swift.errors import SettingError
 from swift.mesh import collectives, live_mesh
 from swift.models import choose_kernel
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
+from swift.schedules import SHAPES
 from swift.tools.pod_compile.devices import described_devices
 from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, tokens
 from swift.tools.pod_compile.interconnect import Interconnect
@@ -41,6 +42,9 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
     if not experiment.chunks.is_one_cut:
         allowed = "must be one for all pipelines, to be compiled for a pod"
         raise SettingError("Experiment.cut", experiment.cut, allowed)
+    if experiment.planner in SHAPES:
+        allowed = "plans two runs of layers a worker, which is not compiled for a pod"
+        raise SettingError("Experiment.planner", experiment.planner, allowed)
     topology = experiment.topology
     if topology.num_devices != pod.num_devices:
         shape = f"{topology.num_pipelines} x {topology.num_stages} x {topology.num_expert_ranks}"

@@ -10,7 +10,7 @@ from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import RankKind
 from swift.models import KERNELS, Chunks, ModelConfig
-from swift.schedules import FAULT_FREE, PLANNERS, OwnPlanner
+from swift.schedules import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
 from swift.topology import Topology
 
 _PARTS = {
@@ -128,11 +128,14 @@ def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, n
         raise SettingError(setting, microbatches, f"must add up to {mean}, and add up to {sum(microbatches)}")
 
 
-def check_cuts(chunks: Chunks, *, move_roles: bool) -> None:
-    """Raises SettingError if workers may change their stage, and stages differ between pipelines."""
+def check_cuts(chunks: Chunks, planner: str | OwnPlanner, *, move_roles: bool) -> None:
+    """Raises SettingError if stages differ between pipelines where workers may change theirs, or have several runs."""
     if move_roles and not chunks.is_one_cut:
         allowed = "must be False where Experiment.cut differs between pipelines"
         raise SettingError("Experiment.move_roles", move_roles, allowed)
+    if isinstance(planner, str) and planner in SHAPES and not chunks.is_one_cut:
+        allowed = "plans pipelines that are alike, and Experiment.cut differs between them"
+        raise SettingError("Experiment.planner", planner, allowed)
 
 
 def check_window(window: int, num_steps: int, eval_every: int, checkpoint: CheckpointConfig) -> None:

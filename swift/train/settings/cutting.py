@@ -1,4 +1,4 @@
-"""The cuts of a model into stages: the user's, or computed from the costs of its layers."""
+"""The cuts of a model into stages or runs of layers: the user's, or computed from the costs of its layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,55 +11,67 @@ from swift.topology import Topology
 
 
 def cut_model(
-    model: ModelConfig, experts: ExpertConfig, vocab_size: int, topology: Topology, sizes: Any
+    model: ModelConfig,
+    experts: ExpertConfig,
+    vocab_size: int,
+    topology: Topology,
+    sizes: Any,
+    shape: Sequence[int] | None = None,
 ) -> tuple[Cut, ...]:
-    """Cuts a model into stages, for each pipeline.
+    """Cuts a model into stages, or into runs of layers, for each pipeline.
 
     Args:
         model: shape of the model.
         experts: settings of its expert layers.
         vocab_size: size of the vocabulary.
         topology: pipelines and stages.
-        sizes: layers of each stage, or such a list for each pipeline. None: equally many if that makes all stages
-            alike; otherwise the cut that makes the longest stage as short as possible.
+        sizes: layers of each part, or such a list for each pipeline. None: equally many if that makes all parts alike;
+            otherwise the cut that makes the longest part as short as possible.
+        shape: stage of each part; None: the parts are the stages.
 
     Raises:
-        SettingError: there are more stages than layers, a stage without a layer, or the sizes do not add up.
+        SettingError: there are more parts than layers, a part without a layer, or the sizes do not add up.
     """
     num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
+    num_parts = num_stages if shape is None else len(shape)
+    num_runs = num_parts // num_stages
     if isinstance(sizes, tuple | list) and any(isinstance(one, tuple | list) for one in sizes):
         if len(sizes) != num_pipelines:
             allowed = f"must have one list of numbers for each of Topology.num_pipelines = {num_pipelines}"
             raise SettingError("Experiment.cut", sizes, allowed)
         return tuple(
-            make_cut(model.moe_layers, num_stages, () if one is None else one, f"Experiment.cut[{d}]")
+            make_cut(model.moe_layers, num_stages, () if one is None else one, f"Experiment.cut[{d}]", num_runs)
             for d, one in enumerate(sizes)
         )
-    if sizes is None and num_stages < model.num_layers and not _are_alike(model, num_stages):
+    if sizes is None and num_parts < model.num_layers and not _are_alike(model, num_parts):
         costs, first, last = layer_costs(model, experts, vocab_size)
-        sizes = cut_by_costs(costs, num_stages, first, last)
-    return (make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut"),) * num_pipelines
+        sizes = cut_by_costs(costs, num_parts, first, last)
+    return (make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut", num_runs),) * num_pipelines
 
 
-def chunks_of(cuts: Sequence[Cut]) -> Chunks:
-    """Finds the chunks of pipelines with these cuts."""
-    return Chunks(cuts[0].moe_layers, *common_chunks([cut.sizes for cut in cuts]))
+def chunks_of(cuts: Sequence[Cut], shape: Sequence[int]) -> Chunks:
+    """Finds the chunks of pipelines with these cuts, whose parts are on the stages that ``shape`` lists."""
+    sizes, parts = common_chunks([cut.sizes for cut in cuts])
+    return Chunks(cuts[0].moe_layers, sizes, tuple(tuple(shape[part] for part in mine) for mine in parts))
 
 
-def cuts_text(cuts: Sequence[Cut]) -> str:
+def cuts_text(cuts: Sequence[Cut], num_stages: int) -> str:
     """Describes the stages of all pipelines.
 
-    >>> cuts_text([Cut((True,) * 4, (3, 1)), Cut((True,) * 4, (1, 3))])
+    >>> cuts_text([Cut((True,) * 4, (3, 1)), Cut((True,) * 4, (1, 3))], 2)
     '2 stages (3, 1; 1, 3 layers)'
+    >>> cuts_text([Cut((True,) * 4, (1, 1, 1, 1))] * 2, 2)
+    '2 stages of 2 runs (1, 1, 1, 1 layers)'
     """
-    if len(set(cuts)) == 1:
+    num_runs = cuts[0].num_stages // num_stages
+    if len(set(cuts)) == 1 and num_runs == 1:
         return cuts[0].text
-    sizes = "; ".join(", ".join(map(str, cut.sizes)) for cut in cuts)
-    return f"{cuts[0].num_stages} stages ({sizes} layers)"
+    sizes = "; ".join(", ".join(map(str, cut.sizes)) for cut in (cuts if len(set(cuts)) > 1 else cuts[:1]))
+    return f"{num_stages} stages{f' of {num_runs} runs' if num_runs > 1 else ''} ({sizes} layers)"
 
 
 def layers_of_stages(cuts: Sequence[Cut]) -> list[Any]:
-    """Numbers of layers of each stage, for JSON; by pipeline if they are cut differently."""
+    """Numbers of layers of each stage, or of each run, for JSON; by pipeline if they are cut differently."""
     return list(cuts[0].sizes) if len(set(cuts)) == 1 else [list(cut.sizes) for cut in cuts]
 
 
@@ -81,7 +93,7 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     return costs, vocabulary, 3 * vocabulary
 
 
-def _are_alike(model: ModelConfig, num_stages: int) -> bool:
-    if model.num_layers % num_stages:
+def _are_alike(model: ModelConfig, num_parts: int) -> bool:
+    if model.num_layers % num_parts:
         return False
-    return make_cut(model.moe_layers, num_stages, None, "Experiment.cut").is_uniform
+    return make_cut(model.moe_layers, num_parts, None, "Experiment.cut").is_uniform

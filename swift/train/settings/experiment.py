@@ -22,7 +22,7 @@ from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Chunks, Cut, ModelConfig, choose_kernel, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, plan_costs, sequences_per_rank
-from swift.schedules import Chunk, Costs, OwnPlanner, Problem
+from swift.schedules import Chunk, Costs, OwnPlanner, Problem, shape_of
 from swift.topology import Topology, Worker
 from swift.train.settings import compatibility
 from swift.train.settings.cutting import chunks_of, cut_model
@@ -51,15 +51,16 @@ class Experiment:
         num_steps: number of iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
         microbatches: where they differ, those of each pipeline, such as ``(17, 17, 17, 13)`` if the mean is 16.
-        planner: planner of a pipeline's schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``.
+        planner: planner of a pipeline's schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``. With
+            ``v`` stages hold two runs of layers: stage 0 the model's first and last, and so on inwards.
         window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
             which a gradient would have been clipped is run again, one iteration after the other.
         memory_limit: memory that the plan gives a worker, as a multiple of what F keeps of one micro-batch; None: no
             limit. Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the
             events.
         remat: keep only a layer's input for the backward pass, and compute the rest again: a third more FLOPs.
-        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``. None:
-            equally many if that makes all stages alike; otherwise so that the longest stage is as short as possible.
+        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``; of each
+            run with the planner ``v``. None: equally many if that makes all alike; otherwise the longest is shortest.
         failures: workers (pipeline:stage) that fail or rejoin before an iteration, such as ``['step 20: fail 1:2',
             'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
             within a window lasts for the whole window.
@@ -111,7 +112,7 @@ class Experiment:
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
         compatibility.check_microbatches(self.microbatches, self.topology, self.num_microbatches)
-        compatibility.check_cuts(self.chunks, move_roles=self.move_roles)
+        compatibility.check_cuts(self.chunks, self.planner, move_roles=self.move_roles)
         # Refused here, before anything is written or JAX has started.
         compatibility.check_warmup(self.optimizer, self.num_steps)
         learning_rate(self.optimizer, self.num_steps)
@@ -272,22 +273,25 @@ class Experiment:
     @cached_property
     def chunks(self) -> Chunks:
         """Chunks of the model, and which workers hold them."""
-        return chunks_of(self.cuts)
+        return chunks_of(self.cuts, shape_of(self.planner, self.topology.num_stages))
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: those of the model, or as many as the tokenizer has tokens."""
         return self.data.vocab_size if self.model.vocab_size is None else self.model.vocab_size
 
-    @property
+    @cached_property
     def blocks(self) -> Cut:
-        """Layers of each stage of the first pipeline, and of a checkpoint."""
-        return self.cuts[0]
+        """Layers of each stage of a checkpoint, which are those of the first pipeline if they are one run each."""
+        if self.cuts[0].num_stages == self.topology.num_stages:
+            return self.cuts[0]
+        return cut_model(self.model, self.experts, self.vocab_size, self.topology, None)[0]
 
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
-        """Layers of each stage, by pipeline."""
-        return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut)
+        """Layers of each stage, or of each run of layers where stages hold several, by pipeline."""
+        shape = shape_of(self.planner, self.topology.num_stages)
+        return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut, shape)
 
     def _layouts(self, gpt: GPT) -> dict[str, Layout]:
         way = "static" if isinstance(self.placement, Static) else "moving"
