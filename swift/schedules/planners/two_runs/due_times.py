@@ -23,7 +23,7 @@ F, B, W = Kind.F, Kind.B, Kind.W
 
 @dataclass(frozen=True)
 class Filling:
-    """What a worker does where it would wait.
+    """The choices of a worker where it would wait.
 
     Attributes:
         patience: it waits if its next input will arrive before another op has run for this share of its time.
