@@ -6,7 +6,7 @@ from typing import Any
 
 GROUPS = {
     "train": ("loss", "aux_loss", "validation_loss", "grad_norm", "learning_rate"),
-    "speed": ("step_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
+    "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
     "experts": (
         *("tokens", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
         *("drop_share", "load_imbalance"),

@@ -91,10 +91,18 @@ class StateKeeper(Protocol):
 
 
 class _Upcoming(NamedTuple):
-    """The batches of the next window, or why they cannot be read."""
+    """The batches of the next window, or why they cannot be read, and the seconds that reading them took."""
 
     batches: list[Batch]
     error: str | None = None
+    read_s: float = 0.0
+
+
+class _Times(NamedTuple):
+    """Seconds of an iteration, and those in which its batch was read."""
+
+    step_s: float
+    input_s: float
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class TrainLoop:
         start, upcoming, rows = done, None, list[DeviceBatch]()
         while not self.live.is_over(done):
             begun = time.perf_counter()
-            batches, error = upcoming or self._read(done)
+            batches, error, read_s = upcoming or self._read(done)
             if error is not None:
                 self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
@@ -138,7 +146,8 @@ class TrainLoop:
             with self.live.window(first, last):
                 outcome, upcoming, rows = self._compute(state, batches, [] if is_moved else rows, last)
             done, state = last, outcome.state
-            records = self._records(outcome, first, (time.perf_counter() - begun) / len(batches))
+            took_s = time.perf_counter() - begun
+            records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
             self.keeper.computed(state, done, records)
             try:
                 self.finish(state, done, records)
@@ -192,11 +201,12 @@ class TrainLoop:
 
     def _read(self, done: int) -> _Upcoming:
         """Reads the batches of the window after ``done`` iterations; an error is raised when the window begins."""
+        begun = time.perf_counter()
         try:
             batches = [self.train.batch(step) for step in range(done, done + self.live.window_after(done))]
         except DataError as error:
             return _Upcoming([], str(error))
-        return _Upcoming(batches)
+        return _Upcoming(batches, None, time.perf_counter() - begun)
 
     def _compute(
         self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch], last: int
@@ -215,12 +225,12 @@ class TrainLoop:
             jax.block_until_ready(outcome.state)
         return outcome, upcoming, rows
 
-    def _records(self, outcome: WindowResult, first: int, step_s: float) -> list[dict[str, Any]]:
-        """Makes the records of a window's iterations, ``step_s`` seconds each."""
+    def _records(self, outcome: WindowResult, first: int, times: _Times) -> list[dict[str, Any]]:
+        """Makes the records of a window's iterations."""
         steps = self.live.steps
         of_plan = plan_record(steps, self.live.period_ratio, was_discarded=outcome.was_discarded)
         return [
-            step_record(step, metrics, step_s, steps.spec) | of_plan
+            step_record(step, metrics, times.step_s, steps.spec, times.input_s) | of_plan
             for step, metrics in enumerate(outcome.metrics, first)
         ]
 

@@ -13,7 +13,9 @@ from swift.pipeline import Steps, StepSpec, Sums
 from swift.schedules import plan_document
 
 
-def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec) -> dict[str, Any]:
+def step_record(
+    step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec, input_s: float
+) -> dict[str, Any]:
     """Makes the record of one iteration; with ``misplaced`` if its placement, and so the iteration, was not sound.
 
     Args:
@@ -21,6 +23,7 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spe
         metrics: metrics of the step, on the host, without their worker dim.
         step_s: duration of the iteration in seconds.
         spec: spec of the step, with the workers and expert ranks that took part.
+        input_s: seconds in which its batch was read, while the devices computed the iteration before.
     """
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
@@ -39,6 +42,7 @@ def step_record(step: int, metrics: Mapping[str, np.ndarray], step_s: float, spe
         "grad_norm": float(metrics["grad_norm"]),
         "learning_rate": float(metrics["learning_rate"]),
         "step_ms": 1000 * step_s,
+        "input_ms": 1000 * input_s,
         "tokens_per_s": tokens / step_s,
         "live_workers": live.num_live,
         "live_ranks": live.num_ranks,

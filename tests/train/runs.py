@@ -13,6 +13,6 @@ def run(experiment, run_dir, failures=None, **options):
 def measured(record):
     """The steps without what a clock says."""
     return [
-        {n: v for n, v in step.items() if n not in ("time", "step_ms", "tokens_per_s", "mfu")}
+        {n: v for n, v in step.items() if n not in ("time", "step_ms", "input_ms", "tokens_per_s", "mfu")}
         for step in record.metrics
     ]

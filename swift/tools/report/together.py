@@ -57,6 +57,9 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
     if speeds := _curves(runs, "tokens_per_s"):
         caption = "Tokens trained in a second, by the time of each step; compilation makes the first ones slow."
         yield _picture("throughput", caption, Chart("tokens per second", speeds, from_zero=True, marks=marks))
+    if reading := _curves(runs, "input_ms"):
+        caption = "Time to read the batch of each step, while the devices compute the one before."
+        yield _picture("input", caption, Chart("reading input (ms)", reading, from_zero=True))
     if shares := _curves(runs, "mfu"):
         utilization = [replace(curve, values_T=100 * curve.values_T) for curve in shares]
         caption = (

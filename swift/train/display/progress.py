@@ -160,12 +160,22 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
         "loss": lambda value: f"loss {value:.3f}",
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
         "mfu": lambda value: f"MFU {100 * value:.1f} %",
+        "input_ms": lambda value: input_text(value, metrics.get("step_ms")),
         "drop_share": lambda value: f"{100 * value:.1f} % dropped",
         "load_imbalance": lambda value: f"imbalance {value:.2f}",
         "bubble_share": lambda value: f"{metrics['live_workers']} workers live, bubble {100 * value:.0f} %",
         "period_ratio": lambda value: f"period {value:.2f} x",
     }
-    return [show(metrics[name]) for name, show in formats.items() if metrics.get(name) is not None]
+    return list(filter(None, (show(metrics[name]) for name, show in formats.items() if metrics.get(name) is not None)))
+
+
+def input_text(input_ms: float, step_ms: float | None) -> str:
+    """Formats the share of an iteration in which batches are read; empty where it is no more than 1 %.
+
+    >>> input_text(30.0, 200.0), input_text(1.0, 200.0)
+    ('input 15 %', '')
+    """
+    return f"input {100 * input_ms / step_ms:.0f} %" if step_ms and input_ms > 0.01 * step_ms else ""
 
 
 def saved_text(step: int, newest: int | None) -> str:

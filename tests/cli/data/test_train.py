@@ -1,4 +1,4 @@
-"""A run that trains from a pipeline in a gin file: its configuration has it all, and it resumes as if never stopped."""
+"""A run that trains from a pipeline of a gin file: its configuration has all of it, and it resumes exactly."""
 
 import json
 from dataclasses import dataclass

@@ -134,14 +134,15 @@ def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tm
 
 
 def test_a_chart_is_there_where_its_numbers_are_recorded(make_run, changed, tmp_path):
-    names = ["learning_rate", "grad_norm", "tokens_per_s", "mfu"]
+    names = ["learning_rate", "grad_norm", "tokens_per_s", "input_ms", "mfu"]
     shown = {
         "learning_rate": "Learning rate",
         "grad_norm": "Norm of",
         "tokens_per_s": "Tokens trained",
+        "input_ms": "Time to read",
         "mfu": "Model FLOPs",
     }
-    run = changed(make_run(num_steps=3), lambda record: record | {"mfu": 0.3})
+    run = changed(make_run(num_steps=3), lambda record: record | {"mfu": 0.3, "input_ms": 2.0})
     for left_out in names:
         less = changed(run, lambda record, name=left_out: {n: v for n, v in record.items() if n != name})
         page = written([less], tmp_path)
