@@ -26,6 +26,8 @@ from swift.data.sources import TextSource
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError
 
+_AHEAD = 64
+"""Documents that are ready before they are written to the index."""
 _FEW = 1000
 """Records of which no plan is made: it would take longer than they do."""
 
@@ -151,6 +153,6 @@ def tokens_plan(pipeline: Pipeline) -> InputPlan:
 def _plan(pipeline: Pipeline) -> InputPlan:
     if len(pipeline.source) < _FEW:
         return tokens_plan(pipeline)
-    # Read once, every record waits for its operators, and what they make is written elsewhere.
-    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=1 << 28)
-    return replace(plan_input(pipeline, once), cache=tokens_plan(pipeline).cache)
+    # Each record is read once, and what the operators make of it is kept by the index.
+    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0)
+    return replace(plan_input(pipeline, once), cache=tokens_plan(pipeline).cache, num_ahead=_AHEAD)
