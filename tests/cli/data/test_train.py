@@ -47,13 +47,18 @@ def here(home, tmp_path, monkeypatch):
 def test_a_run_trains_from_a_pipeline_and_resumes(here, capsys):
     assert main(["train", "piped.gin", "--run-dir", "whole"]) == 0
     assert main(["train", "piped.gin", "--run-dir", "halves", "--stop-at", "4"]) == 0
+    texts = (here / "texts.jsonl").read_text()
+    (here / "texts.jsonl").write_text(texts.replace("alpha", "omega"))
+    capsys.readouterr()
+    assert main(["train", "piped.gin", "--run-dir", "halves", "--resume"]) == 2
+    assert "a run resumes with the data and settings that it began with" in capsys.readouterr().err
+    (here / "texts.jsonl").write_text(texts)
     assert main(["train", "piped.gin", "--run-dir", "halves", "--resume"]) == 0
     whole, halves = (read_run(here / name) for name in ("whole", "halves"))
     assert scalars(whole, "loss").tolist() == scalars(halves, "loss").tolist()
+    assert all(
+        0 < one < other for one, other in zip(scalars(whole, "input_ms"), scalars(whole, "step_ms"), strict=True)
+    )
     stored = load_stored(here / "whole", "RUN_DIR", here / "piped.gin")
     assert [type(one).__name__ for one in stored.data.source.operators] == ["DropDuplicates", "Filter"]
     assert stored.data.source.operators[1].function == HasManyWords(50)
-    capsys.readouterr()
-    (here / "texts.jsonl").write_text((here / "texts.jsonl").read_text().replace("alpha", "omega"))
-    assert main(["train", "piped.gin", "--run-dir", "halves", "--resume"]) == 2
-    assert "a run resumes with the data and settings that it began with" in capsys.readouterr().err
