@@ -43,7 +43,7 @@ _SUMS = (4, 5, 6, 7, 8, 9, 10, 12, 14)
 _GAPS = ((1, 4, 2), (1, 1, 4), (1, 1, 1), (1, 3, 1))
 """Ops between the last stage's Fs, between F and B, and between the last stage's Bs."""
 _MAX_OPS = 150_000
-"""Ops scheduled in all trials, about a second's worth."""
+"""Ops scheduled in all trials, about a second's worth; three times as many with failures, where all pipelines count."""
 _LEAST_TRIALS, _MOST_TRIALS = 40, 300
 _SHARE_OF_FIRST = 0.4
 _NUM_LEADERS = 3
@@ -116,7 +116,8 @@ def _best_round(problem: Problem) -> Round:
 def _searched(problem: Problem, target: float) -> Round | None:
     """Finds the best of the first candidates, and of changes to the best; None if none fits."""
     drained, executor, source = problem.if_drained(), share_out(problem), random.Random(0)
-    num_trials = min(max(_LEAST_TRIALS, _MAX_OPS // problem.num_ops), _MOST_TRIALS)
+    max_ops = 3 * _MAX_OPS if problem.failed else _MAX_OPS
+    num_trials = min(max(_LEAST_TRIALS, max_ops // problem.num_ops), _MOST_TRIALS)
     leaders: list[tuple[float, _Candidate]] = []
     best: Round | None = None
     first = itertools.islice(_first_candidates(problem), max(1, int(num_trials * _SHARE_OF_FIRST)))
