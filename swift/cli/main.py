@@ -18,6 +18,7 @@ from swift.cli.console import (
     add_data,
     add_deadlines,
     add_init_from,
+    add_place,
     add_plan,
     add_prepare,
     add_progress,
@@ -38,6 +39,7 @@ _MODULES = {
     "compare": "swift.cli.compare",
     "compile": "swift.cli.compile",
     "compiler": "swift.cli.compile",
+    "place": "swift.cli.place",
     "plan": "swift.cli.plan",
     "simulate": "swift.cli.simulate",
     "launch": "swift.cli.launch",
@@ -286,6 +288,7 @@ def command_line() -> argparse.ArgumentParser:
 
     add_compile(commands)
     add_data(commands)
+    add_place(commands)
     add_plan(commands)
     add_simulate(commands)
     parser.commands = commands.choices

@@ -9,12 +9,14 @@ from swift.experts.dropless import sorted_moe
 from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
 from swift.experts.layer import Load, Matmul, expert_parallel_moe
 from swift.experts.optimizer_config import OptimizerConfig, OwnOptimizer, OwnSchedule, learning_rate, make_optimizer
+from swift.experts.rank_capacity import check_exact, exact_slots
 from swift.experts.reference import dropless_moe, reference_moe
-from swift.experts.state_layouts import Decoupled, Instances, Layout, ReplicaShards
+from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
 
 __all__ = [
     "Decoupled",
     "ExpertConfig",
+    "Fetched",
     "Instances",
     "Layout",
     "Load",
@@ -23,8 +25,10 @@ __all__ = [
     "OwnOptimizer",
     "OwnSchedule",
     "ReplicaShards",
+    "check_exact",
     "collect",
     "dropless_moe",
+    "exact_slots",
     "exchange_bytes",
     "expert_parallel_moe",
     "from_slices",

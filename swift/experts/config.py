@@ -3,10 +3,20 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from swift.errors import SettingError, check_count, check_number
 from swift.experts.routing import Gating
+
+_PARTS = 8
+"""Rows of the first round of an exchange, as a multiple of those of a further one."""
+
+
+class Buffers(NamedTuple):
+    """Rows that one rank sends to another in a round of an exchange."""
+
+    first: int
+    further: int | None  # of the rounds after the first one; None: there are none
 
 
 @dataclass(frozen=True)
@@ -21,11 +31,18 @@ class ExpertConfig:
             all tokens of a rank, so that no token is ever dropped (at the cost of mostly empty rows).
         aux_loss_coefficient: weight of the load-balancing loss.
         capacity: ``slot`` gives every slot its own rows, as in SYMI; with ``rank`` the slots of a rank share the same
-            total number of rows.
+            total number of rows. With ``exact`` slots are assigned anew in every micro-batch, after routing, so that
+            every rank has an even share of the tokens and none is dropped; placements and ``capacity_factor`` have no
+            effect then.
         spare_rounds: with ``rank``, rounds of scaling the split of an expert's tokens over its replicas towards ranks
-            with spare room; 0 for an even split.
+            with spare room; 0 for an even split, None for the best one there is.
         headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share: the extra cost
-            of the token exchange compared with ``slot``.
+            of the token exchange compared with ``slot``. Without ``spare_rounds`` those of the first of several rounds
+            of the exchange, in which all rows find room.
+        rules: ``swift``, or ``deepspeed`` for those of its gates with one or two choices: room by expert, and at least
+            ``min_capacity`` tokens of it; all first choices before any second one; gates that are normalized after
+            drops; and an auxiliary loss of first choices.
+        min_capacity: with the rules of DeepSpeed, least number of tokens of an expert that a source rank may send.
         scores: ``softmax`` of the router's logits over the experts, or each expert's own ``sigmoid``.
         normalize_gates: whether the gates of a token's experts are divided by their sum; None: with several choices.
         gate_scale: factor of the gates.
@@ -36,9 +53,11 @@ class ExpertConfig:
     top_k: int = 1
     capacity_factor: float | None = 1.0
     aux_loss_coefficient: float = 1e-5
-    capacity: Literal["slot", "rank"] = "slot"
-    spare_rounds: int = 8
+    capacity: Literal["slot", "rank", "exact"] = "slot"
+    spare_rounds: int | None = 8
     headroom: float = 1.25
+    rules: Literal["swift", "deepspeed"] = "swift"
+    min_capacity: int = 4
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalize_gates: bool | None = None
     gate_scale: float = 1.0
@@ -52,43 +71,94 @@ class ExpertConfig:
         if self.capacity_factor is not None:
             check_number("ExpertConfig.capacity_factor", self.capacity_factor, above=0)
         check_number("ExpertConfig.aux_loss_coefficient", self.aux_loss_coefficient, least=0)
-        if self.capacity not in ("slot", "rank"):
-            raise SettingError("ExpertConfig.capacity", self.capacity, "choose one of slot, rank")
-        check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0)
+        if self.capacity not in ("slot", "rank", "exact"):
+            raise SettingError("ExpertConfig.capacity", self.capacity, "choose one of slot, rank, exact")
+        if self.spare_rounds is not None:
+            check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0)
         check_number("ExpertConfig.headroom", self.headroom, least=1)
+        self._check_rules()
         if self.scores not in ("softmax", "sigmoid"):
             raise SettingError("ExpertConfig.scores", self.scores, "choose one of softmax, sigmoid")
         if self.normalize_gates not in (None, True, False):
             raise SettingError("ExpertConfig.normalize_gates", self.normalize_gates, "must be True, False or None")
         check_number("ExpertConfig.gate_scale", self.gate_scale, above=0)
 
+    def _check_rules(self) -> None:
+        if self.rules not in ("swift", "deepspeed"):
+            raise SettingError("ExpertConfig.rules", self.rules, "choose one of swift, deepspeed")
+        check_count("ExpertConfig.min_capacity", self.min_capacity, least=0)
+        if self.rules == "swift":
+            return
+        fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None}
+        for name, only in fixed.items():
+            if getattr(self, name) != only:
+                allowed = f"must be {only!r} with ExpertConfig.rules = 'deepspeed'"
+                raise SettingError(f"ExpertConfig.{name}", getattr(self, name), allowed)
+        if self.top_k > 2:
+            raise SettingError("ExpertConfig.top_k", self.top_k, "must be 1 or 2 with ExpertConfig.rules = 'deepspeed'")
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether what is kept and lost follows DeepSpeed's rules."""
+        return self.rules == "deepspeed"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether slots are assigned anew in every micro-batch."""
+        return self.capacity == "exact"
+
     @property
     def gating(self) -> Gating:
         """The way from logits to gates."""
-        return Gating(self.top_k, self.scores, self.normalize_gates, self.gate_scale)
+        normalize = False if self.is_deepspeed else self.normalize_gates  # DeepSpeed's are normalized after drops
+        return Gating(self.top_k, self.scores, normalize, self.gate_scale)
+
+    def rows_per_class(self, local_tokens: int) -> int | None:
+        """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: as many as slots have room."""
+        if not self.is_deepspeed:
+            return None
+        if self.capacity_factor is None:
+            return local_tokens
+        return min(max(math.ceil(self._capacity_of(local_tokens) / self.num_classes), self.min_capacity), local_tokens)
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
         """Rows C that one source rank may send to one slot, for a micro-batch of ``local_tokens`` tokens per rank."""
+        of_class = self.rows_per_class(local_tokens)
+        if of_class is not None:
+            return math.ceil(of_class / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
         if self.capacity_factor is None:
             return local_tokens
         return math.ceil(self._capacity_of(local_tokens) / (self.slots_per_rank * num_ranks))
 
     def rows_per_rank(self, local_tokens: int, num_ranks: int) -> int:
         """Rows R shared by the slots of a rank, for a micro-batch of ``local_tokens`` tokens per rank."""
+        if self.is_exact:
+            return local_tokens * self.top_k
         if self.capacity_factor is None:
             return num_ranks * local_tokens * self.top_k
         return math.ceil(self._capacity_of(local_tokens))
 
     def rows_per_buffer(self, local_tokens: int, num_ranks: int) -> int:
         """Rows Q that one source rank may send to one rank, for a micro-batch of ``local_tokens`` tokens per rank."""
-        if self.capacity_factor is None:
+        if self.capacity_factor is None and not self.is_exact:
             return local_tokens * self.top_k
         even = Fraction(self.rows_per_rank(local_tokens, num_ranks), num_ranks)
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
+    def buffers(self, local_tokens: int, num_ranks: int) -> Buffers:
+        """Rows that one source rank sends to one rank in each round of the exchange."""
+        first = self.rows_per_buffer(local_tokens, num_ranks)
+        has_limit = self.capacity == "rank" and self.spare_rounds is not None
+        if has_limit or first >= local_tokens * self.top_k:
+            return Buffers(first, None)
+        return Buffers(first, math.ceil(first / _PARTS))
+
     def rows_sent(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows of the buffers that one source rank sends to all ranks, including itself, for a micro-batch."""
-        if self.capacity == "rank":
+        """Rows of the buffers that one source rank sends to all ranks, including itself, for a micro-batch.
+
+        Those of the first round, where there may be several.
+        """
+        if self.capacity != "slot":
             return num_ranks * self.rows_per_buffer(local_tokens, num_ranks)
         return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import Groups, block_rows, grouped_matmul, padded_rows
 from swift.experts.layer import ApplySlots
-from swift.experts.routing import route
+from swift.experts.routing import normalize_kept, route
 from swift.experts.slot_capacity import Dispatch, Pairs, combine, inverse_rows, send
 
 
@@ -44,4 +44,7 @@ def sorted_moe(
     row_of_pair_A = jnp.where(pairs.valid_A, groups.start_S[pairs.class_A] + pairs.position_A, num_rows)
     dispatch = Dispatch(row_of_pair_A, inverse_rows(row_of_pair_A, num_rows))
     done_PD = apply_slots(send(x_TD, dispatch, config.top_k), partial(grouped_matmul, groups=groups, block=block))
-    return combine(done_PD, dispatch, routing.gates_TK)
+    gates_TK = routing.gates_TK
+    if config.is_deepspeed:
+        gates_TK = normalize_kept(gates_TK, jnp.ones(gates_TK.shape, bool))
+    return combine(done_PD, dispatch, gates_TK)

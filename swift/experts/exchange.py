@@ -8,6 +8,8 @@ and no recompilation.
 Legend: L layers, N ranks, S slots of a rank, E experts, W weights of an expert padded to N * w, w = W / N.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -84,6 +86,39 @@ def collect(
         precision=lax.Precision.HIGHEST,
         preferred_element_type=gradients_LSW.dtype,
     )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def fetch(
+    slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"], wire_dtype: DTypeLike
+) -> Float[Array, "S W"]:
+    """Brings every slot of this rank the whole weights of its expert, in one layer; its gradient is ``collect``.
+
+    Args:
+        slices_Ew: this rank's slice of every expert, in the dtype sent over the wire.
+        placement_NS: int32, the expert in every slot of every rank.
+        wire_dtype: dtype of the exchanged gradients.
+    """
+    del wire_dtype
+    return materialize(slices_Ew[None], placement_NS[None])[0]
+
+
+def _fetch_forward(
+    slices_Ew: jax.Array, placement_NS: jax.Array, wire_dtype: DTypeLike
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    # No weights are needed: the slice of one number says how many experts there are, and their dtype.
+    return fetch(slices_Ew, placement_NS, wire_dtype), (slices_Ew[:, :1], placement_NS)
+
+
+def _fetch_backward(
+    wire_dtype: DTypeLike, residuals: tuple[jax.Array, jax.Array], gradients_SW: jax.Array
+) -> tuple[jax.Array, None]:
+    slices_E1, placement_NS = residuals
+    wide = gradients_SW.astype(jnp.promote_types(gradients_SW.dtype, jnp.float32))
+    return collect(wide[None], placement_NS[None], len(slices_E1), wire_dtype)[0].astype(slices_E1.dtype), None
+
+
+fetch.defvjp(_fetch_forward, _fetch_backward)
 
 
 def exchange_bytes(num_layers: int, num_ranks: int, slots_per_rank: int, size: int, itemsize: int) -> int:

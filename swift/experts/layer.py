@@ -1,12 +1,12 @@
 """The expert-parallel layer of one rank: route tokens, send them, compute in slots, send the results back.
 
-Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of a slot for one source, Q rows of a
-buffer between two ranks, P rows of the grouped matmul, D model dim.
+Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of a slot for one source, P rows of the
+grouped matmul, D model dim.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
-from swift.experts.rank_capacity import Slots, gather_by_slot, rows_in_buffers, serve
-from swift.experts.routing import Routing, balance_loss, route
-from swift.experts.slot_capacity import Dispatch, Pairs, assign_rows, combine, inverse_rows, send, take_rows
+from swift.experts.rank_capacity import (
+    Holders,
+    Slots,
+    assign_slots,
+    by_source,
+    exchange_rows,
+    further_rounds,
+    received_rows,
+    sent_pairs,
+    serve,
+)
+from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route
+from swift.experts.slot_capacity import Pairs, assign_rows, combine, send, weigh
 from swift.mesh import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
@@ -25,6 +35,9 @@ Matmul = Callable[[jax.Array, jax.Array], jax.Array]
 
 ApplySlots = Callable[[jax.Array, Matmul], jax.Array]
 """(rows ``[..., D]``, matmul to use) -> the outputs of the slots' experts, same shape."""
+
+FetchSlots = Callable[[jax.Array], ApplySlots]
+"""(the expert in every slot, int32 ``[N, S]``) -> function that applies the experts in this rank's slots."""
 
 
 class Load(NamedTuple):
@@ -41,7 +54,7 @@ def expert_parallel_moe(
     x_TD: Float[Array, "T D"],
     valid_T: Bool[Array, " T"],
     placement_NS: Int[Array, "N S"],
-    apply_slots: ApplySlots,
+    apply_slots: ApplySlots | FetchSlots,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
     """Runs this rank's tokens through the experts of all ranks.
 
@@ -50,22 +63,29 @@ def expert_parallel_moe(
         logits_TE: router output for this rank's tokens.
         x_TD: input of the experts.
         valid_T: False for padding, which is neither sent nor counted.
-        placement_NS: int32, the expert in every slot, in any order.
+        placement_NS: int32, the expert in every slot, in any order; with exact capacity only its shape matters.
         apply_slots: function that applies the experts in this rank's slots; it must map zero rows to zeros and treat
-            rows independently.
+            rows independently. With exact capacity a function that fetches the weights of given slots, and returns it.
 
     Returns:
         (y_TD, this rank's part of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
     """
     routing = route(logits_TE, config.gating)
-    pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes)
-    if config.capacity == "rank":
+    pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=config.is_deepspeed)
+    if config.capacity != "slot":
         counts_NE = lax.all_gather(pairs.popularity_E, EXPERT_AXIS)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
-        y_TD, load = _by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply_slots)
+        if config.is_exact:
+            fetch = cast(FetchSlots, apply_slots)
+            y_TD, load = _exactly(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch)
+        else:
+            apply = cast(ApplySlots, apply_slots)
+            y_TD, load = _by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply)
     else:
-        y_TD, load = _by_slot(config, routing, pairs, x_TD, placement_NS, apply_slots)
+        y_TD, load = _by_slot(config, routing, pairs, x_TD, placement_NS, cast(ApplySlots, apply_slots))
         popularity_E = lax.psum(pairs.popularity_E, EXPERT_AXIS)
+    if config.is_deepspeed:
+        return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
     tokens = popularity_E.sum() // config.top_k
     return y_TD, balance_loss(routing.probs_TE, valid_T, popularity_E, tokens, config.top_k), load
 
@@ -81,14 +101,18 @@ def _by_slot(
     """Runs the experts with capacity by slot: each slot has C rows for every source rank."""
     num_ranks, num_slots = placement_NS.shape
     rows_per_slot, dim = config.rows_per_slot(x_TD.shape[0], num_ranks), x_TD.shape[1]
-    dispatch, dropped_E = assign_rows(pairs, placement_NS, rows_per_slot)
+    dispatch, dropped_E = assign_rows(pairs, placement_NS, rows_per_slot, config.rows_per_class(x_TD.shape[0]))
+    gates_TK = routing.gates_TK
+    if config.is_deepspeed:
+        kept_A = dispatch.row_of_pair_A < dispatch.pair_of_row_R.size
+        gates_TK = normalize_kept(gates_TK, kept_A.reshape(gates_TK.shape))
 
     sent_NSCD = send(x_TD, dispatch, config.top_k).reshape(num_ranks, num_slots, rows_per_slot, dim)
     received_NSCD = _exchange(sent_NSCD)
     rows_SRD = received_NSCD.swapaxes(0, 1).reshape(num_slots, num_ranks * rows_per_slot, dim)
     done_SRD = apply_slots(rows_SRD, jnp.matmul)
     done_NSCD = done_SRD.reshape(num_slots, num_ranks, rows_per_slot, dim).swapaxes(0, 1)
-    y_TD = combine(_exchange(done_NSCD).reshape(-1, dim), dispatch, routing.gates_TK)
+    y_TD = combine(_exchange(done_NSCD).reshape(-1, dim), dispatch, gates_TK)
     return y_TD, Load(pairs.popularity_E, dropped_E, jnp.zeros_like(dropped_E))
 
 
@@ -102,23 +126,66 @@ def _by_rank(
     apply_slots: ApplySlots,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by rank: a rank's slots share its rows, and a source has a buffer per rank."""
-    num_ranks, num_slots = placement_NS.shape
-    num_tokens, dim = x_TD.shape
-    num_rows, buffer = (rows(num_tokens, num_ranks) for rows in (config.rows_per_rank, config.rows_per_buffer))
-    own, served = lax.axis_index(EXPERT_AXIS), serve(config, counts_NE, placement_NS, num_tokens)
-    slots = Slots.of(placement_NS, config.num_classes)
+    own, served = lax.axis_index(EXPERT_AXIS), serve(config, counts_NE, placement_NS, x_TD.shape[0])
+    y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots)
+    return y_TD, Load(pairs.popularity_E, served.dropped_NE[own], served.overflowed_NE[own])
 
-    row_of_pair = rows_in_buffers(pairs, served.kept_NDS[own], slots, buffer)
-    dispatch = Dispatch(row_of_pair, inverse_rows(row_of_pair, num_ranks * buffer))
-    received_NQD = _exchange(send(x_TD, dispatch, config.top_k).reshape(num_ranks, buffer, dim))
+
+def _exactly(
+    config: ExpertConfig,
+    routing: Routing,
+    pairs: Pairs,
+    counts_NE: jax.Array,
+    x_TD: jax.Array,
+    placement_NS: jax.Array,
+    fetch: FetchSlots,
+) -> tuple[jax.Array, Load]:
+    """Runs the experts with exact capacity: slots and their weights follow the routing."""
+    num_ranks, num_slots = placement_NS.shape
+    slots = assign_slots(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), num_ranks, num_slots)
+    holders = Holders.of(slots.placement_NS)
+    split_NM = by_source(counts_NE, slots.tokens_NS, holders, num_ranks * x_TD.shape[0] * config.top_k)
+    kept_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
+
+    def apply_slots(rows_PD: jax.Array, matmul: Matmul) -> jax.Array:
+        # Kept for the backward pass are the products of the experts' matmuls. The weights are not: they are as large as
+        # those of all slots, in every micro-batch, and are fetched again.
+        run = lambda rows_PD, placement_NS: fetch(placement_NS)(rows_PD, matmul)  # noqa: E731
+        return jax.checkpoint(run, policy=_is_product)(rows_PD, slots.placement_NS)
+
+    y_TD = _in_shared_rows(config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots)
+    none_E = jnp.zeros_like(pairs.popularity_E)
+    return y_TD, Load(pairs.popularity_E, none_E, none_E)
+
+
+def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether a value is kept: one of the grouped matmul, which is a branch by platform."""
+    return primitive.name in ("cond", "while", "ragged_dot_general")
+
+
+def _in_shared_rows(
+    config: ExpertConfig,
+    routing: Routing,
+    pairs: Pairs,
+    kept_NDS: jax.Array,
+    x_TD: jax.Array,
+    placement_NS: jax.Array,
+    apply_slots: ApplySlots,
+) -> jax.Array:
+    """Runs the experts on the pairs that every source sends to every slot, whose rank has one array of rows for all."""
+    num_ranks, num_slots = placement_NS.shape
+    num_tokens, own = x_TD.shape[0], lax.axis_index(EXPERT_AXIS)
+    num_rows, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
+    rounds = further_rounds(buffers, jnp.max(jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)))
 
     block = block_rows(num_rows, num_slots)
-    at = gather_by_slot(served.kept_NDS[:, own], buffer, padded_rows(num_rows, num_slots), block)
-    rows_PD = take_rows(received_NQD.reshape(-1, dim), at.received_of_row_P, at.row_of_received_X)
-    done_PD = apply_slots(rows_PD, partial(grouped_matmul, groups=at.groups, block=block))
-    done_NQD = take_rows(done_PD, at.row_of_received_X, at.received_of_row_P).reshape(num_ranks, buffer, dim)
-    y_TD = combine(_exchange(done_NQD).reshape(-1, dim), dispatch, routing.gates_TK)
-    return y_TD, Load(pairs.popularity_E, served.dropped_NE[own], served.overflowed_NE[own])
+    sent = sent_pairs(pairs, kept_NDS[own], Slots.of(placement_NS, config.num_classes))
+    received, groups = received_rows(kept_NDS[:, own], padded_rows(num_rows, num_slots), block)
+    rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
+    rows_PD = exchange_rows(rows_AD, sent, received, rounds, buffers, num_ranks)
+    done_PD = apply_slots(rows_PD, partial(grouped_matmul, groups=groups, block=block))
+    done_AD = exchange_rows(done_PD, received, sent, rounds, buffers, num_ranks)
+    return weigh(done_AD, routing.gates_TK)
 
 
 def _exchange(rows: jax.Array) -> jax.Array:

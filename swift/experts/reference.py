@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load
 from swift.experts.rank_capacity import serve
-from swift.experts.routing import Routing, balance_loss, count_choices, route
+from swift.experts.routing import Routing, balance_loss, count_choices, first_choice_loss, normalize_kept, route
 
 
 def reference_moe(
@@ -49,14 +49,22 @@ def reference_moe(
 
     def kept_by_rank(choices_TK: jax.Array, valid_T: jax.Array, room_E: jax.Array) -> jax.Array:
         class_A, valid_A = choices_TK.reshape(-1), jnp.repeat(valid_T, config.top_k)
-        earlier_AA = jnp.tril(class_A[:, None] == class_A[None, :], -1) & valid_A[None, :]
+        token_A, choice_A = jnp.divmod(jnp.arange(class_A.size), config.top_k)
+        order_A = choice_A * valid_T.size + token_A if config.is_deepspeed else jnp.arange(class_A.size)
+        earlier_AA = (class_A[:, None] == class_A[None]) & (order_A[None] < order_A[:, None]) & valid_A[None, :]
         return (valid_A & (earlier_AA.sum(axis=1) < room_E[class_A])).reshape(choices_TK.shape)
 
     kept_TK = jax.vmap(kept_by_rank)(choices_NTK, valid_NT, room_NE).reshape(routing.choices_TK.shape)
     popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
     kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
+    if config.is_deepspeed:
+        routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))
     y_TD = weigh_classes(routing, kept_TK, apply_classes(x_TD))
-    aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
+    if config.is_deepspeed:
+        ranked = jax.tree.map(lambda leaf: leaf.reshape(num_ranks, -1, *leaf.shape[1:]), (routing, valid_T))
+        aux = jnp.sum(jax.vmap(lambda routing, valid_T: first_choice_loss(routing, valid_T, num_ranks))(*ranked))
+    else:
+        aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
     return y_TD, aux, Load(popularity_E, popularity_E - kept_E, overflowed_E)
 
 
@@ -64,12 +72,16 @@ def _room(
     config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
     """Computes (pairs of every expert that each source may send, pairs of each expert that find a buffer full)."""
+    if config.is_exact:
+        return counts_NE, jnp.zeros(config.num_classes, jnp.int32)
     if config.capacity == "rank":
         served = serve(config, counts_NE, placement_NS, local_tokens)
         return counts_NE - served.dropped_NE, jnp.sum(served.overflowed_NE, axis=0, dtype=jnp.int32)
     num_ranks = placement_NS.shape[0]
     replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
     room_E = replicas_E * config.rows_per_slot(local_tokens, num_ranks)
+    of_class = config.rows_per_class(local_tokens)
+    room_E = room_E if of_class is None else jnp.full_like(room_E, of_class)
     return jnp.broadcast_to(room_E, counts_NE.shape), jnp.zeros(config.num_classes, jnp.int32)
 
 
@@ -81,7 +93,10 @@ def dropless_moe(
 ) -> Float[Array, "T D"]:
     """Computes the expert layer with every token served, as a trained model does at inference."""
     routing = route(logits_TE, config.gating)
-    return weigh_classes(routing, jnp.ones(routing.choices_TK.shape, bool), apply_classes(x_TD))
+    kept_TK = jnp.ones(routing.choices_TK.shape, bool)
+    if config.is_deepspeed:
+        routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))
+    return weigh_classes(routing, kept_TK, apply_classes(x_TD))
 
 
 def weigh_classes(

@@ -68,6 +68,32 @@ def count_choices(choices_TK: Int[Array, "T K"], counted_TK: Bool[Array, "T K"],
     return jnp.sum(is_class_TKE & counted_TK[..., None], axis=(0, 1), dtype=jnp.int32)
 
 
+def normalize_kept(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]) -> Float[Array, "T K"]:
+    """Divides the gates of a token's kept choices by their sum, where it has several, as DeepSpeed does."""
+    if gates_TK.shape[1] == 1:
+        return gates_TK
+    kept_gates_TK = jnp.where(kept_TK, gates_TK, jnp.zeros_like(gates_TK))
+    sum_T1 = jnp.sum(kept_gates_TK, axis=1, keepdims=True)
+    return kept_gates_TK / jnp.maximum(sum_T1, jnp.finfo(gates_TK.dtype).eps)
+
+
+def first_choice_loss(routing: Routing, valid_T: Bool[Array, " T"], num_ranks: int) -> Float[Array, ""]:
+    """Computes this rank's part of DeepSpeed's auxiliary loss: the mean over ranks of that of first choices.
+
+    That of a rank is E * sum_e (share of its first choices of e) * (mean probability of e).
+
+    Args:
+        routing: routing of this rank's tokens.
+        valid_T: False for padding.
+        num_ranks: number of ranks, N.
+    """
+    probs_TE = routing.probs_TE
+    num_classes, tokens = probs_TE.shape[1], jnp.maximum(jnp.sum(valid_T, dtype=jnp.int32), 1).astype(probs_TE.dtype)
+    first_E = count_choices(routing.choices_TK[:, :1], valid_T[:, None], num_classes).astype(probs_TE.dtype)
+    sum_probs_E = jnp.sum(jnp.where(valid_T[:, None], probs_TE, jnp.zeros_like(probs_TE)), axis=0)
+    return num_classes * jnp.sum(first_E * sum_probs_E) / tokens**2 / num_ranks
+
+
 def balance_loss(
     probs_TE: Float[Array, "T E"],
     valid_T: Bool[Array, " T"],

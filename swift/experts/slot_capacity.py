@@ -2,7 +2,8 @@
 
 Capacity is local: a source rank may send an expert at most replicas * C of its pairs, in token order, then choice
 order, where C is the number of a slot's rows that belong to one source; pairs are assigned to the replicas round-robin.
-Pairs beyond that are dropped. Padding takes no room.
+Pairs beyond that are dropped. Padding takes no room. By DeepSpeed's rules an expert's room does not grow with its
+replicas, and all first choices come before any second one.
 
 Legend: T tokens, K choices, A = T * K pairs, E experts, N ranks, S slots of a rank, R = N * S * C rows, D model dim.
 """
@@ -23,12 +24,33 @@ class Pairs(NamedTuple):
     popularity_E: jax.Array  # int32, pairs of each expert
 
     @classmethod
-    def of(cls, choices_TK: Int[Array, "T K"], valid_T: Bool[Array, " T"], num_classes: int) -> "Pairs":
-        """Makes the pairs from the choices of a rank's tokens."""
+    def of(
+        cls,
+        choices_TK: Int[Array, "T K"],
+        valid_T: Bool[Array, " T"],
+        num_classes: int,
+        *,
+        first_choices_first: bool = False,
+    ) -> "Pairs":
+        """Makes the pairs from the choices of a rank's tokens.
+
+        Args:
+            choices_TK: int32, the chosen experts.
+            valid_T: False for padding.
+            num_classes: number of experts, E.
+            first_choices_first: whether all first choices come before any second one, instead of token by token.
+        """
         class_A = choices_TK.reshape(-1).astype(jnp.int32)
         valid_A = jnp.repeat(valid_T, choices_TK.shape[1])
         wants_AE = (class_A[:, None] == jnp.arange(num_classes, dtype=jnp.int32)[None]) & valid_A[:, None]
-        position_A = jnp.sum(jnp.where(wants_AE, jnp.cumsum(wants_AE, axis=0, dtype=jnp.int32) - 1, 0), axis=1)
+        if first_choices_first:
+            wants_TKE = wants_AE.reshape(*choices_TK.shape, num_classes)
+            up_to_XE = jnp.cumsum(wants_TKE.swapaxes(0, 1).reshape(wants_AE.shape), axis=0, dtype=jnp.int32)
+            up_to_KTE = up_to_XE.reshape(*choices_TK.shape[::-1], num_classes)
+            up_to_AE = up_to_KTE.swapaxes(0, 1).reshape(wants_AE.shape)
+        else:
+            up_to_AE = jnp.cumsum(wants_AE, axis=0, dtype=jnp.int32)
+        position_A = jnp.sum(jnp.where(wants_AE, up_to_AE - 1, 0), axis=1)
         return cls(class_A, valid_A, position_A, jnp.sum(wants_AE, axis=0, dtype=jnp.int32))
 
 
@@ -39,7 +61,9 @@ class Dispatch(NamedTuple):
     pair_of_row_R: jax.Array  # int32, A for empty rows
 
 
-def assign_rows(pairs: Pairs, placement_NS: Int[Array, "N S"], rows_per_slot: int) -> tuple[Dispatch, Int[Array, " E"]]:
+def assign_rows(
+    pairs: Pairs, placement_NS: Int[Array, "N S"], rows_per_slot: int, rows_per_class: int | None = None
+) -> tuple[Dispatch, Int[Array, " E"]]:
     """Assigns a row to every pair, or drops it.
 
     Slots may hold the experts in any order; a slot that holds none stays empty.
@@ -48,6 +72,7 @@ def assign_rows(pairs: Pairs, placement_NS: Int[Array, "N S"], rows_per_slot: in
         pairs: (token, choice) pairs of this rank.
         placement_NS: int32, the expert in every slot.
         rows_per_slot: rows of a slot for one source, C.
+        rows_per_class: rows of all slots of an expert for one source, where those are fewer.
 
     Returns:
         (the assignment, dropped pairs of each expert, int32[E]).
@@ -61,10 +86,13 @@ def assign_rows(pairs: Pairs, placement_NS: Int[Array, "N S"], rows_per_slot: in
 
     class_A, position_A = pairs.class_A, pairs.position_A
     replicas_A = jnp.maximum(replicas_E[class_A], 1)
-    kept_A = pairs.valid_A & (position_A < replicas_E[class_A] * rows_per_slot)
+    room_E = replicas_E * rows_per_slot
+    if rows_per_class is not None:
+        room_E = jnp.minimum(room_E, rows_per_class)
+    kept_A = pairs.valid_A & (position_A < room_E[class_A])
     slot_A = slots_by_class[jnp.where(kept_A, first_E[class_A] + position_A % replicas_A, 0)]
     row_of_pair = jnp.where(kept_A, slot_A * rows_per_slot + position_A // replicas_A, num_rows)
-    dropped_E = jnp.maximum(pairs.popularity_E - replicas_E * rows_per_slot, 0)
+    dropped_E = jnp.maximum(pairs.popularity_E - room_E, 0)
     return Dispatch(row_of_pair, inverse_rows(row_of_pair, num_rows)), dropped_E
 
 
@@ -106,7 +134,11 @@ def send(x_TD: Float[Array, "T D"], dispatch: Dispatch, top_k: int) -> Float[Arr
 
 def combine(rows_RD: Float[Array, "R D"], dispatch: Dispatch, gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
     """Sums the experts' outputs ``[T, D]``, weighted by the gates; dropped pairs contribute zeros."""
+    return weigh(take_rows(rows_RD, dispatch.row_of_pair_A, dispatch.pair_of_row_R), gates_TK)
+
+
+def weigh(pairs_AD: Float[Array, "A D"], gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
+    """Sums the outputs of a token's pairs ``[T, D]``, weighted by the gates."""
     num_tokens, top_k = gates_TK.shape
-    pairs_AD = take_rows(rows_RD, dispatch.row_of_pair_A, dispatch.pair_of_row_R)
     pairs_TKD = pairs_AD.reshape(num_tokens, top_k, -1)
-    return jnp.sum(pairs_TKD * gates_TK[..., None].astype(rows_RD.dtype), axis=1)
+    return jnp.sum(pairs_TKD * gates_TK[..., None].astype(pairs_AD.dtype), axis=1)

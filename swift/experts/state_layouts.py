@@ -1,8 +1,9 @@
 """Layouts of optimizer state: where the master weights and moments of a parameter group live, and how they reach slots.
 
-Three layouts share one interface. ``Decoupled`` is Swift's own and SYMI's: state never moves, weights go anywhere.
-The other two are the baselines' ``coupled`` layout, where state is tied to the slots that hold the weights:
-``ReplicaShards`` for a placement that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does (FlexMoE).
+The layouts share one interface. ``Decoupled`` is Swift's own and SYMI's: state never moves, weights go anywhere.
+``Fetched`` is the same for exact capacity, where weights follow the routing of each micro-batch. The other two are the
+baselines' ``coupled`` layout, where state is tied to the slots that hold the weights: ``ReplicaShards`` for a placement
+that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does (FlexMoE).
 
 Legend: L layers, N ranks, S slots of a rank, E experts, W parameters of an expert, w = W / N padded.
 """
@@ -17,7 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from swift.experts.exchange import collect, from_slices, materialize, padded_size, to_slices
+from swift.experts.exchange import collect, fetch, from_slices, materialize, padded_size, to_slices
 from swift.mesh import EXPERT_AXIS
 
 
@@ -107,6 +108,31 @@ class Decoupled(_Unmoved):
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
         """See Layout."""
         return materialize(master.astype(self.compute_dtype), placement_LNS)
+
+
+@dataclass(frozen=True)
+class Fetched(Decoupled):
+    """State as in ``Decoupled``; each layer fetches the weights of its slots itself, with exact capacity.
+
+    What a step has as slots are the slices ``[L, E, w]`` in the compute dtype, and the gradients that it adds up are
+    those of the slices: ``fetch`` and its gradient are the exchange, once in every micro-batch.
+    """
+
+    def collect(
+        self, gradients_LSW: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"]
+    ) -> Float[Array, "L ..."]:
+        """See Layout: summed already."""
+        del placement_LNS
+        return gradients_LSW
+
+    def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E w"]:
+        """See Layout: the slices in the compute dtype."""
+        del placement_LNS
+        return master.astype(self.compute_dtype)
+
+    def fetch(self, slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"]) -> Float[Array, "S W"]:
+        """Brings this rank's slots of one layer their weights ``[S, W or more]``; differentiable."""
+        return fetch(slices_Ew, placement_NS, self.wire_dtype)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class GPT:
         num_classes: experts of a mixture, E.
         kernel: kernel of attention over whole sequences.
         separator: token that ends a document, which sees no other of its sequence; None: documents see those before.
+        has_slices: whether a stage has slices of all experts, ``[rows, experts, w]``, and not their whole weights.
     """
 
     config: ModelConfig
@@ -57,6 +58,7 @@ class GPT:
     num_classes: int
     kernel: AttentionKernel = "plain"
     separator: int | None = None
+    has_slices: bool = False
     groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -139,15 +141,21 @@ class GPT:
         return packed
 
     def unpack_rows(self, packed: Mapping[str, jax.Array]) -> StackedWeights:
-        """Unpacks ``[rows, slots, size]`` for each group into weights that a loop over rows reads."""
-        return {
-            name: group.unpack(packed[name] if group.is_expert else packed[name][:, 0])
-            for name, group in self.groups.items()
-        }
+        """Unpacks ``[rows, slots, size]`` for each group into weights that a loop over rows reads; not slices."""
+
+        def unpacked(name: str, group: Group) -> Any:
+            if group.is_expert:
+                return packed[name] if self.has_slices else group.unpack(packed[name])
+            return group.unpack(packed[name][:, 0])
+
+        return {name: unpacked(name, group) for name, group in self.groups.items()}
 
     def pack_rows(self, weights: StackedWeights) -> dict[str, jax.Array]:
         """Packs stacked weights into one array per group: the inverse of ``unpack_rows``."""
-        packed = {name: group.pack(weights[name]) for name, group in self.groups.items()}
+        packed = {
+            name: weights[name] if group.is_expert and self.has_slices else group.pack(weights[name])
+            for name, group in self.groups.items()
+        }
         return {name: rows if self.groups[name].is_expert else rows[:, None] for name, rows in packed.items()}
 
     def embed(self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:

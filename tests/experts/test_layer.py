@@ -120,7 +120,10 @@ def pattern_logits(name, step, random):
     return logits
 
 
-PATTERNS = ["even", "one hot expert", "a hot rank", "rotating hot spot", "burst", "an idle expert", "no tokens"]
+PATTERNS = [
+    *("even", "one hot expert", "a hot rank", "rotating hot spot", "burst", "an idle expert", "no tokens"),
+    "one token",
+]
 WEIGHTS = np.random.default_rng(0).standard_normal((CLASSES, DIM, DIM)).astype(np.float32)
 
 
@@ -132,10 +135,12 @@ def layer(config):
         return jnp.sum(y * y) + aux, (y, load)
 
     def per_rank(logits, x, valid, placement):
-        mine = jnp.take(placement, jax.lax.axis_index("expert"), axis=0)
-
         def run(logits, x, valid):
-            apply = lambda rows, matmul: matmul(rows, jnp.asarray(WEIGHTS)[mine])  # noqa: E731
+            def fetch(placement):
+                here = jnp.take(placement, jax.lax.axis_index("expert"), axis=0)
+                return lambda rows, matmul: matmul(rows, jnp.asarray(WEIGHTS)[here])
+
+            apply = fetch if config.is_exact else fetch(placement)
             return expert_parallel_moe(config, logits, x, valid, placement, apply)
 
         gradient, (y, load) = jax.grad(loss, has_aux=True)(x[0], logits[0], valid[0], run)
@@ -158,12 +163,41 @@ def layer(config):
 @pytest.mark.parametrize("slots", [2, 5], ids=["more classes than slots per rank", "spare slots"])
 @pytest.mark.parametrize("capacity", ["slot", "rank"])
 def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots, capacity):
-    parallel, plain = layer(ExpertConfig(CLASSES, slots, top_k=1, aux_loss_coefficient=0.1, capacity=capacity))
+    check_patterns(ExpertConfig(CLASSES, slots, top_k=1, aux_loss_coefficient=0.1, capacity=capacity))
+
+
+@pytest.mark.parametrize("more", [{"capacity": "exact"}, {"capacity": "rank", "spare_rounds": None}], ids=str)
+def test_what_is_split_or_assigned_exactly_equals_the_oracle(more):
+    """In several rounds of the exchange, where a rank is hot."""
+    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
+
+
+@pytest.mark.parametrize("capacity", ["slot", "exact"])
+def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(capacity):
+    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, capacity=capacity))
+    random = np.random.default_rng(0)
+    logits, x = pattern_logits("even", 0, random), random.standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
+    logits[1, 3] = np.nan
+    placement = (np.arange(RANKS * 3) % CLASSES).astype(np.int32).reshape(RANKS, 3)
+    ranked = [leaf[None, None] for leaf in (logits, x, np.ones((RANKS, TOKENS), bool))]
+    y, gradient, load = jax.tree.map(lambda leaf: leaf[0], jax.device_get(parallel(*ranked, placement[None])))
+    assert load.popularity_E.sum() == RANKS * TOKENS
+    assert np.isnan(y[0, 1, 3]).all()
+    others = np.ones((RANKS, TOKENS), bool)
+    others[1, 3] = False
+    assert np.isfinite(y[0][others]).all()
+    assert np.isfinite(gradient[0][others]).all()
+
+
+def check_patterns(config):
+    """The layer on all patterns against the oracle."""
+    slots, (parallel, plain) = config.slots_per_rank, layer(config)
     random = np.random.default_rng(5)
     for name in PATTERNS:
         for step in range(3):
             logits, x = pattern_logits(name, step, random), random.standard_normal((RANKS, TOKENS, DIM))
-            x, valid = x.astype(np.float32), np.full((RANKS, TOKENS), name != "no tokens")
+            x, valid = x.astype(np.float32), np.full((RANKS, TOKENS), name not in ("no tokens", "one token"))
+            valid[0, 0] |= name == "one token"
             spare = random.integers(0, CLASSES, RANKS * slots - CLASSES)
             placement = random.permutation(np.concatenate([np.arange(CLASSES), spare])).astype(np.int32)
             placement = placement.reshape(RANKS, slots)

@@ -110,6 +110,12 @@ class SliceSearch:
             int(copy.contained_LE[unit]),
         )
 
+    @property
+    def _has_whole_experts(self) -> bool:
+        """Whether slots have whole experts; with exact capacity they have the ranks' own slices."""
+        width = self.split.shapes[f"{_MASTER}expert"].shape[-1]
+        return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
+
     def _in_slots(self, part: SlicePart) -> FoundCopy | None:
         """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
         stage, rank, unit = part
@@ -119,6 +125,8 @@ class SliceSearch:
         row: int | slice = slice(None)
         holder, slot = living[0], 0
         if unit is not None:
+            if not self._has_whole_experts:
+                return None
             _, row = self.split.place(unit[0])
             places = np.argwhere(self.placement_PLNS[stage, row, living] == unit[1])
             if not places.size:

@@ -37,6 +37,30 @@ def add_compile(commands: Any) -> None:
     commands.add_parser("compiler")
 
 
+def add_place(commands: Any) -> None:
+    """Adds ``swift place``."""
+    place = commands.add_parser(
+        "place",
+        help="place experts on ranks by their loads",
+        description="Places replicas of experts on ranks by their loads, and says how even the ranks' loads are then.",
+    )
+    place.add_argument(
+        "loads", type=path_of, metavar="LOADS.npy", help="tokens of each expert, [experts] or [layers, experts]"
+    )
+    place.add_argument("--ranks", type=int, required=True, metavar="N", help="expert ranks")
+    place.add_argument("--slots", type=int, required=True, metavar="S", help="slots of a rank")
+    place.add_argument(
+        "--policy", default="packed", metavar="NAME", help="packed, minmax, symi or static (default: %(default)s)"
+    )
+    place.add_argument(
+        "--out", type=path_of, metavar="FILE.npy", help="write the expert in every slot, int32[layers, ranks, slots]"
+    )
+    place.add_argument(
+        "--plot", type=path_of, metavar="FILE", help="draw the load by rank, before and after, into this .svg or .png"
+    )
+    place.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
+
+
 def add_plan(commands: Any) -> None:
     """Adds ``swift plan``."""
     plan = commands.add_parser(

@@ -1,10 +1,12 @@
 """Expert placement: which expert each slot of each rank holds, decided every iteration from popularity.
 
 ``policy`` defines the interface and what policies share; ``static``, ``symi``, ``flexmoe``, ``minmax`` and ``packed``
-are the policies; ``trial`` checks a user's policy before a run.
+are the policies; ``trial`` checks a user's policy before a run. ``library`` has all of it for use without a trainer,
+with numpy arrays.
 """
 
 from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
+from swift.experts.placement.library import check_loads, place_experts, rank_loads, split_tokens
 from swift.experts.placement.minmax import MinMax
 from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import (
@@ -30,11 +32,15 @@ __all__ = [
     "Static",
     "Symi",
     "changed_slots",
+    "check_loads",
     "check_slots",
     "contiguous",
     "load_imbalance",
     "place_contiguously",
+    "place_experts",
+    "rank_loads",
     "replica_counts",
+    "split_tokens",
     "try_policy",
     "uniform_placement",
     "unsound",

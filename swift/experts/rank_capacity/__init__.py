@@ -1,16 +1,30 @@
 """Capacity by rank: the slots of a rank share its rows.
 
-``limits`` decides which tokens are served, ``token_split`` how they are split over the replicas of an expert in whole
-numbers, and ``buffers`` where their rows lie.
+``limits`` decides which tokens are served. ``balanced_flow`` finds the tokens of each slot with which the fullest rank
+has the fewest, and ``sources`` the ranks that they come from; ``token_split`` does both by rounds of scaling instead.
+``even_shares`` assigns slots anew for exact capacity. ``buffers`` says where rows lie, and ``row_exchange`` moves them
+between ranks.
 """
 
-from swift.experts.rank_capacity.buffers import gather_by_slot, rows_in_buffers
+from swift.experts.rank_capacity.balanced_flow import Holders, balance
+from swift.experts.rank_capacity.buffers import received_rows, sent_pairs
+from swift.experts.rank_capacity.even_shares import assign_slots, check_exact, exact_slots
 from swift.experts.rank_capacity.limits import serve
+from swift.experts.rank_capacity.row_exchange import exchange_rows, further_rounds
+from swift.experts.rank_capacity.sources import by_source
 from swift.experts.rank_capacity.token_split import Slots
 
 __all__ = [
+    "Holders",
     "Slots",
-    "gather_by_slot",
-    "rows_in_buffers",
+    "assign_slots",
+    "balance",
+    "by_source",
+    "check_exact",
+    "exact_slots",
+    "exchange_rows",
+    "further_rounds",
+    "received_rows",
+    "sent_pairs",
     "serve",
 ]

@@ -1,8 +1,9 @@
 """Capacity by rank: which tokens are served where the slots of a rank share its rows.
 
-The rule: the tokens of every expert and source rank are split over the slots that hold the expert (``token_split``).
-Where a source has more for a rank than the buffer between the two holds, every slot of that rank loses in proportion:
-*buffer full*. Where a rank then receives more than its rows, every source and slot loses in proportion: *rank full*. A
+The rule: the tokens of every expert and source rank are split over the slots that hold the expert, by a balanced flow
+(``balanced_flow``, ``sources``) or, with ``ExpertConfig.spare_rounds``, in rounds (``token_split``). With rounds, a
+source that has more for a rank than the buffer between the two holds cuts every slot of that rank in proportion:
+*buffer full*. Where a rank receives more than its rows, every source and slot loses in proportion: *rank full*. A
 source thus keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule is local
 and per micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before a token moves.
 
@@ -16,7 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from swift.experts.config import ExpertConfig
+from swift.experts.rank_capacity.balanced_flow import Holders, balance
 from swift.experts.rank_capacity.fixed_point import BITS, ONE, fraction_of, times
+from swift.experts.rank_capacity.sources import by_source
 from swift.experts.rank_capacity.token_split import Rooms, Slots, split_tokens
 
 
@@ -43,10 +46,18 @@ def serve(
     rooms = Rooms(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
     slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
 
-    wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, config.spare_rounds)
-    sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
+    if config.spare_rounds is None:
+        holders = Holders.of(placement_NS)
+        tokens_NS = balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders)
+        split_NM = by_source(counts_NE, tokens_NS, holders, num_ranks * most_pairs)
+        sent_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
+        most_sent = most_pairs
+    else:
+        wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, config.spare_rounds)
+        sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
+        most_sent = min(rooms.buffer, most_pairs)
     by_rank = sent_NDS.swapaxes(0, 1).reshape(num_ranks, -1)
-    kept = in_proportion(by_rank, rooms.rank, num_ranks * min(rooms.buffer, most_pairs))
+    kept = in_proportion(by_rank, rooms.rank, num_ranks * most_sent)
     kept_NDS = kept.reshape(num_ranks, num_ranks, num_slots).swapaxes(0, 1)
 
     def by_class(pairs_NDS: jax.Array) -> jax.Array:

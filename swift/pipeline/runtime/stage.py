@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from swift.experts import Load, expert_parallel_moe
+from swift.experts import Fetched, Layout, Load, expert_parallel_moe
+from swift.models import Group
 from swift.pipeline import scopes
 from swift.pipeline.rows import Index, add_to_row, put, put_row, row_of, take_row
 from swift.pipeline.runtime.step_spec import StepSpec
@@ -52,18 +53,24 @@ class Extras(NamedTuple):
 
 def block_function(spec: StepSpec) -> BlockFunction:
     """A block, of the kind that its weights are of."""
-    gpt, experts = spec.gpt, spec.gpt.groups.get("expert")
+    gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
         def moe(logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
             assert experts is not None
-            apply = experts.module(state)
+            apply = partial(_fetched, experts, layout, state) if spec.experts.is_exact else experts.module(state)
             return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply)
 
         y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe, extras.document_BT)
         return (y_BTD, aux), load
 
     return jax.checkpoint(block) if spec.remat else block
+
+
+def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:
+    """The experts of this rank's slots, with the weights that a placement puts there."""
+    assert isinstance(layout, Fetched)
+    return experts.module(experts.unpack(layout.fetch(slices_Ew, placement_NS)))
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,9 @@ def check_coupled(
         shape = (topology.num_pipelines, topology.num_stages)
         allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
         raise SettingError(setting, "coupled", allowed)
+    if experts.is_exact:
+        allowed = "ties state to slots, which change in every micro-batch with ExpertConfig.capacity = 'exact'"
+        raise SettingError(setting, "coupled", f"{allowed}: use decoupled")
     if checkpoint.experts_per_layer != "all":
         allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
         raise SettingError("CheckpointConfig.experts_per_layer", checkpoint.experts_per_layer, allowed)
@@ -98,6 +101,16 @@ def check_coupled(
         allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
         allowed += f"and the quotient to divide Topology.num_expert_ranks = {num_ranks}"
         raise SettingError(setting, "coupled", allowed)
+
+
+def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
+    """Raises SettingError if a run cannot have such experts, or they follow rules that their placement does not."""
+    if experts.is_exact:
+        allowed = "is for the layer alone (swift.experts.expert_parallel_moe); in a run choose one of slot, rank"
+        raise SettingError("ExpertConfig.capacity", experts.capacity, allowed)
+    if experts.is_deepspeed and not isinstance(placement, Static):
+        allowed = "needs Experiment.placement = @Static(), with which every expert has as many replicas as others"
+        raise SettingError("ExpertConfig.rules", experts.rules, allowed)
 
 
 def check_sequences(sequences_per_microbatch: int, topology: Topology) -> None:

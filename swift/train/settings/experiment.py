@@ -11,13 +11,7 @@ import jax.numpy as jnp
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_seed, renamed_settings
-from swift.experts import (
-    ExpertConfig,
-    Layout,
-    OptimizerConfig,
-    learning_rate,
-    make_optimizer,
-)
+from swift.experts import ExpertConfig, Layout, OptimizerConfig, check_exact, exact_slots, learning_rate, make_optimizer
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Chunks, Cut, ModelConfig, choose_kernel, model_size
@@ -110,6 +104,9 @@ class Experiment:
         check_seed("Experiment.seed", self.seed)
         compatibility.check_sequences(self.sequences_per_microbatch, self.topology)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
+        compatibility.check_rules(self.experts, self.placement)
+        if self.experts.is_exact:
+            check_exact(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
         compatibility.check_microbatches(self.microbatches, self.topology, self.num_microbatches)
         compatibility.check_cuts(self.chunks, self.planner, move_roles=self.move_roles)
@@ -173,7 +170,9 @@ class Experiment:
         """
         if num_ranks == self.topology.num_expert_ranks:
             return self
-        slots = max(self.experts.slots_per_rank, -(-self.experts.num_classes // num_ranks))
+        classes, is_exact = self.experts.num_classes, self.experts.is_exact
+        least = exact_slots(classes, num_ranks) if is_exact else -(-classes // num_ranks)
+        slots = max(self.experts.slots_per_rank, least)
         return replace(
             self,
             topology=replace(self.topology, num_expert_ranks=num_ranks),
@@ -219,7 +218,8 @@ class Experiment:
             kernel = choose_kernel(
                 self.attention, platform, self.compute_dtype, self.model, separates=self.separate_documents
             )
-        return GPT(self.model, self.vocab_size, self.experts.num_classes, kernel, separator)
+        sizes = self.vocab_size, self.experts.num_classes
+        return GPT(self.model, *sizes, kernel, separator, has_slices=self.experts.is_exact)
 
     def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
         """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.

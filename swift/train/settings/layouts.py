@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from swift.experts import Decoupled, ExpertConfig, Instances, Layout, ReplicaShards
+from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, ReplicaShards
 from swift.models import GPT
 
 
@@ -23,7 +23,9 @@ def make_layouts(
     wire = compute if wire_dtype == "compute" else jnp.dtype(wire_dtype)
     for name, group in gpt.groups.items():
         shape = group.num_classes, group.size, num_ranks
-        if not group.is_expert or tied is None:
+        if group.is_expert and experts.is_exact:
+            layouts[name] = Fetched(*shape, compute, wire)
+        elif not group.is_expert or tied is None:
             layouts[name] = Decoupled(*shape, compute, wire)
         elif tied == "static":
             layouts[name] = ReplicaShards(*shape, experts.slots_per_rank, compute)

@@ -57,3 +57,18 @@ def test_ranks_are_nearly_even_where_class_order_is_not():
             loads_N = rank_loads(popularity_E, place(policy, popularity_E, 8, 4))
             share[name].append(loads_N.max() / loads_N.mean())
     assert np.max(share["packed"]) < 1.1 < np.median(share["minmax"])
+
+
+@pytest.mark.parametrize("tokens", [100, 2**20, 2**31 - 1])
+def test_no_two_slots_can_be_exchanged_for_a_lower_load_of_the_fullest_rank(tokens):
+    """With the popularity in any unit, and a sum beyond 32 bits."""
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        popularity_E = (tokens * random.random(16) ** 2).astype(np.int64)
+        packed_NS = place(packed, popularity_E, 8, 4)
+        load_NS = (popularity_E / np.bincount(packed_NS.ravel(), minlength=16))[packed_NS]
+        load_N = load_NS.sum(axis=1)
+        most = load_N.argmax()
+        for slot, rank, other in np.ndindex(4, 8, 4):
+            moved = load_NS[most, slot] - load_NS[rank, other]
+            assert rank == most or max(load_N[most] - moved, load_N[rank] + moved) > load_N[most] * (1 - 1e-6)

@@ -1,4 +1,4 @@
-"""Sections of a report and their pictures: curves, timelines, plans, checkpoint coverage, simulations.
+"""Sections of a report and their pictures: curves, timelines, plans, checkpoint coverage, simulations, ranks.
 
 Each function ``*_section(run, history, prefix)`` makes the section on one run, with ``history_of(run)`` and a prefix
 for the names of its pictures. It raises SettingError if the record is damaged.
@@ -9,6 +9,7 @@ from swift.tools.report.sections.coverage import coverage_section
 from swift.tools.report.sections.curves import Chart, Curve, LayerMaps, draw_curves, draw_drops, draw_layer, layer_maps
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.plans import plans_section
+from swift.tools.report.sections.rank_loads import rank_loads_file
 from swift.tools.report.sections.series import ClassSeries, bins_of, class_series, shares
 from swift.tools.report.sections.simulation import simulation_file
 from swift.tools.report.sections.timeline import timeline_section
@@ -31,6 +32,7 @@ __all__ = [
     "layer_maps",
     "new_figure",
     "plans_section",
+    "rank_loads_file",
     "seconds_text",
     "shares",
     "simulation_file",

@@ -1,0 +1,204 @@
+"""Balanced flow: how many tokens of its expert each slot gets, so that the fullest rank gets as few as possible.
+
+That is a linear program, solved here as a flow in whole numbers, up to a tolerance far below what matters. A *level* is
+a lower bound of the largest load, at first the mean of the ranks. Ranks above it pass tokens on, along shortest paths,
+to ranks with room below it: from a slot to an expert, from there to another rank's slot that holds the expert (Dinic's
+algorithm; paths of large amounts first). Where some rank finds no path, the ranks that it can reach have no way out for
+their tokens, so their mean is a larger lower bound: the next level.
+
+The work is sums over the slots of a rank, and over the slots of an expert. All ranks compute the same result, because
+integers leave a compiler no choice.
+
+Legend: E experts, N ranks, S slots of a rank, M = N * S slots.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+_FAR = 1 << 20  # more than any distance
+_MOST_STEPS = 4096  # uneven loads take some 10, and at most 50 were seen
+
+
+class Holders(NamedTuple):
+    """The slots of all ranks, by expert."""
+
+    class_NS: jax.Array  # int32
+    slot_M: jax.Array  # int32, the slots in the order of their experts
+    place_M: jax.Array  # int32, the place of each slot in that order
+    first_M: jax.Array  # int32, for each place the first one of the same expert
+    last_M: jax.Array  # int32, for each place the last one of the same expert
+
+    @classmethod
+    def of(cls, placement_NS: Int[Array, "N S"]) -> "Holders":
+        """Makes them from a placement; experts may be placed in any order."""
+        class_M = placement_NS.reshape(-1).astype(jnp.int32)
+        slot_M = jnp.argsort(class_M, stable=True).astype(jnp.int32)
+        place_M = jnp.argsort(slot_M).astype(jnp.int32)
+        sorted_M = class_M[slot_M]
+        first_M = jnp.searchsorted(sorted_M, sorted_M, side="left").astype(jnp.int32)
+        last_M = jnp.searchsorted(sorted_M, sorted_M, side="right").astype(jnp.int32) - 1
+        return cls(placement_NS.astype(jnp.int32), slot_M, place_M, first_M, last_M)
+
+    def sums(self, values_NS: Int[Array, "N S"]) -> tuple[Int[Array, "N S"], Int[Array, "N S"]]:
+        """Sums over the slots of the same expert, for every slot: over those before it, and over all of them."""
+        sorted_M = values_NS.reshape(-1)[self.slot_M]
+        up_to_M = jnp.cumsum(sorted_M, dtype=jnp.int32)
+        before_M = up_to_M - sorted_M
+        start_M = before_M[self.first_M]
+        before_NS, all_NS = (
+            sums_M[self.place_M].reshape(values_NS.shape)
+            for sums_M in (before_M - start_M, up_to_M[self.last_M] - start_M)
+        )
+        return before_NS, all_NS
+
+
+class _Flow(NamedTuple):
+    """A flow on its way to balance."""
+
+    tokens_NS: jax.Array  # int32, tokens of each slot
+    level: jax.Array  # int32[], lower bound of the largest load
+    amount: jax.Array  # int32[], least number of tokens for which a path is taken
+    step: jax.Array  # int32[]
+
+
+class _Bounds(NamedTuple):
+    """Bounds of loads at a level, int32[] each."""
+
+    highest: jax.Array  # no rank has more at the end
+    aim: jax.Array  # a rank above it passes the rest on, one below it has room
+    least_amount: jax.Array
+
+    @classmethod
+    def of(cls, level: jax.Array, num_slots: int) -> "_Bounds":
+        # Without slack the last few tokens would take most of the steps. With the least amount there is no room left
+        # only where every load is at least the level.
+        aim, slack = level + (level >> 11) + (num_slots - 1) // 2, (level >> 10) + num_slots - 1
+        return cls(level + slack, aim, jnp.maximum(level >> 12, 1))
+
+
+def balance(tokens_E: Int[Array, " E"], holders: Holders) -> Int[Array, "N S"]:
+    """Divides the tokens of every expert among the slots that hold it.
+
+    No rank gets more than 1.001 of the least possible largest load, and one token for each of its slots.
+
+    Args:
+        tokens_E: int32, (token, choice) pairs of each expert; their sum is below 2^30.
+        holders: the slots; each expert has one.
+
+    Returns:
+        int32[N, S].
+
+    >>> balance(jnp.array([60, 30, 10]), Holders.of(jnp.array([[0, 0], [0, 1], [2, 1]]))).tolist()
+    [[14, 20], [26, 8], [10, 22]]
+    """
+    num_slots = holders.class_NS.shape[1]
+    tokens_NS = tokens_E[holders.class_NS]
+    before_NS, count_NS = holders.sums(tokens_NS * 0 + 1)
+    even_NS = tokens_NS // count_NS + (before_NS < tokens_NS % count_NS).astype(jnp.int32)
+    load_N = _by_rank(even_NS)
+    level = _mean(load_N, load_N * 0 + 1)
+    first = _Flow(even_NS, level, jnp.maximum(level - jnp.min(load_N), 1) // 2, level * 0)
+
+    def is_uneven(flow: _Flow) -> jax.Array:
+        highest = _Bounds.of(flow.level, num_slots).highest
+        return (jnp.max(_by_rank(flow.tokens_NS)) > highest) & (flow.step < _MOST_STEPS)
+
+    return lax.while_loop(is_uneven, lambda flow: _step(flow, holders), first).tokens_NS
+
+
+def _step(flow: _Flow, holders: Holders) -> _Flow:
+    """Passes tokens on, or raises the level, or looks for paths of smaller amounts from now on."""
+    bounds = _Bounds.of(flow.level, holders.class_NS.shape[1])
+    load_N, amount = _by_rank(flow.tokens_NS), jnp.maximum(flow.amount, bounds.least_amount)
+    is_least = amount <= bounds.least_amount
+    at_least, is_over_N = jnp.where(is_least, 1, amount), load_N > bounds.highest
+    paths = _find_paths(flow.tokens_NS >= at_least, bounds.aim - load_N >= amount, is_over_N, holders)
+    is_cut_N = paths.distance_N >= _FAR
+
+    def relax() -> tuple[jax.Array, jax.Array, jax.Array]:
+        level = jnp.where(is_least, _mean(load_N, is_cut_N.astype(jnp.int32)), flow.level)
+        return flow.tokens_NS, level, jnp.where(is_least, amount, amount // 4)
+
+    def push() -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _push(flow.tokens_NS, paths, bounds.aim, at_least, holders), flow.level, amount
+
+    tokens_NS, level, amount = lax.cond(jnp.any(is_cut_N & is_over_N), relax, push)
+    return _Flow(tokens_NS, level, amount, flow.step + 1)
+
+
+class _Paths(NamedTuple):
+    """Distances to the nearest rank with room, in ranks; those beyond the farthest rank above the bound are not found.
+
+    The distance of an expert is that of a rank that passes on tokens of it: one more than that of its nearest holder.
+    """
+
+    distance_N: jax.Array  # int32
+    of_class_NS: jax.Array  # int32, of each slot's expert
+
+
+def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Array, holders: Holders) -> _Paths:
+    start_N = jnp.where(has_room_N, 0, _FAR)
+    start = _Paths(start_N, jnp.broadcast_to(start_N[:, None], is_open_NS.shape) * 0 + _FAR)
+
+    def goes_on(search: tuple[_Paths, jax.Array, jax.Array]) -> jax.Array:
+        paths, _, has_grown = search
+        return has_grown & jnp.any(is_over_N & (paths.distance_N >= _FAR))
+
+    def widen(search: tuple[_Paths, jax.Array, jax.Array]) -> tuple[_Paths, jax.Array, jax.Array]:
+        (distance_N, of_class_NS), distance, _ = search
+        is_near_NS = jnp.broadcast_to((distance_N < distance)[:, None], is_open_NS.shape)
+        _, near_NS = holders.sums(is_near_NS.astype(jnp.int32))
+        of_class_NS = jnp.where(near_NS > 0, jnp.minimum(of_class_NS, distance), of_class_NS)
+        is_reached_N = jnp.any(is_open_NS & (near_NS > 0), axis=1) & (distance_N >= _FAR)
+        return _Paths(jnp.where(is_reached_N, distance, distance_N), of_class_NS), distance + 1, jnp.any(is_reached_N)
+
+    return lax.while_loop(goes_on, widen, (start, jnp.min(start_N) * 0 + 1, jnp.any(is_over_N)))[0]
+
+
+def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Array, holders: Holders) -> jax.Array:
+    """Passes on what ranks have above the aim, from the farthest of them on, each time to ranks one step nearer."""
+    distance_N1, of_class_NS = paths.distance_N[:, None], paths.of_class_NS
+
+    def movable(tokens_NS: jax.Array, distance: jax.Array) -> jax.Array:
+        is_way_NS = (of_class_NS == distance) & (distance_N1 == distance) & (tokens_NS >= at_least)
+        return jnp.where(is_way_NS, tokens_NS, 0)
+
+    def pass_on(at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        tokens_NS, distance = at
+        load_N = _by_rank(tokens_NS)
+        over_N = jnp.maximum(load_N - aim, 0)
+        offered_NS = _first(movable(tokens_NS, distance), over_N)
+        offered_before_NS, offered_all_NS = holders.sums(offered_NS)
+        # A rank with room takes no more than that; one on the way takes what it can pass on.
+        further_N = _by_rank(movable(tokens_NS, distance - 1)) - over_N
+        room_N = jnp.where(distance == 1, jnp.maximum(aim - load_N, 0), jnp.maximum(further_N, 1))
+        wanted_NS = _first(jnp.where(distance_N1 == distance - 1, offered_all_NS, 0), room_N)
+        wanted_before_NS, wanted_all_NS = holders.sums(wanted_NS)
+        moved_NS = jnp.minimum(offered_all_NS, wanted_all_NS)
+        given_NS = jnp.clip(moved_NS - offered_before_NS, 0, offered_NS)
+        taken_NS = jnp.clip(moved_NS - wanted_before_NS, 0, wanted_NS)
+        return tokens_NS + taken_NS - given_NS, distance - 1
+
+    is_over_N = (_by_rank(tokens_NS) > aim) & (paths.distance_N < _FAR)
+    farthest = jnp.max(jnp.where(is_over_N, paths.distance_N, 0))
+    return lax.while_loop(lambda at: at[1] > 0, pass_on, (tokens_NS, farthest))[0]
+
+
+def _first(amounts_NS: jax.Array, limit_N: jax.Array) -> jax.Array:
+    """The first of the amounts of each rank, up to a limit of their sum."""
+    before_NS = jnp.cumsum(amounts_NS, axis=1, dtype=jnp.int32) - amounts_NS
+    return jnp.clip(limit_N[:, None] - before_NS, 0, amounts_NS)
+
+
+def _by_rank(tokens_NS: jax.Array) -> jax.Array:
+    return jnp.sum(tokens_NS, axis=1, dtype=jnp.int32)
+
+
+def _mean(load_N: jax.Array, counted_N: jax.Array) -> jax.Array:
+    """Mean load of the ranks that are counted, rounded up."""
+    count = jnp.maximum(jnp.sum(counted_N, dtype=jnp.int32), 1)
+    return (jnp.sum(load_N * counted_N, dtype=jnp.int32) + count - 1) // count
