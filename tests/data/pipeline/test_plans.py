@@ -25,8 +25,8 @@ def add(amount: int):
 
 ELEMENTS = (
     Map(add(1), ("a",), ("a",), name="add one"),
-    Map(add(5), ("a",), ("a",), depends_on=(), name="add five"),  # true: sums commute
-    Map(lambda sample: {"a": sample["a"] * 2}, ("a",), ("a",), name="double"),
+    Map(add(5), ("a",), ("a",), depends_on=(), name="add five"),  # true of sums; double is fixed
+    Map(lambda sample: {"a": sample["a"] * 2}, ("a",), ("a",), is_fixed=True, name="double"),
     Map(lambda sample: {"c": len(sample["b"])}, ("b",), ("c",), name="measure"),
     Map(lambda sample: {**sample, "d": str(sample["c"])}, name="anything"),
     Map(lambda sample: {"b": sample["b"] + "s"}, ("b",), ("b",), is_fixed=True, name="plural"),
