@@ -77,7 +77,7 @@ def options(*settings):
         ),
         (
             ["Experiment.planner=magic"],
-            "Experiment.planner = 'magic': choose one of adaptive, lockstep, milp, gpipe, one_f_one_b, zero_bubble",
+            "Experiment.planner = 'magic': choose one of adaptive, lockstep, milp, gpipe, one_f_one_b, zero_bubble, v",
         ),
         (
             ["Experiment.ranks=virtual"],

@@ -123,7 +123,7 @@ VALUES = {
     "ModelConfig?",
     "DataConfig.source=@TextFile()": "DataConfig.source = @TextFile(): there is no TextFile; did you mean TextFiles?",
     "Experiment.planner=adaptve": "Experiment.planner = 'adaptve': choose one of adaptive, lockstep, milp, gpipe, "
-    "one_f_one_b, zero_bubble; did you mean adaptive?",
+    "one_f_one_b, zero_bubble, v; did you mean adaptive?",
     "Experiment.ranks=device": "Experiment.ranks = 'device': must be one of emulated, devices, virtual; did you mean "
     "devices?",
 }

@@ -86,12 +86,12 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
         ),
         (
             {"planner": "magic"},
-            "Experiment.planner = 'magic': choose one of adaptive, lockstep, milp, gpipe, one_f_one_b, zero_bubble",
+            "Experiment.planner = 'magic': choose one of adaptive, lockstep, milp, gpipe, one_f_one_b, zero_bubble, v",
         ),
         (
             {"planner": "gpipe", "failures": ("step 2: fail 0:0",)},
             "Experiment.planner = 'gpipe': plans without failures only, and Experiment.failures lists some; choose one "
-            "of adaptive, lockstep, milp",
+            "of adaptive, lockstep, milp, v",
         ),
         (
             {"optimizer": OptimizerConfig(layout="coupled")},
