@@ -99,7 +99,7 @@ MUTATIONS = (
     Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
     Mutation("generate/paged_model.py", "<= position_RC[:", "< position_RC[:", GENERATION),
     Mutation("generate/radix_tree.py", "pages[held:].copy()", "pages[held:]", GENERATION),
-    Mutation("generate/passages.py", "max(0, passage.num_written - passage.first)", "0", GENERATION),
+    Mutation("generate/passages.py", "draft.mark_computed(last + 1)", "pass", GENERATION),
     Mutation("generate/sampling.py", "sums_BK > uniform_B", "sums_BK >= 1 - uniform_B", GENERATION),
     Mutation("experts/optimizer_config.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
     Mutation("experts/optimizer_config.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),

@@ -7,8 +7,9 @@ constrains.
 """
 
 from swift.generate.engine import Computed, TextEngine, TextEngineConfig
+from swift.generate.gen import Gen
 from swift.generate.pieces import Shown
-from swift.generate.programs import Gen, Prompt, Writer
+from swift.generate.programs import Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
 from swift.generate.request import Answer, Constraint, Reason, Request
 from swift.generate.sampling import GREEDY, Sampling

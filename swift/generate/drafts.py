@@ -1,11 +1,11 @@
 """The texts at work and the pages of their tokens, which they share where they begin alike.
 
-Nothing is computed here. Pages of a fixed number are handed out, so the memory never exceeds its limit.
+Nothing is computed here. A fixed number of pages is handed out, so the memory never exceeds its limit.
 """
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from swift.generate.request import Answer
 
 _HEADROOM = 64
 """Tokens that every text at work should still find room for when another one is admitted."""
+_NO_TABLE = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -23,28 +24,32 @@ class Draft:
     Attributes:
         answer: request and answer.
         number: order of arrival.
-        tokens: tokens that the model sees, at most its positions.
-        table: int32[N], page of each position, for the first ``num_pages``.
+        tokens: int32, tokens that the model sees, at most its positions.
+        allowed: tokens that may come next, bool[V]; None: all.
+        table: int32[N], page of each position, for the first ``num_pages``; empty while it waits.
         node: node of the tree with which the shared part ends; None: nothing is shared.
         num_shared: tokens of the shared part.
         num_pages: tokens that have a page.
         num_own: tokens after the shared part whose keys and values are computed.
-        num_read: tokens that were part of a passage since the text was admitted, or needed none; see ``plan_passages``.
-        is_prefilled: whether the text as it was when admitted is computed.
-        is_scored: whether the scores of the request's text are there.
+        num_read: tokens that were part of a passage since it was admitted, or needed none; see ``plan_passages``.
+        is_read: whether the text as it was when admitted, or when it last slid, is computed.
+        has_slid: whether tokens before those that the model sees were dropped since it was admitted.
+        turn: order in which texts are read.
     """
 
     answer: Answer
     number: int
-    tokens: list[int]
-    table: np.ndarray
+    tokens: np.ndarray
+    allowed: np.ndarray | None = None
+    table: np.ndarray = field(default_factory=lambda: _NO_TABLE)
     node: Node | None = None
     num_shared: int = 0
     num_pages: int = 0
     num_own: int = 0
     num_read: int = 0
-    is_prefilled: bool = False
-    is_scored: bool = False
+    is_read: bool = False
+    has_slid: bool = False
+    turn: int = 0
 
     @property
     def num_computed(self) -> int:
@@ -59,7 +64,7 @@ class Draft:
     def mark_computed(self, end: int) -> None:
         """Notes that the keys and values of the tokens up to ``end`` are computed."""
         begin = 0
-        for node in [] if self.node is None else self.node.path:
+        for node in [] if self.node is None or self.is_read else self.node.path:
             node.num_computed = max(node.num_computed, min(len(node.tokens), end - begin))
             begin += len(node.tokens)
         self.num_own = max(self.num_own, end - self.num_shared)
@@ -74,146 +79,173 @@ class Drafts:
     """Waiting texts, texts at work, and the pages.
 
     Args:
-        num_pages: pages, S.
+        num_pages: pages, P.
         num_columns: columns of a table, N.
+        num_positions: positions of the model.
         most_at_work: texts at work at most.
         shares: whether texts share what they have in common; without, they are a plain batch.
     """
 
-    def __init__(self, num_pages: int, num_columns: int, most_at_work: int, shares: bool = True):
-        self.tree = RadixTree()
+    def __init__(self, num_pages: int, num_columns: int, num_positions: int, most_at_work: int, shares: bool = True):
         self.at_work: list[Draft] = []
-        self._free = list(range(num_pages))
-        self._num_columns, self._most_at_work, self._shares = num_columns, most_at_work, shares
-        self._waiting: list[tuple[bytes, int, Draft]] = []
-        self._last_admitted = b""
-        self._num_arrived = 0
+        self._num_pages, self._num_columns, self._num_positions = num_pages, num_columns, num_positions
+        self._most_at_work, self._shares = most_at_work, shares
+        self._waiting: list[tuple[int, bytes, int, Draft]] = []
+        self._admitted: tuple[int, bytes] = (0, b"")
+        self._num_arrived = self._num_turns = 0
+        self.tree, self.free = RadixTree(), list(range(num_pages))
 
     @property
     def num_waiting(self) -> int:
-        """Drafts that wait."""
+        """Texts that wait."""
         return len(self._waiting)
 
-    @property
-    def num_free(self) -> int:
-        """Pages that hold nothing."""
-        return len(self._free)
-
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Answer, tokens: np.ndarray, allowed: np.ndarray | None) -> None:
         """Adds a text to those that wait."""
         self._num_arrived += 1
-        tokens, table = [int(token) for token in answer.request.tokens], np.zeros(self._num_columns, np.int32)
-        self._wait(Draft(answer, self._num_arrived, tokens, table))
+        self._wait(Draft(answer, self._num_arrived, tokens, allowed))
 
     def admit(self) -> None:
         """Puts texts to work while there is room.
 
-        Waiting texts are taken in the order of their tokens, from the last one taken on and round again. That is depth
-        first in their tree: the next text shares as much as any other with those before it (SGLang, theorem 3.1), and
-        none waits for ever.
+        Waiting texts are taken in the order of their tokens, round after round; who comes late, or again, waits for the
+        next round. That is depth first in their tree: the next text shares as much as any other with those before it
+        (SGLang, theorem 3.1), and none waits for ever.
         """
         while self._waiting and len(self.at_work) < self._most_at_work:
-            place = bisect_left(self._waiting, (self._last_admitted,)) % len(self._waiting)
-            key, _, text = self._waiting[place]
-            headroom = sum(min(one.num_wanted, _HEADROOM) for one in [*self.at_work, text]) if self.at_work else 0
-            if not self._start(text, self._shares, headroom):
+            number, key, _, draft = self._waiting[0]
+            headroom = sum(map(self._headroom, [*self.at_work, draft])) if self.at_work else 0
+            if not self._start(draft, self._shares, headroom):
                 return
-            del self._waiting[place]
-            self._last_admitted = key
-            self.at_work.append(text)
+            del self._waiting[0]
+            self._admitted = number, key
+            self.at_work.append(draft)
 
-    def append(self, tokens: Sequence[tuple[Draft, int]], num_positions: int) -> None:
+    def append(self, tokens: Sequence[tuple[Draft, int]]) -> None:
         """Adds a token to each of several texts at work.
 
         Of a text that fills the model's positions the first token is dropped, and all others are computed anew. Where
         pages are short the texts that came last go back to wait.
         """
         growing = []
-        for text, token in tokens:
-            if len(text.tokens) == num_positions:
-                self._slide(text, token)
+        for draft, token in tokens:
+            if len(draft.tokens) == self._num_positions:
+                self._slide(draft, token)
             else:
-                text.tokens.append(token)
-                growing.append(text)
-        for text in sorted(growing, key=lambda text: text.number):
-            if text in self.at_work:  # and not gone for one before it
-                self._give_page(text)
+                draft.tokens = np.append(draft.tokens, np.int32(token))
+                growing.append(draft)
+        pages = self._take(len(growing))
+        if pages is not None:
+            for draft, page in zip(growing, pages.tolist(), strict=True):
+                _give(draft, page)
+            return
+        for draft in sorted(growing, key=lambda draft: draft.number):
+            if draft in self.at_work:  # and not gone for one before it
+                self._make_room(draft)
 
-    def finish(self, text: Draft) -> None:
+    def finish(self, draft: Draft) -> None:
         """Ends the work on a text; what was computed stays until its room is needed."""
-        self.at_work.remove(text)
-        self._release(text)
+        self.at_work.remove(draft)
+        self._release(draft)
 
     def cancel(self, answer: Answer) -> None:
         """Ends a text, waiting or at work."""
-        for text in self.at_work:
-            if text.answer is answer:
-                self.finish(text)
+        for draft in self.at_work:
+            if draft.answer is answer:
+                self.finish(draft)
                 return
-        self._waiting = [entry for entry in self._waiting if entry[2].answer is not answer]
+        self._waiting = [entry for entry in self._waiting if entry[3].answer is not answer]
 
-    def _wait(self, text: Draft) -> None:
-        insort(self._waiting, (np.array(text.tokens, ">u4").tobytes(), text.number, text))
+    def forget(self) -> None:
+        """Empties all pages; texts at work wait again, with the tokens that their answers have."""
+        self.tree, self.free = RadixTree(), list(range(self._num_pages))
+        for draft in self.at_work:
+            answer = draft.answer
+            whole = [*answer.request.tokens, *answer.tokens]
+            if answer.tokens:
+                draft.tokens = np.array(whole[-self._num_positions :], np.int32)
+            draft.node, draft.table, draft.num_shared, draft.num_pages = None, _NO_TABLE, 0, 0
+            self._wait(draft)
+        self.at_work = []
 
-    def _start(self, text: Draft, shares: bool, headroom: int) -> bool:
+    def _headroom(self, draft: Draft) -> int:
+        return min(draft.num_wanted, _HEADROOM, self._num_positions - len(draft.tokens))
+
+    def _wait(self, draft: Draft) -> None:
+        number, last = self._admitted
+        key = draft.tokens.astype(">u4").tobytes()
+        insort(self._waiting, (number if key > last else number + 1, key, draft.number, draft))
+
+    def _start(self, draft: Draft, shares: bool, headroom: int) -> bool:
         """Finds pages for a text's tokens; False if that would leave less than the headroom."""
-        node, matched = self.tree.match(text.tokens) if shares else (self.tree.root, 0)
+        node, matched = self.tree.match(draft.tokens) if shares else (self.tree.root, 0)
         self.tree.lock(node)
-        pages = self._take(len(text.tokens) - matched, headroom)
+        pages = self._take(len(draft.tokens) - matched, headroom)
         if pages is not None:
             pages = np.concatenate([*(one.pages for one in node.path), pages])
-            text.node, text.num_shared = None, 0
+            draft.node, draft.num_shared = None, 0
             if shares:
-                text.node, text.num_shared = self.tree.insert(text.tokens, pages, 0)[0], len(pages)
-                self.tree.lock(text.node)
-            text.table[: len(pages)] = pages
-            text.num_pages, text.num_own, text.num_read, text.is_prefilled = len(pages), 0, 0, False
+                draft.node, draft.num_shared = self.tree.insert(draft.tokens, pages, 0)[0], len(pages)
+                self.tree.lock(draft.node)
+            draft.table = np.zeros(self._num_columns, np.int32)
+            draft.table[: len(pages)] = pages
+            draft.num_pages, draft.has_slid = len(pages), False
+            self._begin_to_read(draft)
         self.tree.unlock(node)
         return pages is not None
 
-    def _slide(self, text: Draft, token: int) -> None:
-        tokens = [*text.tokens[1:], token]
-        if text.node is None:
-            text.tokens, text.num_own, text.num_read, text.is_prefilled = tokens, 0, 0, False
-            return
-        self._release(text)
-        text.tokens = tokens
-        if not self._start(text, False, 0):
-            self.at_work.remove(text)
-            self._wait(text)
+    def _begin_to_read(self, draft: Draft) -> None:
+        self._num_turns += 1
+        draft.num_own, draft.num_read, draft.is_read, draft.turn = 0, 0, False, self._num_turns
 
-    def _give_page(self, text: Draft) -> None:
+    def _slide(self, draft: Draft, token: int) -> None:
+        tokens = np.append(draft.tokens[1:], np.int32(token))
+        if draft.node is None:
+            draft.tokens = tokens
+            self._begin_to_read(draft)
+        else:
+            self._release(draft)
+            draft.tokens = tokens
+            if not self._start(draft, False, 0):
+                self.at_work.remove(draft)
+                self._wait(draft)
+                return
+        draft.has_slid = True
+
+    def _make_room(self, draft: Draft) -> None:
         while (pages := self._take(1)) is None:
             youngest = max(self.at_work, key=lambda other: other.number)
-            self._suspend(youngest)
-            if youngest is text:
+            self.finish(youngest)
+            self._wait(youngest)
+            if youngest is draft:
                 return
-        text.table[text.num_pages] = pages[0]
-        text.num_pages += 1
+        _give(draft, int(pages[0]))
 
-    def _suspend(self, text: Draft) -> None:
-        self.finish(text)
-        self._wait(text)
-
-    def _release(self, text: Draft) -> None:
+    def _release(self, draft: Draft) -> None:
         """Gives the pages of a text back, to the tree where others can share them."""
-        first = text.num_shared
-        if text.node is not None:
-            computed = text.num_computed
-            if computed > text.num_shared:
-                _, held = self.tree.insert(text.tokens[:computed], text.table[:computed], computed)
-                self._free += text.table[first:held].tolist()
+        first = draft.num_shared
+        if draft.node is not None:
+            computed = draft.num_computed
+            if computed > draft.num_shared:
+                _, held = self.tree.insert(draft.tokens[:computed], draft.table[:computed], computed)
+                self.free += draft.table[first:held].tolist()
                 first = computed
-            self.tree.unlock(text.node)
-        self._free += text.table[first : text.num_pages].tolist()
-        text.node, text.num_shared, text.num_pages = None, 0, 0
+            self.tree.unlock(draft.node)
+        self.free += draft.table[first : draft.num_pages].tolist()
+        draft.node, draft.table, draft.num_shared, draft.num_pages = None, _NO_TABLE, 0, 0
 
     def _take(self, count: int, headroom: int = 0) -> np.ndarray | None:
         """Takes pages, evicting what nobody uses; None if that would leave less than the headroom."""
-        if count + headroom > len(self._free) + self.tree.num_evictable:
+        if count + headroom > len(self.free) + self.tree.num_evictable:
             return None
-        if count > len(self._free):
-            self._free += self.tree.evict(count - len(self._free)).tolist()
-        rest = len(self._free) - count
-        taken, self._free = self._free[rest:], self._free[:rest]
+        if count > len(self.free):
+            self.free += self.tree.evict(count - len(self.free)).tolist()
+        rest = len(self.free) - count
+        taken = self.free[rest:]
+        del self.free[rest:]
         return np.array(taken, np.int32)
+
+
+def _give(draft: Draft, page: int) -> None:
+    draft.table[draft.num_pages] = page
+    draft.num_pages += 1

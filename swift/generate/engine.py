@@ -9,7 +9,7 @@ import numpy as np
 from swift.errors import SettingError, check_count
 from swift.experts import ExpertConfig
 from swift.generate.drafts import Draft, Drafts
-from swift.generate.paged_model import COLUMNS_PER_BLOCK, Passages, Scores, empty_pages, extend
+from swift.generate.paged_model import COLUMNS_PER_BLOCK, empty_pages, extend
 from swift.generate.passages import Passage, as_arrays, decoding_passages, note_scores, plan_passages
 from swift.generate.request import Answer, Reason, Request
 from swift.generate.sampling import Choices, choose
@@ -77,18 +77,26 @@ class TextEngine:
 
     def __init__(self, gpt: GPT, experts: ExpertConfig, weights: Weights, config: TextEngineConfig | None = None):
         self.config = config = config or TextEngineConfig()
+        if gpt.separator is not None:
+            allowed = "must be None: a text that is asked about is one document"
+            raise SettingError("GPT.separator", gpt.separator, allowed)
         self.gpt, self.computed = gpt, Computed()
         self._experts, self._weights = experts, weights
         self._num_positions = gpt.config.sequence_length
         self._num_columns = -(-self._num_positions // COLUMNS_PER_BLOCK) * COLUMNS_PER_BLOCK
         self.num_pages = config.cache_tokens or config.batch * self._num_positions
-        self._drafts = Drafts(self.num_pages, self._num_columns, config.batch, config.share_prefixes)
-        self._pages = empty_pages(gpt, self.num_pages, jax.tree.leaves(weights)[0].dtype)
+        sizes = self.num_pages, self._num_columns, self._num_positions
+        self.drafts = Drafts(*sizes, config.batch, config.share_prefixes)
+        self._decoded_last = False
+        self._empty_pages()
+
+    def _empty_pages(self) -> None:
+        self._pages = empty_pages(self.gpt, self.num_pages, jax.tree.leaves(self._weights)[0].dtype)
 
     @property
     def is_idle(self) -> bool:
         """Whether every request has its answer."""
-        return not self._drafts.at_work and not self._drafts.num_waiting
+        return not self.drafts.at_work and not self.drafts.num_waiting
 
     def submit(self, request: Request) -> Answer:
         """Adds a request.
@@ -99,93 +107,135 @@ class TextEngine:
         Raises:
             SettingError: the request cannot be answered by this engine.
         """
-        self._check(request)
-        answer = Answer(request)
-        self._drafts.add(answer)
+        tokens, answer = self._checked(request), Answer(request)
+        allowed = None if request.constraint is None else self._allowed(request)
+        if allowed is not None and not allowed.any():
+            answer.reason = "end"
+            return answer
+        if request.max_tokens == 0 and request.scored_from is not None:
+            tokens = tokens[: max(1, len(tokens) - 1)]  # nothing follows the last one
+        self.drafts.add(answer, tokens, allowed)
         return answer
 
     def answers(self, requests: Iterable[Request]) -> list[Answer]:
         """Answers requests, and whatever was submitted before."""
-        answers = [self.submit(request) for request in requests]
-        while not self.is_idle:
-            self.step()
+        answers: list[Answer] = []
+        try:
+            answers += map(self.submit, requests)
+            while not self.is_idle:
+                self.step()
+        except BaseException:
+            for answer in answers:
+                self.cancel(answer)
+            raise
         return answers
 
     def cancel(self, answer: Answer) -> None:
         """Ends a request; what it has so far stays in the answer."""
         if answer.reason is None:
-            self._drafts.cancel(answer)
+            self.drafts.cancel(answer)
             answer.reason = "cancelled"
 
     def step(self) -> None:
-        """Makes one call of the model: reads prompts if any were admitted, else adds a token to every text."""
-        self._drafts.admit()
-        at_work, config = self._drafts.at_work, self.config
-        if not at_work:
-            return
-        if all(text.is_prefilled for text in at_work):
-            passages, shape = decoding_passages(at_work), (config.batch, 1)
-        else:
-            in_order = sorted(at_work, key=lambda text: text.number)
-            passages, shape = plan_passages(in_order, config.prefill_passages, config.prefill_length), None
-            self.computed.prompt_tokens += sum(passage.end - passage.first for passage in passages)
-        shape = shape or (config.prefill_passages, config.prefill_length)
-        arrays = as_arrays(passages, *shape, self._num_columns, self.num_pages)
-        scores, self._pages = _extend(self.gpt, self._experts, self._weights, self._pages, arrays)
-        self.computed.calls += 1
-        if (arrays.label_RC >= 0).any():
-            log_probs, likeliest = np.asarray(scores.log_prob_RC), np.asarray(scores.likeliest_RC)
-            for passage, log_prob_C, likeliest_C in zip(passages, log_probs, likeliest, strict=False):
-                note_scores(passage, log_prob_C, likeliest_C)
-        self._continue(passages, scores.logits_RV)
+        """Makes one call of the model, which reads texts or adds a token to every one that is read.
 
-    def _continue(self, passages: Sequence[Passage], logits_RV: jax.Array) -> None:
-        """Chooses the next token of every text that has its logits."""
-        places: list[tuple[int, Draft, np.ndarray | None]] = []
-        for row, passage in enumerate(passages):
-            for text in passage.continued:
-                constraint = text.answer.request.constraint
-                allowed = None if constraint is None else constraint.allowed()
-                if text.num_wanted == 0:
-                    self._finish(text, "length")
-                elif allowed is not None and not allowed.any():
-                    self._finish(text, "end")
-                else:
-                    places.append((row, text, allowed))
-        if not places:
+        Raises:
+            BaseException: whatever ends the call, such as KeyboardInterrupt; the requests then begin again where their
+                answers are.
+        """
+        self.drafts.admit()
+        if not self.drafts.at_work:
             return
-        samplings = [(row, text.answer.request.sampling, len(text.answer.tokens)) for row, text, _ in places]
-        candidates = max(_FEW_CANDIDATES, *(sampling.top_k for _, sampling, _ in samplings))
-        vocab = self.gpt.vocab_size
+        try:
+            passages, logits_RV = self._call()
+            chosen = self._chosen(passages, logits_RV)
+            self.drafts.append([(draft, token) for draft, (token, sure) in chosen if self._accept(draft, token, sure)])
+        except BaseException:
+            self.drafts.forget()
+            self._empty_pages()
+            raise
+
+    def _call(self) -> tuple[list[Passage], jax.Array]:
+        """Runs the model once; returns (the passages, their logits)."""
+        config, drafts = self.config, self.drafts.at_work
+        read = [draft for draft in drafts if draft.is_read]
+        unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.turn)
+        # Texts that slide are read again for every token, and take turns with those that are not.
+        only_slid = all(draft.has_slid for draft in unread)
+        if not unread or (read and only_slid and not self._decoded_last):
+            passages, shape = decoding_passages(read), (config.batch, 1)
+        else:
+            shape = config.prefill_passages, min(config.prefill_length, self._num_positions)
+            passages = plan_passages(unread, *shape)
+            self.computed.prompt_tokens += sum(passage.end - passage.first for passage in passages)
+        self._decoded_last = shape == (config.batch, 1)
+        arrays = as_arrays(passages, *shape, self._num_columns, self.num_pages)
+        scores, self._pages = extend(self.gpt, self._experts, self._weights, self._pages, arrays)
+        self.computed.calls += 1
+        if any(passage.scored for passage in passages):
+            log_prob_RC, likeliest_RC = np.asarray(scores.log_prob_RC), np.asarray(scores.likeliest_RC)
+            for row, passage in enumerate(passages):
+                note_scores(passage, log_prob_RC[row], likeliest_RC[row])
+        return passages, scores.logits_RV
+
+    def _chosen(self, passages: Sequence[Passage], logits_RV: jax.Array) -> list[tuple[Draft, tuple[int, float]]]:
+        """Chooses the next (token, log-probability) of every text that has its logits."""
+        places: list[tuple[int, Draft]] = []
+        for row, passage in enumerate(passages):
+            for draft in passage.continued:
+                if draft.num_wanted:
+                    places.append((row, draft))
+                else:
+                    self._finish(draft, "length")
+        if not places:
+            return []
+        samplings = [(row, draft.answer.request.sampling, len(draft.answer.tokens)) for row, draft in places]
+        candidates, vocab = max(sampling.top_k for _, sampling, _ in samplings), self.gpt.vocab_size
         token_B, log_prob_B = choose(
             logits_RV,
             Choices.of(samplings, self.config.batch),
-            self._allowed([allowed for _, _, allowed in places]),
-            num_candidates=vocab if candidates > _FEW_CANDIDATES else min(vocab, candidates),
+            self._masks([draft.allowed for _, draft in places]),
+            num_candidates=vocab if candidates > _FEW_CANDIDATES else min(vocab, _FEW_CANDIDATES),
         )
-        chosen = zip(places, np.asarray(token_B).tolist(), np.asarray(log_prob_B).tolist(), strict=False)
-        going_on = [(text, token) for (_, text, _), token, log_prob in chosen if self._accept(text, token, log_prob)]
-        self._drafts.append(going_on, self._num_positions)
+        values = zip(np.asarray(token_B).tolist(), np.asarray(log_prob_B).tolist(), strict=True)
+        return list(zip((draft for _, draft in places), values, strict=False))
 
-    def _accept(self, text: Draft, token: int, log_prob: float) -> bool:
+    def _accept(self, draft: Draft, token: int, log_prob: float) -> bool:
         """Adds a token to an answer; False if it was the last one."""
-        answer, request = text.answer, text.answer.request
+        answer, request = draft.answer, draft.answer.request
         answer.tokens.append(token)
         answer.log_probs.append(log_prob)
         self.computed.new_tokens += 1
         if request.constraint is not None:
-            request.constraint.accept(token)
+            try:
+                request.constraint.accept(token)
+                draft.allowed = self._allowed(request)
+            except Exception as error:  # a caller's code, which must not end the work of others
+                answer.error = error
+                self._finish(draft, "failed")
+                return False
         if token in request.stop_tokens:
-            self._finish(text, "stop")
-        elif text.num_wanted == 0:
-            self._finish(text, "length")
+            self._finish(draft, "stop")
+        elif draft.allowed is not None and not draft.allowed.any():
+            self._finish(draft, "end")
+        elif draft.num_wanted == 0:
+            self._finish(draft, "length")
         return answer.reason is None
 
-    def _finish(self, text: Draft, reason: Reason) -> None:
-        text.answer.reason = reason
-        self._drafts.finish(text)
+    def _finish(self, draft: Draft, reason: Reason) -> None:
+        draft.answer.reason = reason
+        self.drafts.finish(draft)
 
-    def _allowed(self, masks: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    def _allowed(self, request: Request) -> np.ndarray | None:
+        """Asks a request's constraint for the tokens that may come next."""
+        assert request.constraint is not None
+        allowed = request.constraint.allowed()
+        if allowed is not None and allowed.shape != (self.gpt.vocab_size,):
+            shape = f"must be a mask of {self.gpt.vocab_size} tokens"
+            raise SettingError("Constraint.allowed", f"a mask of shape {allowed.shape}", shape)
+        return allowed
+
+    def _masks(self, masks: Sequence[np.ndarray | None]) -> np.ndarray | None:
         if all(mask is None for mask in masks):
             return None
         allowed_BV = np.ones((self.config.batch, self.gpt.vocab_size), bool)
@@ -194,30 +244,22 @@ class TextEngine:
                 allowed_BV[row] = mask
         return allowed_BV
 
-    def _check(self, request: Request) -> None:
-        tokens, vocab = request.tokens, self.gpt.vocab_size
-        if not len(tokens):
-            raise SettingError("len(Request.tokens)", 0, "must be at least 1")
-        if len(tokens) > self._num_positions:
-            allowed = f"must be at most {self._num_positions}, the positions of the model"
-            raise SettingError("len(Request.tokens)", len(tokens), allowed)
-        wrong = next((token for token in tokens if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise SettingError("Request.tokens", wrong, f"must be tokens from 0 to {vocab - 1}")
+    def _checked(self, request: Request) -> np.ndarray:
+        """Checks a request; returns its tokens, int32."""
+        tokens, vocab = np.asarray(request.tokens, np.int64), self.gpt.vocab_size
+        most, why = self._num_positions, "the positions of the model"
+        if self.num_pages < most:
+            most, why = self.num_pages, "the tokens that the engine keeps (TextEngineConfig.cache_tokens)"
+        if not 1 <= len(tokens) <= most:
+            raise SettingError("len(Request.tokens)", len(tokens), f"must be from 1 to {most}, {why}")
+        wrong = tokens[(tokens < 0) | (tokens >= vocab)]
+        if wrong.size:
+            raise SettingError("Request.tokens", int(wrong[0]), f"must be tokens from 0 to {vocab - 1}")
         check_count("Request.max_tokens", request.max_tokens, least=0)
-        needed = min(len(tokens) + request.max_tokens, self._num_positions)
-        if needed > self.num_pages:
+        if min(len(tokens) + request.max_tokens, self._num_positions) > self.num_pages:
             allowed = f"must be at most {self.num_pages - len(tokens)}: the engine keeps {self.num_pages} tokens"
             raise SettingError("Request.max_tokens", request.max_tokens, f"{allowed} (TextEngineConfig.cache_tokens)")
         scored_from = request.scored_from
         if scored_from is not None and not 1 <= scored_from <= len(tokens):
             raise SettingError("Request.scored_from", scored_from, f"must be from 1 to {len(tokens)}")
-
-
-def _extend_pages(
-    gpt: GPT, experts: ExpertConfig, weights: Weights, pages: jax.Array, passages: Passages
-) -> tuple[Scores, jax.Array]:
-    return extend(gpt, experts, weights, pages, passages)
-
-
-_extend = jax.jit(_extend_pages, static_argnums=(0, 1), donate_argnums=3)
+        return tokens.astype(np.int32)

@@ -7,6 +7,7 @@ import numpy as np
 
 from swift.data import ByteTokenizer, Tokenizer, TokenizerFile
 from swift.errors import SettingError
+from swift.generate.pieces import Shown
 
 _NOTHING = "matches no text that the tokens can spell"
 
@@ -30,6 +31,7 @@ class Grammar:
             raise SettingError("Gen.regex", "a regular expression", allowed) from None
         self._library, self._vocab_size = llguidance, vocab_size
         self._tokenizer = llguidance.LLTokenizer(_wrapped(llguidance, tokenizer), eos_token=tokenizer.separator)
+        self._matchers: dict[str, Any] = {}
 
     def matching(self, regex: str) -> "Matching":
         """Makes the constraint of one answer.
@@ -37,8 +39,10 @@ class Grammar:
         Raises:
             SettingError: the expression is malformed, or nothing can satisfy it.
         """
-        grammar = self._library.LLMatcher.grammar_from_regex(regex)
-        matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if regex not in self._matchers:
+            grammar = self._library.LLMatcher.grammar_from_regex(regex)
+            self._matchers[regex] = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = self._matchers[regex].deep_copy()
         if matcher.is_error():
             raise SettingError("Gen.regex", regex, f"cannot be used: {matcher.get_error().splitlines()[0]}")
         constraint = Matching(matcher, self._vocab_size)
@@ -65,7 +69,8 @@ class Matching:
 
     def accept(self, token: int) -> None:
         """Adds a token that was allowed."""
-        self._matcher.consume_token(token)
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"token {token} was not allowed: {self._matcher.get_error()}")
 
 
 class Until:
@@ -73,26 +78,34 @@ class Until:
 
     Args:
         tokenizer: tokenizer of the answer.
+        before: tokens before the answer.
         stops: the texts.
+        vocab_size: tokens that the model knows, V.
         inner: constraint that holds, too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], inner: Matching | None = None):
-        self._tokenizer, self._stops, self._inner = tokenizer, tuple(stops), inner
-        self._tokens: list[int] = []
-        # A stop of n bytes is within the last n tokens, but for those of a tokenizer with tokens of no bytes.
-        self._tail = 2 * max(len(stop.encode()) for stop in stops)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        before: Sequence[int],
+        stops: Sequence[str],
+        vocab_size: int,
+        inner: Matching | None = None,
+    ):
+        self._shown, self._stops, self._inner = Shown(tokenizer, before), tuple(stops), inner
+        self._longest, self._end = max(map(len, stops)), ""
+        self._none_V = np.zeros(vocab_size, bool)
 
     def allowed(self) -> np.ndarray | None:
         """Tells which tokens may come next, bool[V]; None: all."""
-        text = self._tokenizer.decode(np.array(self._tokens[-self._tail :], np.int64)) if self._tokens else ""
-        if any(stop in text for stop in self._stops):
-            return np.zeros(1, bool)
+        if any(stop in self._end for stop in self._stops):
+            return self._none_V
         return None if self._inner is None else self._inner.allowed()
 
     def accept(self, token: int) -> None:
         """Adds a token that was allowed."""
-        self._tokens.append(token)
+        piece = self._shown.after(token)
+        self._end = (self._end + piece)[-(self._longest + len(piece)) :]
         if self._inner is not None:
             self._inner.accept(token)
 

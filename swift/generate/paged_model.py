@@ -4,12 +4,12 @@ A page holds the keys and values of one token. A call adds passages of tokens to
 values of all passages before it reads any, so a passage may build on another of the same call: a long text can be cut
 into several, and texts may share a beginning that is only now computed.
 
-Legend: L layers, P pages, R passages, C tokens of a passage, N columns of a table, H heads, K heads of keys and values,
+Legend: P pages, R passages, C tokens of a passage, N columns of a table, H heads, K heads of keys and values,
 G = H / K query heads for each of them, W channels of a head, V vocabulary.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,22 +43,26 @@ class Scores(NamedTuple):
     likeliest_RC: jax.Array  # bool, whether the label is the likeliest token
 
 
-def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike) -> Float[Array, "L P 2 K W"]:
-    """Makes the array of all keys (first) and values (second)."""
+Pages: TypeAlias = tuple[jax.Array, ...]
+"""Keys (first) and values (second) of each layer, [P, 2, K, W]; an array a layer, so that no layer is ever copied."""
+
+
+def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike) -> Pages:
+    """Makes pages that hold nothing."""
     config = gpt.config
-    return jnp.zeros((config.num_layers, num_pages, 2, config.kv_heads, config.channels), dtype)
+    shape = (num_pages, 2, config.kv_heads, config.channels)
+    return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
 
 
-def extend(
-    gpt: GPT, experts: ExpertConfig, weights: Weights, pages_LP2KW: Float[Array, "L P 2 K W"], passages: Passages
-) -> tuple[Scores, Float[Array, "L P 2 K W"]]:
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def extend(gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, passages: Passages) -> tuple[Scores, Pages]:
     """Adds passages of tokens to texts.
 
     Args:
         gpt: architecture.
         experts: settings of the experts; every token is served by all that it is routed to.
         weights: weights of whole experts.
-        pages_LP2KW: keys and values so far.
+        pages: keys and values so far, which are used up.
         passages: the tokens.
 
     Returns:
@@ -67,21 +71,20 @@ def extend(
     column_C = jnp.arange(passages.token_RC.shape[1], dtype=jnp.int32)
     valid_RC = column_C[None] < passages.count_R[:, None]
     position_RC = jnp.where(valid_RC, passages.first_R[:, None] + column_C[None], 0)
-    page_RC = jnp.where(valid_RC, passages.page_RC, pages_LP2KW.shape[1])
-    x_RCD, row = gpt.embed(weights, passages.token_RC, position_RC), 0
-    for number, layer in enumerate(gpt.layers(weights, gpt.config.moe_layers)):
+    page_RC = jnp.where(valid_RC, passages.page_RC, len(pages[0]))
+    x_RCD, extended = gpt.embed(weights, passages.token_RC, position_RC), []
+    for pages_P2KW, layer in zip(pages, gpt.layers(weights, gpt.config.moe_layers), strict=True):
         attention = gpt.groups["attention"].module(layer["attention"])
         query_RCHW, *new = attention.project(x_RCD, position_RC)
-        new_RC2KW = jnp.stack(new, axis=2).astype(pages_LP2KW.dtype)
-        pages_LP2KW = pages_LP2KW.at[number, page_RC].set(new_RC2KW, mode="drop")
-        mixed_RCHW = paged_attention(query_RCHW, pages_LP2KW[number], passages.table_RN, position_RC)
+        new_RC2KW = jnp.stack(new, axis=2).astype(pages_P2KW.dtype)
+        extended.append(pages_P2KW.at[page_RC].set(new_RC2KW, mode="drop"))
+        mixed_RCHW = paged_attention(query_RCHW, extended[-1], passages.table_RN, position_RC)
         x_RCD = x_RCD + attention.out(mixed_RCHW.reshape(*mixed_RCHW.shape[:2], -1))
-        x_RCD, _, load = gpt.feed_forward(layer, x_RCD, valid_RC, partial(_mixture, gpt, experts))
-        row += load is not None
+        x_RCD, _, _ = gpt.feed_forward(layer, x_RCD, valid_RC, partial(_mixture, gpt, experts))
     last_R = jnp.maximum(passages.count_R - 1, 0)
     last_R1D = jnp.take_along_axis(x_RCD, last_R[:, None, None], axis=1)
     log_prob_RC, likeliest_RC = _label_scores(gpt, weights, x_RCD, passages.label_RC)
-    return Scores(gpt.logits(weights, last_R1D)[:, 0], log_prob_RC, likeliest_RC), pages_LP2KW
+    return Scores(gpt.logits(weights, last_R1D)[:, 0], log_prob_RC, likeliest_RC), tuple(extended)
 
 
 def paged_attention(
@@ -117,8 +120,9 @@ def paged_attention(
         scores = jnp.where(sees_RCN[:, None, None], scores * channels**-0.5, -jnp.inf)
         larger = jnp.maximum(largest, scores.max(axis=-1))
         kept, shares = jnp.exp(largest - larger), jnp.exp(scores - larger[..., None])
-        added = jnp.einsum("rkgcn,rnkw->rkgcw", shares.astype(pages_P2KW.dtype), pages_RN2KW[:, :, 1])
-        return larger, total * kept + shares.sum(axis=-1), mixed * kept[..., None] + added.astype(wide)
+        shares_of_values = shares.astype(pages_P2KW.dtype), pages_RN2KW[:, :, 1]
+        added = jnp.einsum("rkgcn,rnkw->rkgcw", *shares_of_values, preferred_element_type=wide)
+        return larger, total * kept + shares.sum(axis=-1), mixed * kept[..., None] + added
 
     shape = (passages, kv_heads, heads // kv_heads, length)
     # Every query sees the first column, so the largest score is finite after the first block.

@@ -1,4 +1,4 @@
-"""The passages of tokens of the next call: what is missing of texts that were admitted, or the last token of each.
+"""The passages of the next call: what is missing of texts that were admitted, or the last token of each.
 
 Legend: R passages, C tokens of a passage, N columns of a table.
 """
@@ -6,7 +6,7 @@ Legend: R passages, C tokens of a passage, N columns of a table.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from swift.generate.drafts import Draft
@@ -19,66 +19,66 @@ class Passage:
     """Tokens of a text to be computed together.
 
     Attributes:
-        text: the text.
+        draft: the text.
         first: position of the first token.
         end: position after the last one.
         num_written: how many of the text's first tokens have their keys and values already; they are not written again.
+        scored: range of the text's tokens, as the request has it, that are scored: successors of those of the passage.
         continued: texts that go on with the token after it.
     """
 
-    text: Draft
+    draft: Draft
     first: int
     end: int
     num_written: int
+    scored: range = range(0)
     continued: list[Draft] = field(default_factory=list)
 
 
-def plan_passages(texts: Iterable[Draft], most_passages: int, passage_length: int) -> list[Passage]:
+def plan_passages(drafts: Iterable[Draft], most_passages: int, passage_length: int) -> list[Passage]:
     """Plans what is missing of texts that were admitted.
 
     What several texts miss is computed for the first of them; they wait for nothing, as a call may read what it writes.
-    Drafts that are the same share the logits, too. At least the last token of a text is computed for those, and all
+    Texts that are the same share the logits, too. At least the last token of a text is computed for those, and all
     whose successors are scored.
 
     Args:
-        texts: texts at work, the first come first.
+        drafts: texts at work, in the order in which they are read.
         most_passages: passages of a call, R.
         passage_length: tokens of a passage, C.
     """
     passages: list[Passage] = []
     ends: dict[Node, Passage] = {}
-    for text in texts:
-        while not text.is_prefilled:
-            passage = (
-                ends.get(text.node) if text.node is not None and _needed_from(text) == len(text.tokens) - 1 else None
-            )
-            if passage is None and len(passages) == most_passages:
+    for draft in drafts:
+        while not draft.is_read:
+            same = None if draft.node is None or _unscored(draft) else ends.get(draft.node)
+            if same is None and len(passages) == most_passages:
                 return passages
-            if passage is None:
-                passage = _next_passage(text, passage_length)
+            passage = same or _next_passage(draft, passage_length)
+            if same is None:
                 passages.append(passage)
-            if passage.end == len(text.tokens):
-                text.is_prefilled = True
-                passage.continued.append(text)
-                if text.node is not None:
-                    ends[text.node] = passage
+            if passage.end == len(draft.tokens):
+                draft.is_read = True
+                passage.continued.append(draft)
+                if draft.node is not None:
+                    ends[draft.node] = passage
     return passages
 
 
-def decoding_passages(texts: Iterable[Draft]) -> list[Passage]:
+def decoding_passages(drafts: Iterable[Draft]) -> list[Passage]:
     """Plans the last token of every text."""
     passages = []
-    for text in texts:
-        last = len(text.tokens) - 1
-        passages.append(Passage(text, last, last + 1, last, [text]))
-        text.mark_computed(last + 1)
+    for draft in drafts:
+        last = len(draft.tokens) - 1
+        passages.append(Passage(draft, last, last + 1, last, continued=[draft]))
+        draft.mark_computed(last + 1)
     return passages
 
 
 def as_arrays(
     passages: Sequence[Passage], num_passages: int, passage_length: int, num_columns: int, nowhere: int
 ) -> Passages:
-    """Collects passages into arrays of fixed shapes.
+    """Collects passages into arrays of fixed shapes, on the device.
 
     Args:
         passages: at most ``num_passages`` passages.
@@ -91,46 +91,44 @@ def as_arrays(
     first_R, count_R = np.zeros(num_passages, np.int32), np.zeros(num_passages, np.int32)
     table_RN = np.zeros((num_passages, num_columns), np.int32)
     for row, passage in enumerate(passages):
-        text, count = passage.text, passage.end - passage.first
-        first_R[row], count_R[row], table_RN[row] = passage.first, count, text.table
-        token_RC[row, :count] = text.tokens[passage.first : passage.end]
-        written = max(0, passage.num_written - passage.first)
-        page_RC[row, written:count] = text.table[passage.first + written : passage.end]
-        begin, end = _scored(passage)
-        label_RC[row, begin - 1 - passage.first : end - 1 - passage.first] = text.tokens[begin:end]
-    return Passages(*map(jnp.asarray, (token_RC, page_RC, first_R, count_R, table_RN, label_RC)))
+        draft, first, count = passage.draft, passage.first, passage.end - passage.first
+        first_R[row], count_R[row], table_RN[row] = first, count, draft.table
+        token_RC[row, :count] = draft.tokens[first : passage.end]
+        written = max(0, passage.num_written - first)
+        page_RC[row, written:count] = draft.table[first + written : passage.end]
+        scored = passage.scored
+        if scored:
+            label_RC[row, _columns(passage)] = draft.answer.request.tokens[scored.start : scored.stop]
+    return jax.device_put(Passages(token_RC, page_RC, first_R, count_R, table_RN, label_RC))  # type: ignore[arg-type]
 
 
 def note_scores(passage: Passage, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
     """Adds the scores of a passage to the answer of its text."""
-    begin, end = _scored(passage)
-    answer, columns = passage.text.answer, slice(begin - 1 - passage.first, end - 1 - passage.first)
+    answer, columns = passage.draft.answer, _columns(passage)
     answer.text_log_probs = np.concatenate([answer.text_log_probs, log_prob_C[columns]])
     answer.is_likeliest = np.concatenate([answer.is_likeliest, is_likeliest_C[columns]])
-    passage.text.is_scored = passage.text.is_scored or passage.end == len(passage.text.tokens)
 
 
-def _scored(passage: Passage) -> tuple[int, int]:
-    """The range of tokens that a passage scores: the successors of its own."""
-    scored_from = passage.text.answer.request.scored_from
-    if scored_from is None or passage.text.is_scored:
-        return passage.first + 1, passage.first + 1
-    begin = max(passage.first + 1, scored_from)
-    return begin, max(begin, min(passage.end + 1, len(passage.text.tokens)))
+def _columns(passage: Passage) -> slice:
+    """The tokens of a passage whose successors are scored."""
+    return slice(passage.scored.start - 1 - passage.first, passage.scored.stop - 1 - passage.first)
 
 
-def _needed_from(text: Draft) -> int:
-    """First token that has to be in a passage, even if its keys and values are there."""
-    scored_from = text.answer.request.scored_from
-    if scored_from is None or text.is_scored:
-        return len(text.tokens) - 1
-    return min(len(text.tokens), scored_from) - 1
+def _unscored(draft: Draft) -> range:
+    """The tokens of the request's text that are still to be scored."""
+    request = draft.answer.request
+    if request.scored_from is None:
+        return range(0)
+    return range(request.scored_from + len(draft.answer.text_log_probs), len(request.tokens))
 
 
-def _next_passage(text: Draft, passage_length: int) -> Passage:
-    computed = text.num_computed
-    first = max(text.num_read, min(computed, _needed_from(text)))
-    passage = Passage(text, first, min(first + passage_length, len(text.tokens)), computed)
-    text.mark_computed(passage.end)
-    text.num_read = passage.end
-    return passage
+def _next_passage(draft: Draft, passage_length: int) -> Passage:
+    computed, unscored = draft.num_computed, _unscored(draft)
+    needed_from = min(len(draft.tokens), unscored.start if unscored else len(draft.tokens)) - 1
+    first = max(draft.num_read, min(computed, needed_from))
+    end = min(first + passage_length, len(draft.tokens))
+    begin = max(first + 1, unscored.start)
+    scored = range(begin, max(begin, min(end + 1, unscored.stop))) if unscored else range(0)
+    draft.mark_computed(end)
+    draft.num_read = end
+    return Passage(draft, first, end, computed, scored)

@@ -28,7 +28,9 @@ class Shown:
         text = self._tokenizer.decode(np.array(self._seen))
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        piece, self._shown = text[len(self._shown) :], text
+        piece = text[len(self._shown) :]
+        self._seen = self._seen[-_TOKENS_BEFORE:]
+        self._shown = self._tokenizer.decode(np.array(self._seen))
         return piece
 
 

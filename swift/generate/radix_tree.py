@@ -1,6 +1,6 @@
-"""A radix tree over tokens: which texts share a beginning, and where the keys and values of their tokens lie.
+"""A radix tree over tokens: which texts share a beginning, and in which pages its keys and values are.
 
-As in RadixAttention (SGLang, arXiv 2312.07104, section 3): an edge holds a passage of tokens, a node splits where texts
+As in RadixAttention (SGLang, arXiv 2312.07104, section 3): an edge holds a run of tokens, a node splits where texts
 part, a node that a request uses is locked, and leaves that nobody uses are evicted, the least recently used first.
 A token may be in the tree before its keys and values are computed: whoever is next to need it computes it.
 """
@@ -14,16 +14,17 @@ import numpy as np
 
 @dataclass(eq=False)
 class Node:
-    """A passage of tokens after those of its parents.
+    """A run of tokens after those of its parents.
 
     Attributes:
-        tokens: int32, the tokens of the passage.
-        pages: int32, where the keys and values of each lie.
-        parent: node before it; None for the root, which has no tokens.
-        num_computed: tokens of the passage, the first ones, whose keys and values are there.
+        tokens: int32, the tokens of the run.
+        pages: int32, the page of each.
+        parent: node before it; None for the root, which has no tokens, and for a node that was evicted.
+        num_computed: tokens of the run, the first ones, whose keys and values are computed.
         children: nodes after it, by their first token.
         num_locks: requests that use it or a node below it.
         last_used: time of its last use, in uses of the tree.
+        is_candidate: whether it is in the tree's heap of candidates for eviction.
     """
 
     tokens: np.ndarray
@@ -33,6 +34,7 @@ class Node:
     children: "dict[int, Node]" = field(default_factory=dict)
     num_locks: int = 0
     last_used: int = 0
+    is_candidate: bool = False
 
     @property
     def path(self) -> "list[Node]":
@@ -43,20 +45,35 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    @property
+    def is_free_leaf(self) -> bool:
+        """Whether nobody uses it and no text goes on after it."""
+        return self.num_locks == 0 and not self.children
+
 
 class RadixTree:
-    """Drafts that share the pages of their common beginnings."""
+    """Texts that share the pages of their common beginnings."""
 
     def __init__(self) -> None:
         self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)
         self.num_tokens = 0
         self.num_locked = 0
         self._clock = 0
+        self._candidates: list[tuple[int, int, Node]] = []
+        self._num_listed = 0
 
     @property
     def num_evictable(self) -> int:
         """Tokens whose pages ``evict`` could free."""
         return self.num_tokens - self.num_locked
+
+    def __iter__(self) -> Iterator[Node]:
+        """The nodes after the root, in no order."""
+        nodes = list(self.root.children.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            yield node
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> tuple[Node, int]:
         """Finds the longest beginning of a text that the tree holds.
@@ -70,12 +87,13 @@ class RadixTree:
             (node that the beginning ends with, its number of tokens).
         """
         text = np.asarray(tokens, np.int32)
-        node, matched, now = self.root, 0, self._tick()
+        self._clock += 1
+        node, matched = self.root, 0
         while matched < len(text) and (child := node.children.get(int(text[matched]))) is not None:
             equal = _common(child.tokens, text[matched:])
             if equal < len(child.tokens):
                 child = self._split(child, equal)
-            child.last_used = now
+            child.last_used = self._clock
             node, matched = child, matched + equal
         return node, matched
 
@@ -98,6 +116,7 @@ class RadixTree:
         added.last_used = self._clock
         node.children[int(text[held])] = added
         self.num_tokens += len(added.tokens)
+        self._list(added)
         return added, held
 
     def lock(self, node: Node) -> None:
@@ -111,6 +130,7 @@ class RadixTree:
         for one in node.path:
             one.num_locks -= 1
             self.num_locked -= len(one.tokens) if one.num_locks == 0 else 0
+        self._list(node)
 
     def evict(self, num_tokens: int) -> np.ndarray:
         """Removes leaves that nobody uses, the least recently used first; the last of them only as far as needed.
@@ -121,12 +141,17 @@ class RadixTree:
         Returns:
             int32, the freed pages; fewer than wanted if no more can be.
         """
-        heap = [(node.last_used, number, node) for number, node in enumerate(self._nodes()) if _is_free_leaf(node)]
-        heapq.heapify(heap)
         freed: list[np.ndarray] = []
-        missing, number = num_tokens, self.num_tokens
-        while missing > 0 and heap:
-            node = heapq.heappop(heap)[2]
+        missing = num_tokens
+        while missing > 0 and self._candidates:
+            listed_for, _, node = heapq.heappop(self._candidates)
+            node.is_candidate = False
+            parent = node.parent
+            if parent is None or not node.is_free_leaf:
+                continue  # whatever makes it one again lists it again
+            if listed_for < node.last_used:
+                self._list(node)
+                continue
             keep = max(0, len(node.tokens) - missing)
             freed.append(node.pages[keep:])
             missing -= len(node.tokens) - keep
@@ -134,14 +159,19 @@ class RadixTree:
             if keep:
                 node.tokens, node.pages = node.tokens[:keep], node.pages[:keep]
                 node.num_computed = min(node.num_computed, keep)
-                continue
-            parent = node.parent
-            assert parent is not None, "the root is locked"
-            del parent.children[int(node.tokens[0])]
-            if _is_free_leaf(parent):
-                number += 1
-                heapq.heappush(heap, (parent.last_used, number, parent))
+                self._list(node)
+            else:
+                del parent.children[int(node.tokens[0])]
+                node.parent = None
+                self._list(parent)
         return np.concatenate(freed) if freed else _EMPTY
+
+    def _list(self, node: Node) -> None:
+        """Adds a node to the candidates for eviction, if it is one."""
+        if node.is_free_leaf and not node.is_candidate:
+            self._num_listed += 1
+            node.is_candidate = True
+            heapq.heappush(self._candidates, (node.last_used, self._num_listed, node))
 
     def _split(self, node: Node, at: int) -> Node:
         """Splits a node; the object goes on as its lower part, so that whoever holds it still means its end."""
@@ -155,17 +185,6 @@ class RadixTree:
         parent.children[int(upper.tokens[0])] = upper
         return upper
 
-    def _nodes(self) -> Iterator[Node]:
-        nodes = list(self.root.children.values())
-        while nodes:
-            node = nodes.pop()
-            nodes += node.children.values()
-            yield node
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
 
 _EMPTY = np.zeros(0, np.int32)
 
@@ -175,7 +194,3 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
     return int(differs.argmax()) if differs.any() else length
-
-
-def _is_free_leaf(node: Node) -> bool:
-    return node.num_locks == 0 and not node.children

@@ -8,8 +8,9 @@ import numpy as np
 
 from swift.generate.sampling import Sampling
 
-Reason = Literal["length", "stop", "end", "cancelled"]
-"""End of an answer: as many tokens as asked for, a stop token, nothing allowed after it, or at the caller's wish."""
+Reason = Literal["length", "stop", "end", "cancelled", "failed"]
+"""End of an answer: as many tokens as asked for, a stop token, nothing allowed after it, at the caller's
+wish, or because its constraint raised an error."""
 
 
 class Constraint(Protocol):
@@ -54,6 +55,7 @@ class Answer:
         text_log_probs: log-probability of every token of the text from ``scored_from`` on.
         is_likeliest: whether each of these was the likeliest token.
         reason: why it ended; None before.
+        error: what its constraint raised.
     """
 
     request: Request
@@ -62,3 +64,4 @@ class Answer:
     text_log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0))
     is_likeliest: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     reason: Reason | None = None
+    error: Exception | None = None

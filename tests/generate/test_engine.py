@@ -76,9 +76,9 @@ def engine_of(plain, config=LITTLE):
 
 def is_clean(engine):
     """Whether every page is free or of the tree, and nothing is locked."""
-    drafts = engine._drafts
-    held = [page for node in drafts.tree._nodes() for page in node.pages.tolist()]
-    return sorted(drafts._free + held) == list(range(engine.num_pages)) and drafts.tree.num_locked == 0
+    drafts = engine.drafts
+    held = [page for node in drafts.tree for page in node.pages.tolist()]
+    return sorted(drafts.free + held) == list(range(engine.num_pages)) and drafts.tree.num_locked == 0
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -149,8 +149,7 @@ def test_nothing_is_computed_twice(plain):
     engine, texts = engine_of(plain, TextEngineConfig()), [text for text in TEXTS if len(text) < 12]
     answers = engine.answers([Request(text, 2, GREEDY) for text in texts])
     distinct = {tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)}
-    # The last token of a text is computed for the longer ones that it begins, and again for its own logits.
-    assert engine.computed.prompt_tokens == len(distinct) + 1
+    assert engine.computed.prompt_tokens == len(distinct)  # a text that begins others is read before them
     before = engine.computed.prompt_tokens
     longer = [*TEXTS[0], *answers[0].tokens, 7]
     engine.answers([Request(longer, 1, GREEDY)])
@@ -204,8 +203,8 @@ def test_a_cancelled_request_gives_its_room_back(plain, likeliest):
 @pytest.mark.parametrize(
     ("request_", "line"),
     [
-        (Request([]), "len(Request.tokens) = 0: must be at least 1"),
-        (Request([1] * 13), "len(Request.tokens) = 13: must be at most 12, the positions of the model"),
+        (Request([]), "len(Request.tokens) = 0: must be from 1 to 12"),
+        (Request([1] * 13), "len(Request.tokens) = 13: must be from 1 to 12, the positions of the model"),
         (Request([1, 17]), "Request.tokens = 17: must be tokens from 0 to 16"),
         (Request([1], -1), "Request.max_tokens = -1: must be a whole number of at least 0"),
         (Request([1], scored_from=2), "Request.scored_from = 2: must be from 1 to 1"),
