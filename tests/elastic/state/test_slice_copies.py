@@ -24,35 +24,62 @@ from swift.topology import Topology
 from swift.train.checkpoints.saved_state import split_of
 
 OWNER, HOLDER = Process((0, 0), 2), Process((0, 0), 3)
-WRITER = """
-import sys
+WRITERS = """
+import os, sys
 from pathlib import Path
 import numpy as np
 from swift.elastic.state.slice_copies import SliceCopies
 from swift.elastic.membership import Process, Stamp
 
-copies = SliceCopies(Path(sys.argv[1]))
-keep = copies.store(4, Process((0, 0), 3), Process((0, 0), 2))
-for step in range(10**6):
-    keep.save(Stamp(1, step), {"numbers": np.full(4_000_000, step)})
-    keep.keep_only(frozenset({Stamp(1, step), Stamp(1, step - 1)}))
-    print(step, flush=True)
+def write(directory):
+    keep = SliceCopies(directory).store(4, Process((0, 0), 3), Process((0, 0), 2))
+    with directory.with_suffix(".said").open("w") as said:
+        for step in range(10**6):
+            keep.save(Stamp(1, step), {"numbers": np.full(4_000_000, step)})
+            keep.keep_only(frozenset({Stamp(1, step), Stamp(1, step - 1)}))
+            print(step, file=said, flush=True)
+
+for line in sys.stdin:
+    child = os.fork()  # to import all this takes longer than to write
+    if not child:
+        write(Path(line.rstrip()))
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
 """
-"""Copies of 32 MB, one after the other."""
+"""A process for each directory that it is told, which writes copies of 32 MB, one after the other."""
 
 
-def test_a_copy_that_a_kill_breaks_off_is_never_taken_for_complete(tmp_path):
+@pytest.fixture
+def writers():
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+def killed_while_it_copies(writers, directory, wait_s):
+    """The steps of which a writer has said that they are complete."""
+    said = directory.with_suffix(".said")
+    writers.stdin.write(f"{directory}\n")
+    writers.stdin.flush()
+    writer = int(writers.stdout.readline())
+    while not (said.exists() and said.read_text().startswith("0\n")):
+        time.sleep(0.01)
+    time.sleep(wait_s)
+    while not list(directory.rglob(".state-*")):  # in the midst of one
+        assert writers.poll() is None
+    os.kill(writer, signal.SIGKILL)
+    assert int(writers.stdout.readline()) == signal.SIGKILL
+    return [int(step) for step in said.read_text().split()]
+
+
+def test_a_copy_that_a_kill_breaks_off_is_never_taken_for_complete(writers, tmp_path):
     moment, is_half = random.Random(0), []
     for number in range(8):
         directory = tmp_path / str(number)
         directory.mkdir()
-        with subprocess.Popen([sys.executable, "-c", WRITER, directory], stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout.readline() == "0\n"
-            time.sleep(moment.uniform(0.0, 0.2))
-            while not list(directory.rglob(".state-*")):  # in the midst of one
-                assert writer.poll() is None
-            os.kill(writer.pid, signal.SIGKILL)
-            said = [0, *map(int, writer.stdout.read().split())]
+        said = killed_while_it_copies(writers, directory, moment.uniform(0.0, 0.2))
         is_half.append(bool(list(directory.rglob(".state-*"))))
         copies = SliceCopies(directory)
         found = {one.stamp for one in copies.find([HOLDER], [OWNER])}
