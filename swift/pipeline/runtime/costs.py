@@ -30,7 +30,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
         The stage, and the shapes that it was made for: layers, extras, x ``[B, T, D]``.
     """
     config = spec.gpt.config
-    state = jax.eval_shape(spec.init, jax.random.key(0))
+    state = spec.abstract(with_slots=True)
 
     def of_one_rank(slots: dict[str, jax.Array]) -> Layers:
         return StageWeights.of(spec.gpt, spec.chunks, {name: leaf[0, :, 0] for name, leaf in slots.items()}, 0).layers

@@ -25,8 +25,8 @@ from swift.mesh import WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.rows import put
 from swift.pipeline.runtime.metrics import Sums
-from swift.pipeline.runtime.stage import Stage, Stash
-from swift.pipeline.runtime.stage_ops import StageOps
+from swift.pipeline.runtime.stage import ForwardStage, Stash
+from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
 from swift.pipeline.stage_weights import Layers, StageWeights
@@ -63,7 +63,7 @@ class Carry(NamedTuple):
 def empty_carry(
     spec: StepSpec,
     table: TickTable,
-    stage: Stage,
+    stage: ForwardStage,
     weights: StageWeights,
     message: Float[Array, "B T D"],
     num_iterations: int,
@@ -82,13 +82,14 @@ def empty_carry(
     def buffers(num_slots: int, shapes: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros((max(1, num_slots), *leaf.shape), leaf.dtype), shapes)
 
+    b_shapes, h_shapes, w_shapes = stage.stash_shapes
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, spec.accumulate_dtype), weights)
     return Carry(
         activations=buffers(table.activations.num_slots, message),
         gradients=buffers(table.gradients.num_slots, message),
-        b_stash=buffers(table.num_b_stash, stage.b_shapes),
-        held=buffers(table.num_held, stage.h_shapes),
-        w_stash=buffers(table.num_w_stash, stage.w_shapes),
+        b_stash=buffers(table.num_b_stash, b_shapes),
+        held=buffers(table.num_held, h_shapes),
+        w_stash=buffers(table.num_w_stash, w_shapes),
         sums=Sums.zeros(spec, num_iterations),
         **zeros._asdict(),
     )
@@ -116,7 +117,7 @@ class Interpreter:
         """Runs the ticks from ``first`` up to, not including, ``end``; no weight changes between them."""
         return lax.fori_loop(first, end, lambda tick, carry: self._tick(ops, tick, carry), carry)
 
-    def evaluate(self, ops: StageOps, end: Any, carry: Carry) -> Sums:
+    def evaluate(self, ops: EvaluationOps, end: Any, carry: Carry) -> Sums:
         """Runs F alone in all ticks before ``end``, without a backward pass."""
 
         def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:

@@ -18,8 +18,8 @@ from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
 from swift.pipeline import scopes
 from swift.pipeline.batch_layout import share_sequences
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of
-from swift.pipeline.runtime.stage import Extras, Stage
-from swift.pipeline.runtime.stage_ops import StageOps
+from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage
+from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
@@ -50,9 +50,13 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     """
     tokens = lax.psum(batch.valid.sum(dtype=jnp.int32), EXPERT_AXIS)
     divisor = jnp.maximum(tokens, 1).astype(spec.accumulate_dtype)
-    ops = _ops(spec, state, batch, spec.experts.aux_loss_coefficient * divisor / spec.num_microbatches)
+    weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0)
+    extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
+    stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
+    aux_weight = spec.experts.aux_loss_coefficient * divisor / spec.num_microbatches
+    ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None])
     none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
-    message, (b_stash, held) = _message(spec, batch), _empty(ops.stage)
+    message, (b_stash, held) = _message(spec, batch), _empty(stage)
 
     def accumulate(total: Any, index: jax.Array) -> tuple[Any, None]:
         totals, sums, b_stash, held = total
@@ -70,13 +74,6 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     return reduce_gradients(
         spec, state, totals.packed(spec.gpt, spec.chunks, 0), divisor, _BOTH, spec.rounds.sums[0]
     ), sums
-
-
-def _ops(spec: StepSpec, state: TrainState, batch: DeviceBatch, aux_weight: jax.Array) -> StageOps:
-    weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0)
-    extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
-    stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
-    return StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None])
 
 
 def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:
@@ -126,7 +123,8 @@ def single_worker_evaluation(spec: StepSpec) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:
-        ops, message = _ops(spec, state, batch, jnp.zeros((), spec.accumulate_dtype)), _message(spec, batch)
+        weights, message = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0), _message(spec, batch)
+        ops = EvaluationOps(spec, ForwardStage(spec, 0), weights, state.placement, 0, batch)
 
         def accumulate(sums: Sums, index: jax.Array) -> tuple[Sums, None]:
             return ops.evaluate(_op(index), message[None], sums)[1], None

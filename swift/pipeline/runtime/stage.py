@@ -74,18 +74,94 @@ def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placem
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The blocks of a stage as F, B and W, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
+class ForwardStage:
+    """The blocks of a stage without a backward pass, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
 
     Attributes:
         spec: step spec.
-        kinds: a split block of each kind that the model has, by whether it is a mixture of experts.
         holding: which of the holdings is the worker's, an int or int32[].
     """
 
     spec: StepSpec
-    kinds: Mapping[bool, SplitStage]
     holding: Index
+
+    @property
+    def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
+        """Shapes ``[rows, ...]`` by kind of what is kept from F to B, from F to W, and from B to W."""
+        return {}, {}, {}
+
+    def evaluate(
+        self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
+    ) -> tuple[jax.Array, jax.Array, Load]:
+        """Runs a chunk forwards: (y_BTD, auxiliary loss, load[L, E])."""
+        apply = block_function(self.spec)
+
+        def block(is_moe: bool, row: Index, _: Index, common: Any, load: Any) -> Any:
+            x, aux = common
+            (y, more), counts = apply(*_block(layers, extras, is_moe, row), x)
+            return (y, aux + more), put(load, row, counts) if is_moe else load
+
+        (y, aux), loads = self._each(chunk, block, (x, self._no_aux), self._no_load)
+        return y, aux, self._load(loads)
+
+    @property
+    def _no_aux(self) -> jax.Array:
+        return jnp.zeros((), self.spec.accumulate_dtype)
+
+    @property
+    def _no_load(self) -> dict[bool, Any]:
+        return {is_moe: no_load(self.spec) if is_moe else () for is_moe in self.spec.chunks.kinds}
+
+    def _load(self, loads: Mapping[bool, Any]) -> Load:
+        return loads[True] if True in loads else no_load(self.spec)
+
+    @jax.named_scope(scopes.BLOCKS)
+    def _each(
+        self, chunk: Index, block: Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
+    ) -> tuple[Any, Any]:
+        """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
+        cut, (only, *others) = self.spec.chunks.ops, self.spec.chunks.kinds
+        first = {is_moe: self._first_row(is_moe, chunk) for is_moe in (only, *others)}
+
+        def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
+            if not others:
+                common, mine = block(only, first[only] + index, index, common, own[only])
+                return common, {only: mine}
+            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.row_PB, cut.is_moe_PB))
+            for kind in (only, *others):
+                runs = is_moe if kind else ~is_moe
+                same = lambda *same: same  # noqa: E731
+                common, mine = lax.cond(runs, partial(block, kind, first[kind] + kept, kept), same, common, own[kind])
+                own = own | {kind: mine}
+            return common, own
+
+        # Where all chunks have as many blocks, their number is known to the compiler.
+        is_even = len(set(cut.sizes)) == 1
+        count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
+        if is_even and count == 1 and not others:
+            return one(0, common, own)
+
+        def step(i: jax.Array, loop: Any) -> Any:
+            index = i.astype(jnp.int32)
+            return one(count - 1 - index if reverse else index, *loop)
+
+        return lax.fori_loop(0, count, step, (common, own))
+
+    def _first_row(self, is_moe: bool, chunk: Index) -> Index:
+        """The row of a chunk's first block of a kind among those of the worker."""
+        chunks = self.spec.chunks
+        return 0 if chunks.are_single else jnp.asarray(chunks.first_rows(is_moe))[self.holding, chunk]
+
+
+@dataclass(frozen=True)
+class Stage(ForwardStage):
+    """The blocks of a stage as F, B and W.
+
+    Attributes:
+        kinds: a split block of each kind that the model has, by whether it is a mixture of experts.
+    """
+
+    kinds: Mapping[bool, SplitStage]
 
     @classmethod
     def of(
@@ -110,11 +186,16 @@ class Stage:
         kinds = {
             is_moe: split(block_function(spec), *block_shapes(layers, extras, is_moe), x, axis_env) for is_moe in layers
         }
-        return cls(spec, kinds, holding)
+        return cls(spec, holding, kinds)
 
     def num_rows(self, is_moe: bool) -> int:
         """Rows of a stash for blocks of a kind: as many as a chunk has."""
         return self.spec.chunks.ops.num_rows(is_moe)
+
+    @property
+    def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
+        """See ``ForwardStage``."""
+        return self.b_shapes, self.h_shapes, self.w_shapes
 
     @property
     def b_shapes(self) -> dict[bool, Any]:
@@ -147,41 +228,15 @@ class Stage:
         """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
 
         def block(is_moe: bool, row: Index, kept: Index, common: Any, own: Any) -> Any:
-            load, b_stash, held = own
-            common, load, for_b, for_w = self._outputs(layers, extras, is_moe, row, common, load)
+            (x, aux), (load, b_stash, held) = common, own
+            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block(layers, extras, is_moe, row), x)
+            load, common = put(load, row, counts) if is_moe else load, (y, aux + more)
             return common, (load, put_row(b_stash, slots[0], kept, for_b), put_row(held, slots[1], kept, for_w))
 
         own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
         (y, aux), own = self._each(chunk, block, (x, self._no_aux), own)
         b_stash, held = ({is_moe: of_kind[part] for is_moe, of_kind in own.items()} for part in (1, 2))
         return y, aux, self._load({is_moe: load for is_moe, (load, *_) in own.items()}), b_stash, held
-
-    def evaluate(
-        self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
-    ) -> tuple[jax.Array, jax.Array, Load]:
-        """F that keeps nothing: (y_BTD, auxiliary loss, load[L, E])."""
-
-        def block(is_moe: bool, row: Index, _: Index, common: Any, load: Any) -> Any:
-            return self._outputs(layers, extras, is_moe, row, common, load)[:2]
-
-        (y, aux), loads = self._each(chunk, block, (x, self._no_aux), self._no_load)
-        return y, aux, self._load(loads)
-
-    def _outputs(self, layers: Layers, extras: Extras, is_moe: bool, row: Index, common: Any, load: Any) -> Any:
-        x, aux = common
-        (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block(layers, extras, is_moe, row), x)
-        return (y, aux + more), put(load, row, counts) if is_moe else load, for_b, for_w
-
-    @property
-    def _no_aux(self) -> jax.Array:
-        return jnp.zeros((), self.spec.accumulate_dtype)
-
-    @property
-    def _no_load(self) -> dict[bool, Any]:
-        return {is_moe: no_load(self.spec) if is_moe else () for is_moe in self.kinds}
-
-    def _load(self, loads: Mapping[bool, Any]) -> Load:
-        return loads[True] if True in loads else no_load(self.spec)
 
     def backward_input(
         self,
@@ -242,43 +297,6 @@ class Stage:
             return dx, add_to_row(totals, row, one.backward_weight(*given, for_w, more_for_w))
 
         return self._each(chunk, block, d_out[0], totals, reverse=True)
-
-    @jax.named_scope(scopes.BLOCKS)
-    def _each(
-        self, chunk: Index, block: Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
-    ) -> tuple[Any, Any]:
-        """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
-        cut, (only, *others) = self.spec.chunks.ops, self.kinds
-        first = {is_moe: self._first_row(is_moe, chunk) for is_moe in self.kinds}
-
-        def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
-            if not others:
-                common, mine = block(only, first[only] + index, index, common, own[only])
-                return common, {only: mine}
-            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.row_PB, cut.is_moe_PB))
-            for kind in self.kinds:
-                runs = is_moe if kind else ~is_moe
-                same = lambda *same: same  # noqa: E731
-                common, mine = lax.cond(runs, partial(block, kind, first[kind] + kept, kept), same, common, own[kind])
-                own = own | {kind: mine}
-            return common, own
-
-        # Where all chunks have as many blocks, their number is known to the compiler.
-        is_even = len(set(cut.sizes)) == 1
-        count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
-        if is_even and count == 1 and not others:
-            return one(0, common, own)
-
-        def step(i: jax.Array, loop: Any) -> Any:
-            index = i.astype(jnp.int32)
-            return one(count - 1 - index if reverse else index, *loop)
-
-        return lax.fori_loop(0, count, step, (common, own))
-
-    def _first_row(self, is_moe: bool, chunk: Index) -> Index:
-        """The row of a chunk's first block of a kind among those of the worker."""
-        chunks = self.spec.chunks
-        return 0 if chunks.are_single else jnp.asarray(chunks.first_rows(is_moe))[self.holding, chunk]
 
 
 def no_load(spec: StepSpec) -> Load:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from swift.pipeline.rows import Index, put, row_of
 from swift.pipeline.runtime.metrics import Sums
-from swift.pipeline.runtime.stage import Extras, Stage, Stash
+from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage, Stash
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, where
@@ -23,25 +23,73 @@ from swift.pipeline.train_state import DeviceBatch
 
 
 @dataclass(frozen=True)
-class StageOps:
-    """The ops of one rank's stage. Made while a step function is traced: it holds that trace's arrays.
+class EvaluationOps:
+    """The op of one rank's stage in an evaluation. Made while a step function is traced: it holds that trace's arrays.
 
     Attributes:
         spec: step spec.
-        stage: the stage's blocks as F, B and W.
+        stage: the stage's blocks.
         weights: weights of the stage, embedding and head.
         placement_LNS: int32, the expert in every slot.
         own_chunk: the chunk that the worker holds; None: it may hold several, and the op says which one it works on.
         batch: the worker's micro-batches, ``[n, B, T]``.
-        aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
     """
 
     spec: StepSpec
-    stage: Stage
+    stage: ForwardStage
     weights: StageWeights
     placement_LNS: jax.Array
     own_chunk: Index | None
     batch: DeviceBatch
+
+    def evaluate(
+        self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
+    ) -> tuple[Float[Array, "B T D"], Sums]:
+        """F without a backward pass: the message to the next stage, and the sums."""
+        data = self._data(op)
+        x = self._input(op, data, activations)
+        y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
+
+        def end(sums: Sums) -> Sums:
+            loss = self._loss(self.weights.head, y, data)
+            return sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
+
+        sums = sums_of(sums, op.iteration, aux=aux, load=load)
+        return y, where(self._ends(op).is_last, end, lambda same: same, sums)
+
+    def _chunk(self, op: TickOp) -> Index:
+        return op.chunk if self.own_chunk is None else self.own_chunk
+
+    def _ends(self, op: TickOp) -> EmbeddingAndHead:
+        return EmbeddingAndHead.of(self.spec, self._chunk(op))
+
+    def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
+        return self.spec.gpt.embed({"embedding": [row_of(embedding, 0)]}, data.inputs)
+
+    def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
+        return self.spec.gpt.head_loss({"head": [row_of(head, 0)]}, y, data.labels, data.valid)
+
+    def _data(self, op: TickOp) -> DeviceBatch:
+        return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
+
+    def _extras(self, data: DeviceBatch) -> Extras:
+        return Extras.of(self.spec, self.placement_LNS, data)
+
+    def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
+        embed = lambda: self._embed(self.weights.embedding, data)  # noqa: E731
+        return where(self._ends(op).is_first, embed, lambda: activations[op.inbox])
+
+
+@dataclass(frozen=True)
+class StageOps(EvaluationOps):
+    """The ops of one rank's stage in a step.
+
+    Attributes:
+        stage: the stage's blocks as F, B and W.
+        aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
+    """
+
+    stage: Stage
     aux_weight_K: jax.Array
 
     def forward(
@@ -75,21 +123,6 @@ class StageOps:
 
         gradients, own, head = where(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
         return y, (gradients, b_stash, held, own, head)
-
-    def evaluate(
-        self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
-    ) -> tuple[Float[Array, "B T D"], Sums]:
-        """F without a backward pass: the message to the next stage, and the sums."""
-        data = self._data(op)
-        x = self._input(op, data, activations)
-        y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
-
-        def end(sums: Sums) -> Sums:
-            loss = self._loss(self.weights.head, y, data)
-            return sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
-
-        sums = sums_of(sums, op.iteration, aux=aux, load=load)
-        return y, where(self._ends(op).is_last, end, lambda same: same, sums)
 
     def backward_input(
         self,
@@ -135,12 +168,6 @@ class StageOps:
         )
         return layers, self._embedded(op, data, dx, embedding)
 
-    def _chunk(self, op: TickOp) -> Index:
-        return op.chunk if self.own_chunk is None else self.own_chunk
-
-    def _ends(self, op: TickOp) -> EmbeddingAndHead:
-        return EmbeddingAndHead.of(self.spec, self._chunk(op))
-
     def _d_out(self, op: TickOp, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
         return gradients[op.inbox], self.aux_weight_K[op.iteration]
 
@@ -152,22 +179,6 @@ class StageOps:
             return add(embedding, pull_back(dx)[0])
 
         return where(self._ends(op).is_first, embed, lambda same: same, embedding)
-
-    def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
-        return self.spec.gpt.embed({"embedding": [row_of(embedding, 0)]}, data.inputs)
-
-    def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
-        return self.spec.gpt.head_loss({"head": [row_of(head, 0)]}, y, data.labels, data.valid)
-
-    def _data(self, op: TickOp) -> DeviceBatch:
-        return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
-
-    def _extras(self, data: DeviceBatch) -> Extras:
-        return Extras.of(self.spec, self.placement_LNS, data)
-
-    def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
-        embed = lambda: self._embed(self.weights.embedding, data)  # noqa: E731
-        return where(self._ends(op).is_first, embed, lambda: activations[op.inbox])
 
 
 def add(totals: Any, values: Any) -> Any:

@@ -22,8 +22,8 @@ from swift.pipeline.chunk_rounds import SumInRound
 from swift.pipeline.runtime.chunk_rows import ChunkRows
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
-from swift.pipeline.runtime.stage import Extras, Stage
-from swift.pipeline.runtime.stage_ops import StageOps
+from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage
+from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
@@ -123,8 +123,10 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
-        rank = _Rank.enter(spec, table, 1, state, common, columns, batch)
-        sums = rank.interpreter.evaluate(rank.ops(state), common.phases_H2[-1, 1], rank.start)
+        rank = _Rank.enter(spec, table, 1, state, common, columns, batch, trains=False)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.rows.holding)
+        ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.own_chunk, batch)
+        sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
         return jax.tree.map(lambda leaf: _everywhere(spec, leaf[0]), sums)
 
     return _jitted(spec, per_rank, SHARED)
@@ -142,7 +144,7 @@ class _Rank(NamedTuple):
     """A rank's context before the first tick of a step function; lives as long as its trace."""
 
     spec: StepSpec
-    stage: Stage
+    stage: ForwardStage
     interpreter: Interpreter
     start: Carry
     batch: DeviceBatch
@@ -159,13 +161,15 @@ class _Rank(NamedTuple):
         common: Common,
         columns: Columns,
         batch: DeviceBatch,
+        *,
+        trains: bool = True,
     ) -> "_Rank":
-        """Splits the blocks, counts the tokens and empties the buffers."""
+        """Splits the blocks, unless they are only evaluated, counts the tokens and empties the buffers."""
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding)
         extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
-        stage = Stage.of(spec, weights.layers, extras, message, holding)
+        stage = Stage.of(spec, weights.layers, extras, message, holding) if trains else ForwardStage(spec, holding)
         permutations = table.activations.permutations, table.gradients.permutations
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)
         is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]
@@ -202,6 +206,7 @@ class _Rank(NamedTuple):
     def ops(self, state: TrainState) -> StageOps:
         """The worker's ops with the weights of a state, which hold until the next update."""
         spec = self.spec
+        assert isinstance(self.stage, Stage)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.rows.holding)
         aux_weight_K = spec.experts.aux_loss_coefficient * self.divisor_K / spec.num_microbatches
         return StageOps(spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K)
