@@ -1,7 +1,9 @@
-"""Double precision for whole runs."""
+"""Double precision for whole runs, and programs that those of a module share."""
 
 import jax
 import pytest
+
+from tests.shared_programs import shared_programs
 
 
 @pytest.fixture(scope="module")
@@ -10,3 +12,10 @@ def double_precision():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    """Each program is compiled once for the runs of a module that have the same settings."""
+    with shared_programs({}):
+        yield

@@ -89,7 +89,7 @@ TWO_RUNS = {
 @pytest.mark.parametrize(
     "changes",
     [
-        {"cut": (1, 3)},
+        pytest.param({"cut": (1, 3)}, marks=pytest.mark.slow),
         APART,
         pytest.param({**APART, "failures": ("step 5: fail 0:1", "step 6: rejoin 0:1")}, marks=pytest.mark.slow),
         pytest.param(TWO_RUNS, marks=pytest.mark.slow),
