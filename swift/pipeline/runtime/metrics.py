@@ -110,3 +110,9 @@ def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     imbalance_KL = host["load_imbalance"]
     host["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
     return [{name: value[k] for name, value in host.items()} for k in range(len(imbalance_KL))]
+
+
+def no_load(spec: StepSpec) -> Load:
+    """Zero counts, int32[L, E]."""
+    counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+    return Load(counts, counts, counts)

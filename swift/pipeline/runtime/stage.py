@@ -23,6 +23,7 @@ from swift.experts import Fetched, Layout, Load, expert_parallel_moe
 from swift.models import Group
 from swift.pipeline import scopes
 from swift.pipeline.rows import Index, add_to_row, put, put_row, row_of, take_row
+from swift.pipeline.runtime.metrics import no_load
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.split_backward import SplitStage, split
 from swift.pipeline.stage_weights import Layers
@@ -102,7 +103,7 @@ class ForwardStage:
             return (y, aux + more), put(load, row, counts) if is_moe else load
 
         (y, aux), loads = self._each(chunk, block, (x, self._no_aux), self._no_load)
-        return y, aux, self._load(loads)
+        return y, aux, loads.get(True, no_load(self.spec))
 
     @property
     def _no_aux(self) -> jax.Array:
@@ -111,9 +112,6 @@ class ForwardStage:
     @property
     def _no_load(self) -> dict[bool, Any]:
         return {is_moe: no_load(self.spec) if is_moe else () for is_moe in self.spec.chunks.kinds}
-
-    def _load(self, loads: Mapping[bool, Any]) -> Load:
-        return loads[True] if True in loads else no_load(self.spec)
 
     @jax.named_scope(scopes.BLOCKS)
     def _each(
@@ -236,7 +234,7 @@ class Stage(ForwardStage):
         own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
         (y, aux), own = self._each(chunk, block, (x, self._no_aux), own)
         b_stash, held = ({is_moe: of_kind[part] for is_moe, of_kind in own.items()} for part in (1, 2))
-        return y, aux, self._load({is_moe: load for is_moe, (load, *_) in own.items()}), b_stash, held
+        return y, aux, own[True][0] if True in own else no_load(self.spec), b_stash, held
 
     def backward_input(
         self,
@@ -297,12 +295,6 @@ class Stage(ForwardStage):
             return dx, add_to_row(totals, row, one.backward_weight(*given, for_w, more_for_w))
 
         return self._each(chunk, block, d_out[0], totals, reverse=True)
-
-
-def no_load(spec: StepSpec) -> Load:
-    """Zero counts, int32[L, E]."""
-    counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
-    return Load(counts, counts, counts)
 
 
 def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Extras]:
