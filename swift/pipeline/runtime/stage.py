@@ -102,12 +102,9 @@ class ForwardStage:
             (y, more), counts = apply(*_block(layers, extras, is_moe, row), x)
             return (y, aux + more), put(load, row, counts) if is_moe else load
 
-        (y, aux), loads = self._each(chunk, block, (x, self._no_aux), self._no_load)
+        start = x, jnp.zeros((), self.spec.accumulate_dtype)
+        (y, aux), loads = self._each(chunk, block, start, self._no_load)
         return y, aux, loads.get(True, no_load(self.spec))
-
-    @property
-    def _no_aux(self) -> jax.Array:
-        return jnp.zeros((), self.spec.accumulate_dtype)
 
     @property
     def _no_load(self) -> dict[bool, Any]:
@@ -232,7 +229,8 @@ class Stage(ForwardStage):
             return common, (load, put_row(b_stash, slots[0], kept, for_b), put_row(held, slots[1], kept, for_w))
 
         own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
-        (y, aux), own = self._each(chunk, block, (x, self._no_aux), own)
+        start = x, jnp.zeros((), self.spec.accumulate_dtype)
+        (y, aux), own = self._each(chunk, block, start, own)
         b_stash, held = ({is_moe: of_kind[part] for is_moe, of_kind in own.items()} for part in (1, 2))
         return y, aux, own[True][0] if True in own else no_load(self.spec), b_stash, held
 
