@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from swift.cli import main
-from tests.shared_programs import shared_programs
 
 TINY = """
 Experiment.model = @ModelConfig()
@@ -72,15 +71,9 @@ def here(home, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def programs() -> dict:
-    """The programs that commands of this process share."""
-    return {}
-
-
-@pytest.fixture(scope="session")
-def half_run(home, few_optimizations, programs) -> Path:
+def half_run(home, few_optimizations) -> Path:
     """A run of tiny.gin that was stopped at iteration 4 of 6, with checkpoints of 2 and 4."""
-    with few_optimizations(), shared_programs(programs), pytest.MonkeyPatch.context() as patch:
+    with few_optimizations(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert main(["train", "tiny.gin", "--run-dir", "half", "--stop-at", "4"]) == 0
     return home / "half"
@@ -94,15 +87,14 @@ def half(half_run, here) -> Path:
 
 
 @pytest.fixture
-def tell(here, capfd, quickly_compiled, programs) -> Callable[..., Told]:  # noqa: ARG001 - for how they compile
+def tell(here, capfd, quickly_compiled) -> Callable[..., Told]:  # noqa: ARG001 - for the programs of the command
     """Runs a command in the working directory."""
 
     def run(*arguments: str) -> Told:
         before = {*here.rglob("*")}
         capfd.readouterr()
         try:
-            with shared_programs(programs):
-                code = main(arguments)
+            code = main(arguments)
         except SystemExit as error:  # argparse
             code = error.code
         out, err = capfd.readouterr()
