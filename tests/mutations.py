@@ -77,7 +77,12 @@ MUTATIONS = (
         "experts/routing.py", "return probs_TE.shape[1] * jnp.sum(", "return -probs_TE.shape[1] * jnp.sum(", ROUTING
     ),
     Mutation("experts/routing.py", "/ (tokens * top_k)", "/ tokens", ROUTING),
-    Mutation("experts/routing.py", "jnp.where(valid_T[:, None], probs_TE,", "jnp.where(True, probs_TE,", ROUTING),
+    Mutation(
+        "experts/routing.py",
+        "(tokens * top_k)\n    sum_probs_E = jnp.sum(jnp.where(valid_T[:, None], probs_TE,",
+        "(tokens * top_k)\n    sum_probs_E = jnp.sum(jnp.where(True, probs_TE,",
+        ROUTING,
+    ),
     Mutation(
         "models/gpt.py",
         "return -jnp.sum(jnp.where(valid_BT, chosen",

@@ -111,9 +111,9 @@ def test_a_planner_with_a_mistake_is_told(refusal, here, monkeypatch):
 
 VALUES = {
     "DataConfig.source=['a.txt', 'b.txt']": "DataConfig.source = ['a.txt', 'b.txt']: must be @StandardLibrary() or "
-    "@TextFiles() or @TokenFile() or @YOURS() (see StreamSource)",
+    "@TextFiles() or @TokenFile() or @YOURS() (see StreamSource) or @Pipeline() or @Mixture()",
     "DataConfig.source=[@StandardLibrary()]": "DataConfig.source = [StandardLibrary()]: must be @StandardLibrary() or "
-    "@TextFiles() or @TokenFile() or @YOURS() (see StreamSource)",
+    "@TextFiles() or @TokenFile() or @YOURS() (see StreamSource) or @Pipeline() or @Mixture()",
     "TextFiles.pattern=corpus/*.text": "TextFiles.pattern = 'corpus/*.text': no file matches",
     # the nearest of the names that can stand there
     "Experiment.placement=@Staticc()": "Experiment.placement = @Staticc(): there is no Staticc; did you mean Static?",

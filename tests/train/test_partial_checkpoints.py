@@ -305,7 +305,7 @@ def test_after_the_last_iteration_only_the_end_is_left_to_be_written(experiment,
         run(experiment, again, resume=True)
     assert read_run(again).summary is None
     full_disk.clear()
-    assert train(experiment, TrainOptions(again, "", prepare="none", resume=True)) == read_run(again).summary
+    assert train(experiment, TrainOptions(again, "the same", prepare="none", resume=True)) == read_run(again).summary
     assert checkpoint_steps(again / "checkpoints")[-1] == 20
     with pytest.raises(SettingError, match="has nothing left to do"):
         run(experiment, again, resume=True)

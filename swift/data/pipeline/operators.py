@@ -144,7 +144,11 @@ class Tokenize:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Samples in a random order, another one in every epoch."""
+    """Samples in a random order, another one in every epoch.
+
+    Args:
+        name: name of the operator in plans and profiles.
+    """
 
     name: str = "shuffle"
 
