@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-all test-peers examples docs mutations lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-all test-peers test-eval examples docs mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -39,11 +39,15 @@ test-all: install  ## all tests, and the quick ones on every newer Python that i
 	$(BIN)/python tests/other_pythons.py
 
 test-peers: $(VENV)/.peers  ## models of the hub against transformers with torch (a minute, after their installation)
-	$(BIN)/python -m pytest tests/models/test_transformers.py
+	$(BIN)/python -m pytest tests/models/test_transformers.py tests/models/test_deepseek.py
 
 $(VENV)/.peers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	@touch $@
+
+test-eval: $(STAMP)  ## lm-eval drives the generation engine (a minute, after its installation)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[eval]'
+	$(BIN)/python -m pytest tests/evaluate/test_harness.py
 
 examples: install  ## run the programs and the notebook of examples/ (two minutes)
 	$(BIN)/python -m pytest tests/docs/test_examples.py

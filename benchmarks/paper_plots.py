@@ -13,6 +13,7 @@ from paper_tables import Results
 
 from swift.files import replace_file
 from swift.tools.palette import CHECKPOINT_COLORS, INK, POLICY_COLORS, STRATEGY_COLORS, colors_of
+from swift.tools.report import mean_and_range
 
 
 def draw_all(results: Results, directory: Path) -> list[Path]:
@@ -124,8 +125,8 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
     """Arguments of ``errorbar``: from the smallest to the largest value, and nothing for one value."""
     if len(values) < 2:
         return {"fmt": "o"}
-    mean = values.mean()
-    return {"fmt": "o", "yerr": [[mean - values.min()], [values.max() - mean]], "capsize": 3}
+    mean, low, high = mean_and_range(values)
+    return {"fmt": "o", "yerr": [[mean - low], [high - mean]], "capsize": 3}
 
 
 def ettr(axes: Axes, found: dict[str, Any]) -> None:

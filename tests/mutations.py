@@ -101,6 +101,8 @@ MUTATIONS = (
     Mutation("models/rope.py", "first * cos - second * sin", "first * cos + second * sin", DECODERS),
     Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),
+    Mutation("experts/routing.py", "jnp.square(jax.nn.logsumexp(", "jnp.abs(jax.nn.logsumexp(", ROUTING),
+    Mutation("experts/routing.py", "keepdims=True) - counts_LE)", "keepdims=True) + counts_LE)", ROUTING),
     Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
     Mutation("generate/paged_model.py", "<= position_RC[:", "< position_RC[:", GENERATION),
     Mutation("generate/radix_tree.py", "pages[held:].copy()", "pages[held:]", GENERATION),
@@ -199,8 +201,8 @@ MUTATIONS = (
     ),
     Mutation(
         "pipeline/runtime/train_step.py",
-        "aux_loss_coefficient * self.divisor_K / spec.num_microbatches",
-        "aux_loss_coefficient * self.divisor_K",
+        "auxiliary_weight * self.divisor_K / spec.num_microbatches",
+        "auxiliary_weight * self.divisor_K",
         LAW,
     ),
     Mutation(
@@ -213,11 +215,17 @@ MUTATIONS = (
     Mutation("pipeline/runtime/interpreter.py", "(op.own_slot >= 0)", "(op.own_slot >= 1)", CHUNKS),
     Mutation("pipeline/runtime/chunk_rows.py", "leaf.at[index].set(0, mode", "leaf.at[index].add(0, mode", CHUNKS),
     Mutation("pipeline/chunk_rounds.py", "self.turn == turn, peer_sum,", "self.turn < turn, peer_sum,", CHUNKS),
+    Mutation(
+        "pipeline/runtime/train_step.py",
+        "jnp.where(ends.is_first, g, jnp.zeros_like(g))",
+        "g",
+        ("tests/pipeline/test_barrier.py",),
+    ),
     Mutation("pipeline/reconfigure/block_transfer.py", "rows[worker] == block", "rows[worker] >= block", CHUNKS),
     Mutation(
         "pipeline/runtime/single_worker.py",
-        "aux_loss_coefficient * divisor / spec.num_microbatches",
-        "aux_loss_coefficient * divisor",
+        "auxiliary_weight * divisor / spec.num_microbatches",
+        "auxiliary_weight * divisor",
         ("tests/train/test_mathematics.py",),
     ),
     # Schedules.

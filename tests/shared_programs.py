@@ -9,10 +9,12 @@ import jax
 import pytest
 
 from swift.checkpoint import CheckpointConfig
+from swift.data import DataConfig
 from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
 from swift.train import Experiment
 
 NOT_COMPILED: dict[str, Any] = {
+    "data": DataConfig(),
     "failures": (),
     "checkpoint": CheckpointConfig(every=0),
     "seed": 0,
@@ -20,7 +22,7 @@ NOT_COMPILED: dict[str, Any] = {
     "num_eval_batches": 1,
     "target_loss": None,
 }
-"""Settings that no program depends on."""
+"""Settings that no program depends on, but for the size of the vocabulary and the separator of documents."""
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def shared_programs(kept: dict[Any, Any]) -> Iterator[None]:
     def step_spec(experiment: Experiment, *given: Any) -> Any:
         spec = make_spec(experiment, *given)
         if type(experiment) is Experiment:
-            object.__setattr__(spec.gpt, "compiled_as", compiled_as(experiment))
+            object.__setattr__(spec.gpt, "compiled_as", (*compiled_as(experiment), spec.gpt.separator))
         return spec
 
     def get_shared(steps: Steps, kind: Any) -> Any:

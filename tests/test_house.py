@@ -2,6 +2,7 @@
 
 import ast
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +19,7 @@ ORDER = (
     ("experts",),
     ("models",),
     ("generate", "pipeline"),
+    ("evaluate",),
     ("checkpoint",),
     ("runlog",),
     ("train",),
@@ -70,6 +72,20 @@ def test_a_folder_has_a_dozen_files_at_most():
     for path in modules().values():
         counts[path.parent] += 1
     assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_a_function_fits_a_screen():
+    """At most 60 lines, but for lists of a command's options; half of the files are no longer than 150."""
+    sources = {path: path.read_text() for path in modules().values()}
+    long = {
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path, text in sources.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
+        if ".add_argument(" not in ast.unparse(node)
+    }
+    assert long == set()
+    assert statistics.median(text.count("\n") for text in sources.values()) <= 150
 
 
 def test_imports_go_from_higher_packages_to_lower_ones():

@@ -51,7 +51,7 @@ def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> N
     checker = Checker(directory)
     found = list(damages(directory, step, checker))
     lines, restore = what_a_restore_does(directory, step, checker)
-    verdict = [f"damaged: {why}" for why in found] or ["all files and numbers are as they were saved"]
+    verdict = [f"damaged: {why}" for why in found] or ["all files and values are as they were saved"]
     said = {"damaged": found, "restore": restore}
     _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))
     if found:

@@ -1,6 +1,7 @@
 """The commands; each function has the name of its command."""
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -31,6 +32,7 @@ OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation"
 """Settings of a run that its model does without: besides those of ``OF_RUN`` the ones whose state the model lacks."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
+_PAGE = b"<!doctype html>"
 _DEFAULT_PROMPT = "def "
 """The text that `generate` continues unless one is given."""
 DEVICES_PER_CORE = 12
@@ -123,13 +125,24 @@ def report(options: argparse.Namespace) -> None:
     """``swift report RUN_DIR ...``."""
     runs = [read_run(path) for path in options.run_dirs]
     page = options.out or options.run_dirs[0] / "report.html"
-    if page.is_dir():
-        raise SettingError("--out", str(page), "is a directory, not a file")
+    _check_page(page)
     try:
         write_report(runs, page)
     except OSError as error:
         raise SettingError("--out", str(page), f"cannot be written: {error.strerror}") from error
     print(page)
+
+
+def _check_page(page: Path) -> None:
+    """Raises SettingError if a report cannot or must not be written there, before it is drawn."""
+    if page.is_dir():
+        raise SettingError("--out", str(page), "is a directory, not a file")
+    if not page.parent.is_dir():
+        raise SettingError("--out", str(page), f"cannot be written: {os.strerror(errno.ENOENT)}")
+    if page.is_file():  # such as the record of a run, by a name that was completed too early
+        with page.open("rb") as file:
+            if file.read(len(_PAGE)).lower() != _PAGE:
+                raise SettingError("--out", str(page), "is a file that is no page; choose another name")
 
 
 def export(options: argparse.Namespace) -> None:

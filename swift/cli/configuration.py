@@ -9,11 +9,13 @@ all its settings, so that it does not depend on defaults, and reading it back gi
 
 import importlib
 import inspect
+import os
 import re
 import tokenize
 import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +159,7 @@ def load_stored(
         part = read_config(directory, spared)
         missing = next((one for one in parts(part, spared) if find(one) is None), None)
         if missing is None:
-            return made(part, find, spared)
+            return _with_own_tokenizer(made(part, find, spared), directory)
     except UnreadableConfig as error:
         raise SettingError(setting, str(directory), str(error)) from error
     name = ".".join(filter(None, (missing.module, missing.kind)))
@@ -167,6 +169,17 @@ def load_stored(
         )
     allowed = f"needs {name}, which is not Swift's own: name a gin file whose experiment has it with {option} FILE"
     raise SettingError(setting, str(directory), allowed)
+
+
+def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
+    """The experiment with the tokenizer's file of its directory, where the one it names is gone: models are moved."""
+    data = experiment.data
+    if not isinstance(data.tokenizer, TokenizerFile) or Path(data.tokenizer.path).is_file():
+        return experiment
+    own = (directory / Path(data.tokenizer.path).name).resolve()
+    if not own.is_file():
+        return experiment
+    return replace(experiment, data=replace(data, tokenizer=replace(data.tokenizer, path=str(own))))
 
 
 def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:
@@ -222,7 +235,7 @@ def _import(name: str, line: int, path: Path) -> None:
 
 def _read(path: Path, including: tuple[Path, ...]) -> str:
     names = " includes ".join(map(str, (*including, path)))
-    if path.resolve() in [other.resolve() for other in including]:
+    if os.path.realpath(path) in map(os.path.realpath, including):
         raise SettingError("CONFIG", names, "a file cannot include itself")
     try:
         return path.read_text(encoding="utf-8")

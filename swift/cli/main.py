@@ -17,6 +17,7 @@ from swift.cli.console import (
     add_config,
     add_data,
     add_deadlines,
+    add_evaluate,
     add_init_from,
     add_place,
     add_plan,
@@ -31,8 +32,14 @@ from swift.cli.console import (
 )
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
-_LONG = ("train", "compare", "launch")
+_LONG = ("train", "compare", "launch", "evaluate")
 """Commands that take seconds before they have something to say."""
+_INSTEAD = {
+    "extend": "train CONFIG.gin --run-dir RUN_DIR --resume --set Experiment.num_steps=N",
+    "resume": "train CONFIG.gin --run-dir RUN_DIR --resume",
+    "fork": "train CONFIG.gin --init-from RUN_DIR",
+}
+"""Words for what options of ``train`` do."""
 _HIDDEN = ("member", "keeper", "preparer")
 """Processes that ``launch`` starts."""
 _MODULES = {
@@ -47,8 +54,9 @@ _MODULES = {
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
     "data": "swift.cli.data",
-    "import_model": "swift.cli.hub",
-    "export_to_hub": "swift.cli.hub",
+    "evaluate": "swift.cli.models",
+    "import_model": "swift.cli.models",
+    "export_to_hub": "swift.cli.models",
 } | dict.fromkeys(_HIDDEN, "swift.cli.processes")
 """Modules of the commands' functions; the others are in ``swift.cli.commands``."""
 
@@ -111,7 +119,7 @@ def _fail(line: str, code: int) -> int:
 def command_line() -> argparse.ArgumentParser:
     """Returns the parser of all commands and their options."""
     parser = OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
-    parser.hidden = (*_HIDDEN, "compiler")
+    parser.hidden, parser.instead = (*_HIDDEN, "compiler"), _INSTEAD
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the versions of Swift and JAX, and exit")
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -265,12 +273,14 @@ def command_line() -> argparse.ArgumentParser:
         help="json: a line with prompt and text for each prompt (default: %(default)s)",
     )
 
+    add_evaluate(commands)
+
     checkpoint = commands.add_parser("checkpoint", help="list, inspect or verify the checkpoints of a run")
     actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, what in (
         ("list", "list the iterations that can be restored"),
         ("inspect", "show where the newest copy of every expert lies, and what a restore would do"),
-        ("verify", "read all files and their numbers; exit code 3 where one is damaged"),
+        ("verify", "read all files and their values; exit code 3 where one is damaged"),
     ):
         action = actions.add_parser(name, help=what)
         action.add_argument("dir", type=path_of, metavar="DIR", help="a run, all its checkpoints, or one of them")

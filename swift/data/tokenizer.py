@@ -67,6 +67,8 @@ class TokenizerFile:
     Args:
         path: path of the JSON file.
         end_of_document: token of its vocabulary that ends a document.
+        begin_of_prompt: token of its vocabulary that prompts begin with, as the documents did that an imported model
+            was trained on; None: there is none.
 
     Raises:
         SettingError: at first use, if the extra is missing, the file cannot be read, or it has no such token.
@@ -74,6 +76,7 @@ class TokenizerFile:
 
     path: str
     end_of_document: str = "<|endoftext|>"
+    begin_of_prompt: str | None = None
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -84,10 +87,17 @@ class TokenizerFile:
     @functools.cached_property
     def separator(self) -> int:
         """The token that ends a document."""
-        token = self._tokenizer.token_to_id(self.end_of_document)
-        if token is None:
-            raise SettingError("TokenizerFile.end_of_document", self.end_of_document, f"{self.path} has no such token")
-        return token
+        return self._number("end_of_document", self.end_of_document)
+
+    @functools.cached_property
+    def begin(self) -> int | None:
+        """The token that a prompt begins with, if there is one."""
+        return None if self.begin_of_prompt is None else self._number("begin_of_prompt", self.begin_of_prompt)
+
+    def put_before(self) -> str | None:
+        """Returns the special token that the file puts before a text, if it does."""
+        encoded = self._tokenizer.encode("a", add_special_tokens=True)
+        return encoded.tokens[0] if encoded.special_tokens_mask[:1] == [1] else None
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text, uint32[length], without special tokens."""
@@ -106,6 +116,12 @@ class TokenizerFile:
         made = self._tokenizer
         return hashlib.sha256(f"{version('tokenizers')} {made.to_str()}".encode()).hexdigest()
 
+    def _number(self, setting: str, text: str) -> int:
+        token = self._tokenizer.token_to_id(text)
+        if token is None:
+            raise SettingError(f"TokenizerFile.{setting}", text, f"{self.path} has no such token")
+        return token
+
     @functools.cached_property
     def _tokenizer(self) -> Any:
         try:
@@ -123,3 +139,10 @@ class TokenizerFile:
             return tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception for every kind of malformed file
             raise SettingError("TokenizerFile.path", self.path, f"is not a tokenizers file: {error}") from error
+
+
+def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the tokens of a prompt, with the one that it begins with; an empty prompt is at least a separator."""
+    begin = tokenizer.begin if isinstance(tokenizer, TokenizerFile) else None
+    tokens = [int(token) for token in tokenizer.encode(text)]
+    return ([] if begin is None else [begin]) + tokens or [tokenizer.separator]

@@ -11,6 +11,7 @@ from swift.experts.layer import Load, Matmul, expert_parallel_moe
 from swift.experts.optimizer_config import OptimizerConfig, OwnOptimizer, OwnSchedule, learning_rate, make_optimizer
 from swift.experts.rank_capacity import check_exact, exact_slots
 from swift.experts.reference import dropless_moe, reference_moe
+from swift.experts.routing import balancing_step
 from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "OwnOptimizer",
     "OwnSchedule",
     "ReplicaShards",
+    "balancing_step",
     "check_exact",
     "collect",
     "dropless_moe",

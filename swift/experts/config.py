@@ -30,6 +30,8 @@ class ExpertConfig:
         capacity_factor: rows of a slot as a multiple of its fair share of the tokens; None gives every slot room for
             all tokens of a rank, so that no token is ever dropped (at the cost of mostly empty rows).
         aux_loss_coefficient: weight of the load-balancing loss.
+        z_loss_coefficient: weight of the router's z-loss, which keeps its logits small.
+        bias_update_rate: with ``ModelConfig.router_bias``, by how much an expert's bias moves after an iteration.
         capacity: ``slot`` gives every slot its own rows, as in SYMI; with ``rank`` the slots of a rank share the same
             total number of rows. With ``exact`` slots are assigned anew in every micro-batch, after routing, so that
             every rank has an even share of the tokens and none is dropped; placements and ``capacity_factor`` have no
@@ -61,6 +63,8 @@ class ExpertConfig:
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalize_gates: bool | None = None
     gate_scale: float = 1.0
+    z_loss_coefficient: float = 0.0
+    bias_update_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "slots_per_rank", "top_k"):
@@ -70,7 +74,8 @@ class ExpertConfig:
             raise SettingError("ExpertConfig.top_k", self.top_k, allowed)
         if self.capacity_factor is not None:
             check_number("ExpertConfig.capacity_factor", self.capacity_factor, above=0)
-        check_number("ExpertConfig.aux_loss_coefficient", self.aux_loss_coefficient, least=0)
+        for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
+            check_number(f"ExpertConfig.{name}", getattr(self, name), least=0)
         if self.capacity not in ("slot", "rank", "exact"):
             raise SettingError("ExpertConfig.capacity", self.capacity, "choose one of slot, rank, exact")
         if self.spare_rounds is not None:
@@ -89,7 +94,7 @@ class ExpertConfig:
         check_count("ExpertConfig.min_capacity", self.min_capacity, least=0)
         if self.rules == "swift":
             return
-        fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None}
+        fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}
         for name, only in fixed.items():
             if getattr(self, name) != only:
                 allowed = f"must be {only!r} with ExpertConfig.rules = 'deepspeed'"
@@ -120,6 +125,18 @@ class ExpertConfig:
         if self.capacity_factor is None:
             return local_tokens
         return min(max(math.ceil(self._capacity_of(local_tokens) / self.num_classes), self.min_capacity), local_tokens)
+
+    @property
+    def auxiliary_weight(self) -> float:
+        """Weight of the auxiliary loss, the sum of the load-balancing loss and the z-loss by their shares of it."""
+        return self.aux_loss_coefficient or self.z_loss_coefficient
+
+    @property
+    def auxiliary_shares(self) -> tuple[float, float]:
+        """Factors of (load-balancing loss, z-loss) in the auxiliary loss."""
+        if not self.z_loss_coefficient:
+            return 1.0, 0.0
+        return self.aux_loss_coefficient / self.auxiliary_weight, self.z_loss_coefficient / self.auxiliary_weight
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
         """Rows C that one source rank may send to one slot, for a micro-batch of ``local_tokens`` tokens per rank."""

@@ -21,6 +21,7 @@ def sorted_moe(
     x_TD: Float[Array, "T D"],
     valid_T: Bool[Array, " T"],
     apply_slots: ApplySlots,
+    bias_E: Float[Array, " E"] | None = None,
 ) -> Float[Array, "T D"]:
     """Runs tokens through the experts of one device, all of which are there, each once; none is dropped.
 
@@ -31,11 +32,12 @@ def sorted_moe(
         valid_T: False for padding, whose output is zero.
         apply_slots: function that applies the experts in their order; it must map zero rows to zeros and treat rows
             independently.
+        bias_E: see ``route``.
 
     Returns:
         y_TD, as ``dropless_moe`` computes it.
     """
-    routing = route(logits_TE, config.gating)
+    routing = route(logits_TE, config.gating, bias_E)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes)
     num_pairs = x_TD.shape[0] * config.top_k
     block, num_rows = block_rows(num_pairs, config.num_classes), padded_rows(num_pairs, config.num_classes)

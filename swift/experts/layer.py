@@ -26,7 +26,7 @@ from swift.experts.rank_capacity import (
     sent_pairs,
     serve,
 )
-from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route
+from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route, z_loss
 from swift.experts.slot_capacity import Pairs, assign_rows, combine, send, weigh
 from swift.mesh import EXPERT_AXIS
 
@@ -55,6 +55,7 @@ def expert_parallel_moe(
     valid_T: Bool[Array, " T"],
     placement_NS: Int[Array, "N S"],
     apply_slots: ApplySlots | FetchSlots,
+    bias_E: Float[Array, " E"] | None = None,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
     """Runs this rank's tokens through the experts of all ranks.
 
@@ -66,11 +67,12 @@ def expert_parallel_moe(
         placement_NS: int32, the expert in every slot, in any order; with exact capacity only its shape matters.
         apply_slots: function that applies the experts in this rank's slots; it must map zero rows to zeros and treat
             rows independently. With exact capacity a function that fetches the weights of given slots, and returns it.
+        bias_E: see ``route``.
 
     Returns:
         (y_TD, this rank's part of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
     """
-    routing = route(logits_TE, config.gating)
+    routing = route(logits_TE, config.gating, bias_E)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=config.is_deepspeed)
     if config.capacity != "slot":
         counts_NE = lax.all_gather(pairs.popularity_E, EXPERT_AXIS)
@@ -87,7 +89,21 @@ def expert_parallel_moe(
     if config.is_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
     tokens = popularity_E.sum() // config.top_k
-    return y_TD, balance_loss(routing.probs_TE, valid_T, popularity_E, tokens, config.top_k), load
+    return y_TD, auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, tokens), load
+
+
+def auxiliary_loss(
+    config: ExpertConfig,
+    routing: Routing,
+    logits_TE: Float[Array, "T E"],
+    valid_T: Bool[Array, " T"],
+    popularity_E: Int[Array, " E"],
+    num_tokens: jax.Array,
+) -> Float[Array, ""]:
+    """Computes this rank's part of the auxiliary loss: the load-balancing loss, with the z-loss where there is one."""
+    of_balance, of_z = config.auxiliary_shares
+    balance = balance_loss(routing.probs_TE, valid_T, popularity_E, num_tokens, config.top_k)
+    return of_balance * balance + of_z * z_loss(logits_TE, valid_T, num_tokens) if of_z else balance
 
 
 def _by_slot(
@@ -150,7 +166,9 @@ def _exactly(
     def apply_slots(rows_PD: jax.Array, matmul: Matmul) -> jax.Array:
         # Kept for the backward pass are the products of the experts' matmuls. The weights are not: they are as large as
         # those of all slots, in every micro-batch, and are fetched again.
-        run = lambda rows_PD, placement_NS: fetch(placement_NS)(rows_PD, matmul)  # noqa: E731
+        def run(rows_PD: jax.Array, placement_NS: jax.Array) -> jax.Array:
+            return fetch(placement_NS)(rows_PD, matmul)
+
         return jax.checkpoint(run, policy=_is_product)(rows_PD, slots.placement_NS)
 
     y_TD = _in_shared_rows(config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots)

@@ -9,6 +9,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from swift.errors import SettingError, check_count, check_number, error_line
 from swift.experts.decay_probe import only_decays
@@ -63,6 +64,8 @@ class OptimizerConfig:
         final_learning_rate: learning rate at the end of the cosine, and after it.
         decay_steps: iteration at which the cosine ends; None: the last one of the run.
         clip_norm: largest global norm of the gradient; None for no clipping.
+        moments: type of the moments: that of the ``master`` weights, or ``bfloat16``, in which averages with a rate of
+            more than 0.99 stand still.
         layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to where experts are placed.
     """
 
@@ -77,6 +80,7 @@ class OptimizerConfig:
     decay_steps: int | None = None
     clip_norm: float | None = 1.0
     layout: Literal["decoupled", "coupled"] = "decoupled"
+    moments: Literal["master", "bfloat16"] = "master"
 
     def __post_init__(self) -> None:
         check_number("OptimizerConfig.peak_learning_rate", self.peak_learning_rate, least=0)
@@ -88,6 +92,8 @@ class OptimizerConfig:
             check_number("OptimizerConfig.clip_norm", self.clip_norm, above=0)
         if self.decayed not in ("all", "matrices"):
             raise SettingError("OptimizerConfig.decayed", self.decayed, "choose one of all, matrices")
+        if self.moments not in ("master", "bfloat16"):
+            raise SettingError("OptimizerConfig.moments", self.moments, "choose one of master, bfloat16")
         if self.layout not in LAYOUTS:
             raise SettingError("OptimizerConfig.layout", self.layout, f"choose one of {', '.join(LAYOUTS)}")
 
@@ -123,7 +129,7 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Makes the optax transformation and checks that it is valid on slices.
+    """Makes the optax transformation, with moments of their type, and checks that it is valid on slices.
 
     Clipping is not part of it, because the global norm needs all slices.
 
@@ -131,6 +137,11 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
         SettingError: optax has no such optimizer, the optimizer rejects the options, it is not elementwise, or it has
             no weight decay from which parameters could be left out.
     """
+    optimizer = _checked_optimizer(config, num_steps)
+    return optimizer if config.moments == "master" else narrow_moments(optimizer, jnp.bfloat16)
+
+
+def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     if config.transformation is not None:
         return _own_optimizer(config, learning_rate(config, num_steps))
     if not hasattr(optax, config.name) and hasattr(optax.contrib, config.name):
@@ -235,3 +246,36 @@ def _find_mixing(jaxpr: Any) -> str | None:
             if found is not None:
                 return found
     return None
+
+
+def narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -> optax.GradientTransformation:
+    """Keeps an optimizer's arrays in a narrower type, to which they are rounded after every update.
+
+    Updates are computed in the type of the gradients. Rounding is to the nearest: an average moves only where a step
+    changes it by more than half of what the type can tell apart, 1/256 of it in bfloat16, so it has to forget faster
+    than that.
+
+    >>> state = narrow_moments(optax.adam(0.1), jnp.bfloat16).init({"w": jnp.zeros(3)})
+    >>> sorted({leaf.dtype.name for leaf in jax.tree.leaves(state)})
+    ['bfloat16', 'int32']
+    """
+
+    def init(params: Any) -> Any:
+        return _cast(optimizer.init(params), dtype)
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        wide = jnp.result_type(*jax.tree.leaves(gradients))
+        updates, after = optimizer.update(gradients, _cast(state, wide), params)
+        return updates, _cast(after, dtype)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _cast(state: Any, dtype: DTypeLike) -> Any:
+    """Converts the arrays of a state, which are floating-point and no scalars; counters and scalars stay."""
+
+    def cast(leaf: Any) -> Any:
+        is_moment = jnp.ndim(leaf) > 0 and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)
+        return jnp.asarray(leaf).astype(dtype) if is_moment else leaf
+
+    return jax.tree.map(cast, state)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from swift.experts.config import ExpertConfig
-from swift.experts.layer import Load
+from swift.experts.layer import Load, auxiliary_loss
 from swift.experts.rank_capacity import serve
-from swift.experts.routing import Routing, balance_loss, count_choices, first_choice_loss, normalize_kept, route
+from swift.experts.routing import Routing, count_choices, first_choice_loss, normalize_kept, route
 
 
 def reference_moe(
@@ -25,6 +25,7 @@ def reference_moe(
     placement_NS: Int[Array, "N S"],
     num_ranks: int,
     apply_classes: Callable[[jax.Array], jax.Array],
+    bias_E: Float[Array, " E"] | None = None,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
     """Computes on one device what ``expert_parallel_moe`` computes on all ranks together.
 
@@ -36,11 +37,12 @@ def reference_moe(
         placement_NS: int32, the expert in every slot; with capacity by slot only the replica counts matter.
         num_ranks: number of source ranks, over which the tokens are split evenly.
         apply_classes: function from ``[T, D]`` to the output of every expert on every token, ``[E, T, D]``.
+        bias_E: see ``route``.
 
     Returns:
         (y_TD, auxiliary loss, load).
     """
-    routing = route(logits_TE, config.gating)
+    routing = route(logits_TE, config.gating, bias_E)
     choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
     valid_NT = valid_T.reshape(num_ranks, -1)
     wanted_NTK = valid_NT[..., None] & jnp.ones_like(choices_NTK, bool)
@@ -64,7 +66,7 @@ def reference_moe(
         ranked = jax.tree.map(lambda leaf: leaf.reshape(num_ranks, -1, *leaf.shape[1:]), (routing, valid_T))
         aux = jnp.sum(jax.vmap(lambda routing, valid_T: first_choice_loss(routing, valid_T, num_ranks))(*ranked))
     else:
-        aux = balance_loss(routing.probs_TE, valid_T, popularity_E, valid_T.sum(), config.top_k)
+        aux = auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, valid_T.sum())
     return y_TD, aux, Load(popularity_E, popularity_E - kept_E, overflowed_E)
 
 
@@ -90,9 +92,10 @@ def dropless_moe(
     logits_TE: Float[Array, "T E"],
     x_TD: Float[Array, "T D"],
     apply_classes: Callable[[jax.Array], jax.Array],
+    bias_E: Float[Array, " E"] | None = None,
 ) -> Float[Array, "T D"]:
     """Computes the expert layer with every token served, as a trained model does at inference."""
-    routing = route(logits_TE, config.gating)
+    routing = route(logits_TE, config.gating, bias_E)
     kept_TK = jnp.ones(routing.choices_TK.shape, bool)
     if config.is_deepspeed:
         routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))

@@ -1,4 +1,4 @@
-"""Routing: the experts that each token goes to, their gates, and the auxiliary loss that balances the experts.
+"""Routing: the experts that each token goes to, their gates, and what balances the experts.
 
 Legend: T tokens, E experts, K choices of a token.
 """
@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -42,24 +43,37 @@ class Routing(NamedTuple):
     probs_TE: jax.Array  # scores, which sum to 1, at least float32
 
 
-def route(logits_TE: Float[Array, "T E"], gating: Gating) -> Routing:
+def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, " E"] | None = None) -> Routing:
     """Routes every token to the experts with the largest logits.
 
     By default the gate of a single choice is the expert's probability (Switch); several are normalized to sum to 1
     (GShard).
+
+    Args:
+        logits_TE: output of the router.
+        gating: way from logits to gates.
+        bias_E: what is added to the scores where experts are chosen, but not in their gates (arXiv 2408.15664).
     """
     logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
     is_softmax, top_k = gating.scores == "softmax", gating.top_k
     scores_TE = jax.nn.softmax(logits_TE, axis=-1) if is_softmax else jax.nn.sigmoid(logits_TE)
     # Ranks by logits, because scores may underflow to zero and tie.
-    _, choices_TK = lax.top_k(lax.stop_gradient(logits_TE), top_k)
+    ranked_TE = logits_TE if bias_E is None else scores_TE + bias_E.astype(scores_TE.dtype)[None]
+    _, choices_TK = lax.top_k(lax.stop_gradient(ranked_TE), top_k)
     gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
-    if gating.is_normalized:
+    if gating.is_normalized and is_softmax:
         gates_TK = gates_TK / jnp.sum(gates_TK, axis=-1, keepdims=True)
+    elif gating.is_normalized:
+        gates_TK = _shares(jnp.take_along_axis(logits_TE, choices_TK, axis=-1))
     if gating.scale != 1:
         gates_TK = gates_TK * gating.scale
-    probs_TE = scores_TE if is_softmax else scores_TE / jnp.sum(scores_TE, axis=-1, keepdims=True)
+    probs_TE = scores_TE if is_softmax else _shares(logits_TE)
     return Routing(choices_TK, gates_TK, probs_TE)
+
+
+def _shares(logits: jax.Array) -> jax.Array:
+    """Sigmoids divided by their sum, by their logarithms: all of them may underflow."""
+    return jax.nn.softmax(jax.nn.log_sigmoid(logits), axis=-1)
 
 
 def count_choices(choices_TK: Int[Array, "T K"], counted_TK: Bool[Array, "T K"], num_classes: int) -> Int[Array, " E"]:
@@ -117,3 +131,31 @@ def balance_loss(
     share_E = popularity_E.astype(probs_TE.dtype) / (tokens * top_k)
     sum_probs_E = jnp.sum(jnp.where(valid_T[:, None], probs_TE, jnp.zeros_like(probs_TE)), axis=0)
     return probs_TE.shape[1] * jnp.sum(share_E * sum_probs_E) / tokens
+
+
+def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_tokens: jax.Array) -> Float[Array, ""]:
+    """Computes this rank's part of the z-loss, the mean square of log(sum(exp(logits))) (ST-MoE, arXiv 2202.08906).
+
+    Args:
+        logits_TE: output of the router for this rank's tokens.
+        valid_T: False for padding.
+        num_tokens: int32, tokens over all expert ranks.
+    """
+    wide_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
+    squares_T = jnp.square(jax.nn.logsumexp(wide_TE, axis=-1))
+    total = jnp.sum(jnp.where(valid_T, squares_T, jnp.zeros_like(squares_T)))
+    return total / jnp.maximum(num_tokens, 1).astype(total.dtype)
+
+
+def balancing_step(popularity_LE: Int[Array, "L E"], rate: float, dtype: DTypeLike) -> Float[Array, "L E"]:
+    """Computes what is added to the biases after an iteration: they rise for experts with less than the mean.
+
+    Counts decide, and the size of the difference does not matter (arXiv 2408.15664, algorithm 1).
+
+    Args:
+        popularity_LE: int32, choices of each expert in the iteration.
+        rate: size of a step.
+        dtype: dtype of the biases.
+    """
+    counts_LE = popularity_LE.astype(dtype)
+    return rate * jnp.sign(jnp.mean(counts_LE, axis=-1, keepdims=True) - counts_LE)

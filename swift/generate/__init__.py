@@ -8,7 +8,8 @@ constrains.
 
 from swift.generate.engine import Computed, TextEngine, TextEngineConfig
 from swift.generate.gen import Gen
-from swift.generate.pieces import Shown
+from swift.generate.grammar import Until
+from swift.generate.pieces import Shown, decoded
 from swift.generate.programs import Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
 from swift.generate.request import Answer, Constraint, Reason, Request
@@ -29,5 +30,7 @@ __all__ = [
     "Shown",
     "TextEngine",
     "TextEngineConfig",
+    "Until",
     "Writer",
+    "decoded",
 ]

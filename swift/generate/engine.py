@@ -80,6 +80,8 @@ class TextEngine:
         if gpt.separator is not None:
             allowed = "must be None: a text that is asked about is one document"
             raise SettingError("GPT.separator", gpt.separator, allowed)
+        if gpt.config.block is not None:
+            raise SettingError("ModelConfig.block", gpt.config.block, "must be None: it has no keys and values to keep")
         self.gpt, self.computed = gpt, Computed()
         self._experts, self._weights = experts, weights
         self._num_positions = gpt.config.sequence_length
@@ -96,7 +98,12 @@ class TextEngine:
     @property
     def is_idle(self) -> bool:
         """Whether every request has its answer."""
-        return not self.drafts.at_work and not self.drafts.num_waiting
+        return self.num_unanswered == 0
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that have no answer yet."""
+        return len(self.drafts.at_work) + self.drafts.num_waiting
 
     def submit(self, request: Request) -> Answer:
         """Adds a request.
@@ -250,6 +257,8 @@ class TextEngine:
         most, why = self._num_positions, "the positions of the model"
         if self.num_pages < most:
             most, why = self.num_pages, "the tokens that the engine keeps (TextEngineConfig.cache_tokens)"
+        if request.max_tokens == 0 and request.scored_from is not None:
+            most, why = most + 1, f"one more than {why}, since nothing follows the last"
         if not 1 <= len(tokens) <= most:
             raise SettingError("len(Request.tokens)", len(tokens), f"must be from 1 to {most}, {why}")
         wrong = tokens[(tokens < 0) | (tokens >= vocab)]

@@ -133,8 +133,10 @@ def paged_attention(
     return mixed_RCKGW.reshape(passages, length, heads, channels).astype(query_RCHW.dtype)
 
 
-def _mixture(gpt: GPT, experts: ExpertConfig, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any) -> Any:
-    y_TD = sorted_moe(experts, logits_TE, x_TD, valid_T, gpt.groups["expert"].module(state))
+def _mixture(
+    gpt: GPT, experts: ExpertConfig, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None
+) -> Any:
+    y_TD = sorted_moe(experts, logits_TE, x_TD, valid_T, gpt.groups["expert"].module(state), bias_E)
     none = jnp.zeros(experts.num_classes, jnp.int32)
     return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
 

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from swift.data import Tokenizer
+from swift.data import Tokenizer, prompt_tokens
 from swift.errors import SettingError
 from swift.generate.engine import TextEngine
 from swift.generate.gen import Gen
@@ -233,9 +233,11 @@ class Prompt:
     def _ask(self, gen: Gen) -> list[Answer]:
         """Submits what a part needs."""
         writer, tokenizer = self._writer, self._writer.tokenizer
-        self._tokens += [int(token) for token in tokenizer.encode(self._unread)]
+        if self._tokens:
+            self._tokens += [int(token) for token in tokenizer.encode(self._unread)]
+        else:
+            self._tokens = prompt_tokens(tokenizer, self._unread)
         self._text, self._unread = self._text + self._unread, ""
-        self._tokens = self._tokens or [tokenizer.separator]
         if gen.choices is not None:
             ends = [[int(token) for token in tokenizer.encode(choice)] for choice in gen.choices]
             if not all(ends):

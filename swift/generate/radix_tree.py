@@ -6,7 +6,7 @@ A token may be in the tree before its keys and values are computed: whoever is n
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,14 +66,6 @@ class RadixTree:
     def num_evictable(self) -> int:
         """Tokens whose pages ``evict`` could free."""
         return self.num_tokens - self.num_locked
-
-    def __iter__(self) -> Iterator[Node]:
-        """The nodes after the root, in no order."""
-        nodes = list(self.root.children.values())
-        while nodes:
-            node = nodes.pop()
-            nodes += node.children.values()
-            yield node
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> tuple[Node, int]:
         """Finds the longest beginning of a text that the tree holds.

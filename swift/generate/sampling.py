@@ -47,6 +47,7 @@ class Sampling:
 
 
 _MOST = 2**31 - 1
+"""Largest ``top_k`` that an array of int32 holds; no vocabulary has as many tokens."""
 GREEDY = Sampling(temperature=0.0, top_k=1)
 """Always the likeliest token."""
 
@@ -70,12 +71,8 @@ class Choices(NamedTuple):
             (row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full
         ]
         dtypes = (np.int32, np.float32, np.int32, np.float32, np.uint32, np.uint32, np.uint32)
-        return cls(
-            *(
-                jnp.array(np.array(column, dtype))
-                for column, dtype in zip(zip(*columns, strict=True), dtypes, strict=True)
-            )
-        )
+        arrays = [np.array(column, dtype) for column, dtype in zip(zip(*columns, strict=True), dtypes, strict=True)]
+        return jax.device_put(cls(*arrays))  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="num_candidates")

@@ -25,7 +25,7 @@ from swift.mesh.live import (
     storage_mesh,
 )
 from swift.mesh.peer_reduce import PeerSum, Unequal, how_unequal
-from swift.mesh.process_shards import Parts, fetch_parts, giving_rows, part_shapes, place_parts, share_rows
+from swift.mesh.process_shards import Parts, copy_bits, fetch_parts, part_shapes, place_parts
 from swift.mesh.program_cache import keep_programs
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
 
@@ -49,9 +49,9 @@ __all__ = [
     "Unequal",
     "collective_bytes",
     "collectives",
+    "copy_bits",
     "emulate_devices",
     "fetch_parts",
-    "giving_rows",
     "host_matmul_flops",
     "host_stages",
     "how_unequal",
@@ -65,7 +65,6 @@ __all__ = [
     "part_shapes",
     "peak_flops",
     "place_parts",
-    "share_rows",
     "source_rows",
     "storage_mesh",
 ]

@@ -56,10 +56,22 @@ def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> 
 
 
 class MeshRow(NamedTuple):
-    """A row of the axis ``worker``: the worker that runs it, and the stage that it serves."""
+    """A row of the axis ``worker``: the worker that runs it, and the stage that it serves.
+
+    Attributes:
+        worker: (pipeline, stage) of the worker itself.
+        stage: stage that it serves, its own unless roles have moved.
+        pipeline: pipeline whose cut says what that stage holds; None: its own.
+    """
 
     worker: Worker
     stage: int
+    pipeline: int | None = None
+
+    @property
+    def role(self) -> Worker:
+        """(pipeline, stage) whose blocks the worker holds."""
+        return (self.worker[0] if self.pipeline is None else self.pipeline), self.stage
 
 
 @dataclass(frozen=True)

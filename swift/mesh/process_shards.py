@@ -1,11 +1,10 @@
-"""State of processes that each hold some rows of the mesh: fetched to the host, put back, and shared with joiners.
+"""State of processes that each hold some rows of the mesh: fetched to the host, put back, and copied to joiners.
 
 When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps its part
 on the host and puts it on the devices of the next generation. A process that joins has no state; its row is copied from
-a peer over the mesh, bit for bit.
+peers over the mesh, bit for bit.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from swift.mesh.live import EXPERT_AXIS, RANKED, SHARED, LiveMesh, is_spec, map_specs
-from swift.mesh.peer_reduce import PeerSum, how_unequal
+from swift.mesh.live import EXPERT_AXIS, RANKED, LiveMesh, is_spec, map_specs
+from swift.mesh.peer_reduce import PeerSum
 
 Parts = list[np.ndarray]
 """A process's share of an array: one part for each of its devices, in mesh order."""
@@ -77,45 +76,22 @@ def place_parts(parts: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
     )
 
 
-def giving_rows(stage_R: Sequence[int] | np.ndarray, has_R: Sequence[bool]) -> tuple[int, ...]:
-    """Selects each stage's source row, the first one that has the state.
+def copy_bits(tree: Any, gives: jax.Array, peer_sum: PeerSum) -> tuple[Any, jax.Array]:
+    """Copies a tree from the one row of each group that gives to all of its group, bit for bit; per rank.
 
     Args:
-        stage_R: stage served by each row.
-        has_R: True for rows that have the state; every stage needs one.
-    """
-    giving: dict[int, int] = {}
-    for row, (stage, has) in enumerate(zip(stage_R, has_R, strict=True)):
-        if has:
-            giving.setdefault(int(stage), row)
-    assert giving.keys() == set(stage_R), f"only the stages {sorted(giving)} have a state"
-    return tuple(giving[stage] for stage in sorted(giving))
-
-
-def share_rows(live: LiveMesh, specs: Any, has_R: Sequence[bool]) -> Callable[[Any], Any]:
-    """Makes a function, to be jitted, that copies the state of each stage's source row to its peers, bit for bit.
-
-    Args:
-        live: mesh of this generation.
-        specs: RANKED or SHARED for each array, or a prefix tree of them.
-        has_R: True for rows that have the state; every stage needs one.
+        tree: arrays of this rank.
+        gives: whether this row gives, bool[]; one row of a group does, or none of a group that needs nothing.
+        peer_sum: sum over the rows of a group.
 
     Returns:
-        A function from the state to (the shared state, bool[worker]: True where the received state has the checksum of
-        the one sent).
+        (the tree of the row that gives, or zeros; on how many expert ranks it has another checksum than it was sent
+        with, int32[]).
     """
-    gives_R = np.zeros(live.num_live, bool)
-    gives_R[list(giving_rows(live.stage_R, has_R))] = True
-    peer_sum = PeerSum(live.peers, how_unequal(live.mesh.devices.flat[0].platform))
-
-    def per_rank(tree: Any) -> Any:
-        gives = jnp.asarray(gives_R)[live.row_index()]
-        bits = jax.tree.map(_to_bits, tree)
-        given, checksum = peer_sum(jax.tree.map(lambda own: jnp.where(gives, own, 0), (bits, _checksum(bits))))
-        num_wrong = lax.psum((_checksum(given) != checksum).astype(jnp.int32), EXPERT_AXIS)
-        return jax.tree.map(_from_bits, given, tree), num_wrong == 0
-
-    return live.per_rank(per_rank, (specs,), (specs, SHARED))
+    bits = jax.tree.map(_to_bits, tree)
+    given, checksum = peer_sum(jax.tree.map(lambda own: jnp.where(gives, own, 0), (bits, _checksum(bits))))
+    num_wrong = lax.psum((_checksum(given) != checksum).astype(jnp.int32), EXPERT_AXIS)
+    return jax.tree.map(_from_bits, given, tree), num_wrong
 
 
 def _checksum(bits: Any) -> jax.Array:

@@ -1,15 +1,16 @@
 """Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
-``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``parameter_groups``
-packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the single-device oracle;
-``hugging_face`` has the hub's names for the same.
+``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``token_losses`` is the loss without
+all logits at once; ``parameter_groups`` packs parameters into the flat vectors that the optimizer shares;
+``reference_model`` is the single-device oracle; ``hugging_face`` has the hub's names for the same.
 """
 
 from swift.models.attention import KERNELS, AttentionKernel, choose_kernel
-from swift.models.config import ModelConfig
+from swift.models.config import ModelConfig, OwnBlock
 from swift.models.cuts import BlockRows, Chunks, Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
+from swift.models.modules import linear, make_norm
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
@@ -26,10 +27,13 @@ __all__ = [
     "Group",
     "ModelConfig",
     "MoeFunction",
+    "OwnBlock",
     "StackedWeights",
     "Weights",
     "choose_kernel",
+    "linear",
     "make_cut",
+    "make_norm",
     "model_size",
     "plain_logits",
     "plain_sums",

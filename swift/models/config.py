@@ -1,7 +1,9 @@
 """The shape of a model."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from flax import nnx
 
 from swift.errors import SettingError, check_count, check_number
 from swift.models.rope import RopeScaling
@@ -10,6 +12,23 @@ Norm: TypeAlias = Literal["layernorm", "rmsnorm"]
 Positions: TypeAlias = Literal["learned", "rope"]
 Activation: TypeAlias = Literal["gelu", "swiglu"]
 QueryKeyNorm: TypeAlias = Literal["none", "head", "projection"]
+
+
+class OwnBlock(Protocol):
+    """Interface of a user's block: a frozen dataclass, so that a configuration can name it.
+
+    Both make Flax NNX modules whose parameters come from ``swift.models``' ``linear`` and ``make_norm``, by which the
+    initial values of all modules are drawn at once.
+    """
+
+    def attention(self, config: "ModelConfig", rngs: nnx.Rngs) -> nnx.Module:
+        """Makes what mixes positions: (x_BTD, document_BT or None) -> the update to the residual stream."""
+
+    def network(self, config: "ModelConfig", width: int, rngs: nnx.Rngs) -> nnx.Module:
+        """Makes an expert, or a dense network: (x ``[..., D]``, matmul) -> y ``[..., D]``, row by row, zeros to zeros.
+
+        It multiplies by its weights with ``matmul(x, weight)`` alone: in an expert's slot rows are of several experts.
+        """
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,8 @@ class ModelConfig:
         num_dense_layers: dense layers that come first.
         expert_dim: hidden width of an expert; None: ``ffn_dim``.
         num_shared_experts: experts that every token goes to, computed as one network of as many times their width.
+        router_bias: whether experts are chosen by scores and a bias for each, which balances them: it rises where an
+            expert gets fewer tokens than others, and has no gradient.
         num_kv_heads: heads of keys and values, each shared by as many query heads; None: ``num_heads``.
         head_dim: channels of a head, C; None: ``model_dim / num_heads``.
         norm: kind of norm.
@@ -40,6 +61,8 @@ class ModelConfig:
         rope_length: positions of the first training, for ``yarn``.
         activation: ``gelu``, or ``swiglu`` with a third matrix.
         vocab_size: rows of the embedding, V, where they are more than the tokenizer's tokens; None: as many.
+        tied_embeddings: whether the head scores tokens by their embeddings, instead of by a matrix of its own.
+        block: parts of your own, instead of attention and networks; None: there are none.
     """
 
     num_layers: int = 4
@@ -63,6 +86,9 @@ class ModelConfig:
     rope_length: int = 4096
     activation: Activation = "gelu"
     vocab_size: int | None = None
+    tied_embeddings: bool = False
+    block: OwnBlock | None = None
+    router_bias: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "rope_length"):
@@ -75,6 +101,9 @@ class ModelConfig:
         check_number("ModelConfig.norm_epsilon", self.norm_epsilon, above=0)
         check_number("ModelConfig.rope_theta", self.rope_theta, above=1)
         check_number("ModelConfig.rope_factor", self.rope_factor, least=1)
+        for name in ("router_bias", "tied_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"ModelConfig.{name}", getattr(self, name), "must be True or False")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in get_args(choices):
                 allowed = f"choose one of {', '.join(get_args(choices))}"

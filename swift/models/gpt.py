@@ -14,15 +14,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from flax import nnx
 from jax import lax
 
 from swift.experts import Load
 from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
-from swift.models.initial_values import Draw, draw_all
-from swift.models.modules import Embedding, Expert, Head, Mlp, Router
-from swift.models.parameter_groups import Group
+from swift.models.modules import Embedding, Head, Mlp, Router, make_network
+from swift.models.parameter_groups import Group, draw_parameters
+from swift.models.token_losses import are_many, sum_of_losses
 
 Weights = dict[str, list[Any]]
 """State of the module of every row, by group; an expert row has a leading dim of slots or experts."""
@@ -30,10 +30,11 @@ Weights = dict[str, list[Any]]
 StackedWeights = dict[str, Any]
 """State of the modules of all rows, by group: leaves ``[rows, ...]``, those of experts ``[rows, slots, ...]``."""
 
-MoeFunction = Callable[[int, jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array, Load]]
-"""(MoE row, logits_TE, x_TD, valid_T, expert state of the row) -> (y_TD, aux, load)."""
+MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
+"""(MoE row, logits_TE, x_TD, valid_T, expert state of the row[, bias_E of the router if it has one]) -> (y_TD, aux,
+load)."""
 
-BlockMoeFunction = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array, Load]]
+BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """The same for one block, without its row."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
@@ -65,59 +66,52 @@ class GPT:
         config, num_moe = self.config, sum(self.config.moe_layers)
         groups = [
             Group("embedding", 1, 1, lambda rngs: Embedding(config, self.vocab_size, rngs)),
-            Group("attention", config.num_layers, 1, lambda rngs: Attention(config, self.kernel, rngs)),
+            Group("attention", config.num_layers, 1, self._attention),
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
             Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
             Group(
                 "expert",
                 num_moe,
                 self.num_classes,
-                lambda rngs: Expert(config, config.expert_width, rngs),
+                lambda rngs: make_network(config, config.expert_width, rngs),
                 is_expert=True,
             ),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
 
+    def _attention(self, rngs: nnx.Rngs) -> nnx.Module:
+        own = self.config.block
+        return Attention(self.config, self.kernel, rngs) if own is None else own.attention(self.config, rngs)
+
     def flops_per_token(self, top_k: int) -> int:
         """FLOPs that a token needs, forward and backward: 6 for every weight of the matrices it meets, and attention.
 
         As of PaLM (arXiv 2204.02311, appendix B): attention counts as if nothing of it were masked; what is computed
-        again, or on padding, does not count.
+        again, or on padding, does not count. Of a block of one's own only the matrices are known.
 
         Args:
             top_k: number of experts that a token is sent to.
         """
         used = {"expert": top_k, "embedding": 0}
         weights = sum(g.num_layers * g.matrix_size * used.get(name, 1) for name, g in self.groups.items())
+        weights += self.vocab_size * self.config.model_dim * self.config.tied_embeddings
         attention = self.config.num_heads * self.config.channels * self.config.sequence_length
-        return 6 * weights + 12 * self.config.num_layers * attention
+        return 6 * weights + (12 * self.config.num_layers * attention if self.config.block is None else 0)
 
     @property
     def num_parameters(self) -> int:
         """Number of parameters of all experts of all layers."""
         return sum(group.num_layers * group.num_classes * group.size for group in self.groups.values())
 
+    @property
+    def head_groups(self) -> tuple[str, ...]:
+        """The groups that logits and loss read."""
+        return ("head", "embedding") if self.config.tied_embeddings else ("head",)
+
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Initializes the parameters, float32 ``[rows, experts, size]`` for each group."""
-        keys_G = jax.random.split(key, len(self.groups))
-        draws: dict[tuple[str, int], tuple[Draw, jax.Array]] = {}
-        for (name, group), group_key in zip(self.groups.items(), keys_G, strict=True):
-            keys_LE = jax.random.split(group_key, (group.num_layers, group.num_classes))
-            for leaf, value in enumerate(group.initial_values):
-                if isinstance(value, Draw):
-                    draws[name, leaf] = value, keys_LE
-        numbers = _numbers(self.groups, draws)
-
-        def begun(name: str, group: Group) -> jax.Array:
-            shape = (group.num_layers, group.num_classes)
-            leaves = [
-                numbers[name, leaf] if isinstance(value, Draw) else jnp.broadcast_to(value, (*shape, value.size))
-                for leaf, value in enumerate(group.initial_values)
-            ]
-            return jnp.concatenate(leaves, axis=-1)
-
-        return {name: begun(name, group) for name, group in self.groups.items()}
+        return draw_parameters(self.groups, key)
 
     @property
     def weight_shapes(self) -> Weights:
@@ -219,6 +213,7 @@ class GPT:
         valid_BT: jax.Array,
         moe: BlockMoeFunction,
         document_BT: jax.Array | None = None,
+        wrap_attention: Callable[[Any], Any] | None = None,
     ) -> tuple[jax.Array, jax.Array, Load | None]:
         """Runs one block: attention, then a dense network or a mixture of experts.
 
@@ -228,11 +223,17 @@ class GPT:
             valid_BT: False for padding.
             moe: function that computes a mixture of experts.
             document_BT: see ``documents``.
+            wrap_attention: transformation of attention as a function of arrays, such as ``jax.checkpoint``, or None.
 
         Returns:
             (x_BTD, auxiliary loss, load of the experts or None).
         """
-        x_BTD = x_BTD + self.groups["attention"].module(weights["attention"])(x_BTD, document_BT)
+
+        def attention(state: Any, x_BTD: jax.Array, document_BT: jax.Array | None) -> jax.Array:
+            return self.groups["attention"].module(state)(x_BTD, document_BT)
+
+        attend = attention if wrap_attention is None else wrap_attention(attention)
+        x_BTD = x_BTD + attend(weights["attention"], x_BTD, document_BT)
         return self.feed_forward(weights, x_BTD, valid_BT, moe)
 
     def feed_forward(
@@ -245,15 +246,28 @@ class GPT:
         router = self.groups["router"].module(weights["router"])
         normed, logits = router(x_BTD)
         flat = normed.reshape(-1, x_BTD.shape[-1])
-        y, aux, load = moe(logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"])
+        bias = (router.bias_E[...],) if self.config.router_bias else ()
+        y, aux, load = moe(logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"], *bias)
         return router.add_shared(x_BTD + y.reshape(x_BTD.shape), normed), aux, load
 
     def logits(self, weights: Weights, x_BTD: jax.Array) -> jax.Array:
         """Computes logits_BTV, at least float32, from the residual stream after the last layer."""
-        return self.groups["head"].module(weights["head"][0])(x_BTD)
+        head, kernel_DV = self._head(weights)
+        return head(x_BTD, kernel_DV)
+
+    def _head(self, weights: Weights) -> tuple[Head, jax.Array]:
+        """(module, matrix) of the head, from the weights of ``head_groups``."""
+        head = self.groups["head"].module(weights["head"][0])
+        if not self.config.tied_embeddings:
+            return head, head.out.kernel[...]
+        return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """Sums the cross-entropies of the valid tokens, in nats."""
+        """Sums the cross-entropies of the valid tokens, in nats; many logits are never there at once."""
+        if are_many(labels_BT.size, self.vocab_size):
+            head, kernel_DV = self._head(weights)
+            x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)
+            return sum_of_losses(x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1))
         log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
         chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))
@@ -264,24 +278,3 @@ def _positions_within(document_BT: jax.Array) -> jax.Array:
     position_1T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)[None]
     is_first_BT = jnp.concatenate([document_BT[:, :1] == 0, document_BT[:, 1:] != document_BT[:, :-1]], axis=1)
     return position_1T - lax.cummax(jnp.where(is_first_BT, position_1T, 0), axis=1)
-
-
-def _numbers(
-    groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[Draw, jax.Array]]
-) -> dict[tuple[str, int], jax.Array]:
-    """Computes draws with the keys ``[rows, experts]`` of their modules; those of a dtype together."""
-    keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
-    numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
-    folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
-    ends = np.cumsum([keys_LE.size for _, keys_LE in draws.values()])
-    own = {
-        at: folded[end - keys_LE.size : end].reshape(keys_LE.shape)
-        for (at, (_, keys_LE)), end in zip(draws.items(), ends, strict=True)
-    }
-    drawn: dict[tuple[str, int], jax.Array] = {}
-    for dtype in sorted({draw.dtype for draw, _ in draws.values()}):
-        of_dtype = [at for at, (draw, _) in draws.items() if draw.dtype == dtype]
-        sizes = [groups[name].sizes[leaf] for name, leaf in of_dtype]
-        stds = [draws[at][0].std for at in of_dtype]
-        drawn |= zip(of_dtype, draw_all([own[at] for at in of_dtype], sizes, stds, dtype), strict=True)
-    return drawn

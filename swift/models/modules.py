@@ -5,6 +5,8 @@ Parameters and activations have the compute dtype; norms, softmaxes and the loss
 Legend: B sequences, T positions, D model dim, V vocabulary, E experts, R rows.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -108,12 +110,17 @@ class Expert(nnx.Module):
         return matmul(hidden, self.down.kernel[...])
 
 
+def make_network(config: ModelConfig, width: int, rngs: nnx.Rngs) -> Any:
+    """Makes an expert, or the network of a dense layer."""
+    return Expert(config, width, rngs) if config.block is None else config.block.network(config, width, rngs)
+
+
 class Mlp(nnx.Module):
     """The feed-forward network of a dense layer, with its norm."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)
-        self.ffn = Expert(config, config.ffn_dim, rngs)
+        self.ffn = make_network(config, config.ffn_dim, rngs)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """Computes the update to the residual stream x_BTD."""
@@ -126,9 +133,11 @@ class Router(nnx.Module):
     def __init__(self, config: ModelConfig, num_classes: int, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)
         self.score = linear(rngs, config.model_dim, num_classes)
+        if config.router_bias:
+            self.bias_E = nnx.Param(jnp.zeros(num_classes))
         self.has_shared = config.num_shared_experts > 0
         if self.has_shared:
-            self.shared = Expert(config, config.num_shared_experts * config.expert_width, rngs)
+            self.shared = make_network(config, config.num_shared_experts * config.expert_width, rngs)
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Computes (normed x_BTD for the experts, logits_BTE in at least float32)."""
@@ -142,13 +151,14 @@ class Router(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Final norm and projection to the vocabulary."""
+    """Final norm and projection to the vocabulary, whose matrix may be the embedding's."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)
-        self.out = linear(rngs, config.model_dim, vocab_size)
+        if not config.tied_embeddings:
+            self.out = linear(rngs, config.model_dim, vocab_size)
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, kernel_DV: jax.Array) -> jax.Array:
         """Computes logits_BTV, at least float32, from x_BTD."""
-        normed, kernel_DV = self.norm(x_BTD), self.out.kernel[...]
+        normed = self.norm(x_BTD)
         return jnp.einsum("btd,dv->btv", normed, kernel_DV, preferred_element_type=at_least_float32(normed.dtype))

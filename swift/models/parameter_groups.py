@@ -5,7 +5,7 @@ A group is all modules of one kind, such as the attentions or the experts. Its p
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from swift.models.initial_values import Draw, DrawList
+from swift.models.initial_values import Draw, DrawList, draw_all
 
 
 class _Template(NamedTuple):
@@ -66,6 +66,13 @@ class Group:
         is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # then the padding
         return jnp.asarray(is_matrix_i)[jnp.searchsorted(jnp.asarray(ends), position_w, side="right")]
 
+    def span(self, name: str) -> tuple[int, int]:
+        """The first position of a parameter in a module's vector, and the one after its last."""
+        names = jax.tree_util.tree_leaves_with_path(self._template.treedef.unflatten(range(len(self.sizes))))
+        index = next(index for path, index in names if jax.tree_util.DictKey(name) in path)
+        start = sum(self.sizes[:index])
+        return start, start + self.sizes[index]
+
     @property
     def matrix_size(self) -> int:
         """Parameters of one module that are in matrices."""
@@ -97,3 +104,46 @@ class Group:
     def module(self, state: Any) -> Any:
         """Makes a module from its state."""
         return nnx.merge(self._template.graphdef, state)
+
+
+def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
+    """Draws the initial parameters of all groups, float32 ``[rows, experts, size]`` for each."""
+    keys_G = jax.random.split(key, len(groups))
+    draws: dict[tuple[str, int], tuple[Draw, jax.Array]] = {}
+    for (name, group), group_key in zip(groups.items(), keys_G, strict=True):
+        keys_LE = jax.random.split(group_key, (group.num_layers, group.num_classes))
+        for leaf, value in enumerate(group.initial_values):
+            if isinstance(value, Draw):
+                draws[name, leaf] = value, keys_LE
+    numbers = _numbers(groups, draws)
+
+    def begun(name: str, group: Group) -> jax.Array:
+        shape = (group.num_layers, group.num_classes)
+        leaves = [
+            numbers[name, leaf] if isinstance(value, Draw) else jnp.broadcast_to(value, (*shape, value.size))
+            for leaf, value in enumerate(group.initial_values)
+        ]
+        return jnp.concatenate(leaves, axis=-1)
+
+    return {name: begun(name, group) for name, group in groups.items()}
+
+
+def _numbers(
+    groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[Draw, jax.Array]]
+) -> dict[tuple[str, int], jax.Array]:
+    """Computes draws with the keys ``[rows, experts]`` of their modules; those of a dtype together."""
+    keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
+    numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
+    folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
+    ends = np.cumsum([keys_LE.size for _, keys_LE in draws.values()])
+    own = {
+        at: folded[end - keys_LE.size : end].reshape(keys_LE.shape)
+        for (at, (_, keys_LE)), end in zip(draws.items(), ends, strict=True)
+    }
+    drawn: dict[tuple[str, int], jax.Array] = {}
+    for dtype in sorted({draw.dtype for draw, _ in draws.values()}):
+        of_dtype = [at for at, (draw, _) in draws.items() if draw.dtype == dtype]
+        sizes = [groups[name].sizes[leaf] for name, leaf in of_dtype]
+        stds = [draws[at][0].std for at in of_dtype]
+        drawn |= zip(of_dtype, draw_all([own[at] for at in of_dtype], sizes, stds, dtype), strict=True)
+    return drawn

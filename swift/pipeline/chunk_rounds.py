@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from swift.mesh import PeerSum, Unequal
+from swift.pipeline import scopes
 from swift.pipeline.rows import Index
 
 NONE = -1
@@ -76,7 +78,8 @@ class SumInRound:
     def __call__(self, tree: Tree) -> Tree:
         """Sums the arrays in ``tree`` over the workers of this one's group."""
         for turn, peer_sum in enumerate(self.sums):
-            tree = lax.cond(self.turn == turn, peer_sum, lambda same: same, tree)
+            with jax.named_scope(f"{scopes.ROUND}{turn}"):
+                tree = lax.cond(self.turn == turn, peer_sum, lambda same: same, tree)
         return tree
 
 

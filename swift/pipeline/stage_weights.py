@@ -25,17 +25,29 @@ class StageWeights(NamedTuple):
 
     layers: Layers
     embedding: Any  # leaves [1, ...]; used in the first stage
-    head: Any  # leaves [1, ...]; used in the last stage
+    head: dict[str, Any]  # what the head reads, by group; leaves [1, ...]; used in the last stage
 
     @classmethod
     def of(cls, gpt: GPT, cut: BlockRows, slots: Mapping[str, jax.Array], stage: Index) -> "StageWeights":
         """Unpacks the slots of a rank that serves a stage, ``[row, slot, size]`` by group."""
         rows = gpt.unpack_rows(slots)
-        return cls(_by_kind(cut, rows, stage), rows["embedding"], rows["head"])
+        return cls(_by_kind(cut, rows, stage), rows["embedding"], {name: rows[name] for name in gpt.head_groups})
 
     def packed(self, gpt: GPT, cut: BlockRows, stage: Index) -> dict[str, jax.Array]:
-        """Packs them into an array ``[row, slot, size]`` for each group: the inverse of ``of``."""
-        return gpt.pack_rows({**_by_group(cut, self.layers, stage), "embedding": self.embedding, "head": self.head})
+        """Packs gradients into an array ``[row, slot, size]`` for each group, in the layout of the slots."""
+        return gpt.pack_rows(_by_group(cut, self.layers, stage) | self._ends)
+
+    def packed_embedding(self, gpt: GPT) -> jax.Array:
+        """Packs the gradients of the embedding alone, ``[row, slot, size]``."""
+        return gpt.groups["embedding"].pack(self._ends["embedding"])[:, None]
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        """Gradients of embedding and head; those of a table that both read are summed."""
+        embedding = self.embedding
+        if "embedding" in self.head:
+            embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
+        return {"embedding": embedding, "head": self.head["head"]}
 
 
 def _by_kind(cut: BlockRows, rows: Mapping[str, Any], stage: Index) -> Layers:

@@ -25,7 +25,7 @@ from swift.runlog.analysis import (
 from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
 from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import lines_from_end, parse_object
-from swift.runlog.lock import Lease, last_beat, take, writes_checkpoints
+from swift.runlog.lock import Lease, acquire_lease, last_beat, writes_checkpoints
 from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
 from swift.runlog.observer import Observer, grouped_scalars
 from swift.runlog.reading import (
@@ -38,6 +38,7 @@ from swift.runlog.reading import (
     check_same_run,
     is_run,
     read_run,
+    settings_in,
 )
 from swift.runlog.run_directory import RunDirectory, sync_record
 from swift.runlog.trackers import TRACKERS
@@ -60,6 +61,7 @@ __all__ = [
     "Run",
     "RunDirectory",
     "Stretch",
+    "acquire_lease",
     "changed_settings",
     "check_is_run",
     "check_new_run",
@@ -81,10 +83,10 @@ __all__ = [
     "read_run",
     "running_mean",
     "scalars",
+    "settings_in",
     "steps_to_target",
     "stretches_of",
     "sync_record",
-    "take",
     "time_by_cause",
     "writes_checkpoints",
 ]

@@ -12,8 +12,7 @@ from typing import Any, Self, overload
 import numpy as np
 
 from swift.errors import SettingError
-from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts
-from swift.runlog.inline_counts import InlineCounts
+from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts, InlineCounts
 from swift.runlog.json_lines import read_objects
 
 METRICS = "metrics.jsonl"

@@ -104,12 +104,25 @@ def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None
     Raises:
         SettingError: the directory holds no run.
     """
-    before, now = _settings(_read_config(path, "--run-dir")), _settings(config_text)
+    before, now = settings_in(_read_config(path, "--run-dir")), settings_in(config_text)
     return {
         name: (before.get(name), now.get(name))
         for name in dict.fromkeys((*before, *now))
         if before.get(name) != now.get(name)
     }
+
+
+def settings_in(config_text: str) -> dict[str, str]:
+    """Splits a gin file into statements by the name that they bind; an indented line continues the one above it."""
+    statements: list[str] = []
+    for line in config_text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line[0].isspace() and statements:
+            statements[-1] += "\n" + line
+        else:
+            statements.append(line)
+    return {statement.partition("=")[0].strip(): statement for statement in statements}
 
 
 def _read_config(path: Path, setting: str) -> str:
@@ -128,16 +141,3 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     if summary is None:
         raise SettingError("summary", str(path), "is damaged: not a JSON object")
     return summary
-
-
-def _settings(config_text: str) -> dict[str, str]:
-    """Splits a gin file into statements by the name that they bind; an indented line continues the one above it."""
-    statements: list[str] = []
-    for line in config_text.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        if line[0].isspace() and statements:
-            statements[-1] += "\n" + line
-        else:
-            statements.append(line)
-    return {statement.partition("=")[0].strip(): statement for statement in statements}

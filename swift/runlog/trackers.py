@@ -42,7 +42,7 @@ class WandB(Observer):
             dir=str(run_dir),
             config=_pairs(config),
         )
-        # W&B drops rows below its own step, such as iterations that a resumed run repeats; so metrics get an own axis.
+        # W&B drops what is below its own step, such as iterations that a resumed run repeats: metrics get an own axis.
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS)
 

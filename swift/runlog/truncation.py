@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swift.errors import SettingError
 from swift.files import sync_directory
-from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array, cut_rows
+from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array, cut_entries
 from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import cut_after, parse_object, read_objects, step_of
 from swift.runlog.metrics import METRICS
@@ -28,7 +28,7 @@ def truncate_record(path: Path, step: int) -> None:
         _move_counts(path, step)
     ClassCounts.open(path / CLASS_COUNTS)  # reports damage before anything is cut
     last = cut_after(path / METRICS, lambda line: step_of(path / METRICS, line) <= step)
-    cut_rows(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
+    cut_entries(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
     cut_after(path / EVENTS)
 
 

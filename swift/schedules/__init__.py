@@ -5,7 +5,7 @@ A ``Problem`` says what is to be planned, a planner from ``planners`` makes a ``
 """
 
 from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.chunks import Chunk, common_chunks, cut_by_costs
+from swift.schedules.chunks import Chunk, common_chunks, cut_by_costs, joined
 from swift.schedules.lowering import (
     NOTHING,
     HeldBytes,
@@ -92,6 +92,7 @@ __all__ = [
     "held_bytes",
     "in_shape",
     "iteration_ends",
+    "joined",
     "lockstep",
     "lockstep_period",
     "lower",

@@ -55,7 +55,8 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 def tight_bound(problem: Problem) -> float:
     """Lower bound of the period that also counts the wait after the last B; at least ``lower_bound``."""
-    problem = problem.if_drained()
+    if problem.has_equal_updates:
+        problem = problem.if_drained()
     if not problem.is_plain:
         return _work_bound(problem)
     return max(

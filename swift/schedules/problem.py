@@ -12,6 +12,7 @@ import numpy as np
 
 from swift.errors import SettingError, check_count, check_number
 from swift.schedules.chunks import Chunk, checked_chunks, checked_microbatches
+from swift.schedules.ops import Kind
 from swift.topology import Topology, Worker
 
 
@@ -224,8 +225,22 @@ class Problem:
         return replace(self, topology=topology, failed=frozenset(), num_microbatches=number, stage_of_chunk=first)
 
     def if_drained(self) -> "Problem":
-        """Adds a barrier if the window is one iteration, where only the end of all stages counts."""
+        """Adds a barrier if the window is one iteration, where only the end of all stages counts.
+
+        What is planned so is valid; where ``has_equal_updates`` is false, a shorter plan may run Us earlier.
+        """
         return replace(self, staggered=self.staggered and self.num_iterations > 1)
+
+    @property
+    def begins_together(self) -> bool:
+        """True if no worker begins later than others: with a barrier, and in a window of one iteration."""
+        return not self.staggered or self.num_iterations == 1
+
+    @property
+    def has_equal_updates(self) -> bool:
+        """True if the Us of all workers take the same time after the last W, so that a barrier delays no end."""
+        u_P = self.time_4P[Kind.U]
+        return not u_P.any() or (self.is_plain and not np.ptp(u_P))
 
     def most_loaded(self, num_survivors: int) -> int:
         """Least number of micro-batches, n_p, of the most loaded among ``num_survivors`` live workers of a stage."""

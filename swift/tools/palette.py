@@ -48,6 +48,8 @@ CHECKPOINT_COLORS = {
 """Partial checkpoints by their number of experts."""
 SPARE_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#3a96cc", "#7b3294", "#7f3b08", "#000000")
 """Colours for what has none of its own, as for several runs of one policy."""
+LAYER_COLORS = ("#8a63d2", "#2f7fc4", "#14887a", "#5c8a1e")
+"""Colours between which those of layers lie, from the first layer to the last; all can be seen on both backgrounds."""
 EXPERT_COLORS = ("#332288", "#117733", "#aa4499", "#b87a00")
 CAUSE_COLORS = {
     "startup": "#77aadd",

@@ -7,7 +7,6 @@ from swift.train.checkpoints import ModelSource, WeightSource, check_new, is_mod
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
-from swift.train.generation import generate
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.settings import Experiment
@@ -26,6 +25,7 @@ from swift.train.start import (
 )
 from swift.train.step_records import mean_loss, plan_facts, step_record
 from swift.train.summary import summarize
+from swift.train.text_generation import generate
 from swift.train.trainer import check_before, train
 from swift.train.window_rules import is_due, window_length
 

@@ -16,7 +16,17 @@ import jax
 from swift.checkpoint import Recovered, recover_ranks
 from swift.errors import RunError
 from swift.mesh import host_stages
-from swift.pipeline import Engine, Prepare, Reconfiguration, StepSpec, TrainState, reshape_state
+from swift.pipeline import (
+    BetterCut,
+    CutSearch,
+    Engine,
+    Outages,
+    Prepare,
+    Reconfiguration,
+    StepSpec,
+    TrainState,
+    reshape_state,
+)
 from swift.topology import Worker
 from swift.train.checkpoints import Checkpointer, put_state, split_of
 from swift.train.settings import Experiment, FailureList, FailureSource, StageRank
@@ -85,16 +95,22 @@ class EmulatedCluster:
         self._live = experiment.live_mesh()
         self._lost = failures.lost_ranks(first, last)
         self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
+        self._search: CutSearch | None = None
+        if experiment.adapt != "reroute":
+            outages, always = Outages(experiment.expected_downtime), experiment.adapt == "recut"
+            self._search = CutSearch(outages, always=always, waits=prepare == "none")
 
     def __enter__(self) -> Self:
         self.engine.open()
+        self._seek()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for engine in self._engines.values():
-            engine.close(wait=kind is not KeyboardInterrupt)
+        background: list[Engine | CutSearch] = [*self._engines.values(), *filter(None, [self._search])]
+        for one in background:
+            one.close(wait=kind is not KeyboardInterrupt)
 
     @property
     def engine(self) -> Engine:
@@ -123,41 +139,72 @@ class EmulatedCluster:
         for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
             self._experiment.on_ranks(len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
 
-    def change(self, first: int, last: int) -> Down | None:
-        """Returns the failures of some iterations; None if they are the present ones."""
+    def change(self, first: int, last: int) -> Down | BetterCut | None:
+        """Returns the failures of some iterations, or a better cut for the present ones; None if nothing changes."""
         down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
-        return None if down == (self.engine.configuration.failed, self._lost) else down
+        if down != (self.engine.configuration.failed, self._lost):
+            return down
+        return None if self._search is None else self._search.ready()
 
-    def follow(self, state: TrainState, down: Down, first: int, checkpointer: Checkpointer) -> Followed:
-        """Moves the run to the workers or ranks that are left.
+    def follow(self, state: TrainState, change: Down | BetterCut, first: int, checkpointer: Checkpointer) -> Followed:
+        """Moves the run to the workers or ranks that are left, or to a better cut for them.
 
         Args:
             state: present state; given up.
-            down: failed workers or ranks.
+            change: failed workers or ranks, or the cut.
             first: next iteration.
             checkpointer: checkpoints of the run, none of them in progress.
 
         Raises:
             StateLost: a stage or an expert rank had state that is nowhere else.
         """
-        if self._left(down.ranks) != self.ranks:
-            return self._regroup(state, down.ranks, first, checkpointer)
-        if down.ranks != self._lost:
-            return self._note(state, down.ranks)
-        return self._reconfigure(state, down.workers, first)
+        if isinstance(change, BetterCut):
+            assert self._search is not None, "found without a search"
+            return self._move_blocks(state, self._search, change)
+        if self._left(change.ranks) != self.ranks:
+            return self._regroup(state, change.ranks, first, checkpointer)
+        if change.ranks != self._lost:
+            return self._note(state, change.ranks)
+        return self._reconfigure(state, change.workers, first)
+
+    def troubles(self) -> list[str]:
+        """Errors of the work in the background since the last call."""
+        return self.engine.troubles() + ([] if self._search is None else self._search.troubles())
 
     def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> Followed:
         """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
-        stages = lost_stages(self._experiment.topology, before.places, before.failed, failed)
+        chunks = engine.spec.chunks
+        stages = lost_stages(self._experiment.topology, before.places, before.failed, failed, chunks)
         if stages:
-            why = f"stage {', '.join(map(str, stages))} has no live worker left at iteration {first}"
+            which = f"stage {', '.join(map(str, stages))}"
+            lost = f"{which} has" if chunks.is_one_cut else f"layers of {which} have"
+            why = f"{lost} no live worker left at iteration {first}"
             facts = {"stages": stages, "failed": _workers(failed)}
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
+        self._seek()
         who = {"failed": _workers(failed - before.failed), "rejoined": _workers(before.failed - failed)}
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
         return Followed(state, who | asdict(change), [f"worker {_who(who)}; {live}; {_took(change)}"])
+
+    def _move_blocks(self, state: TrainState, search: CutSearch, better: BetterCut) -> Followed:
+        """Moves the run to a better cut for the survivors."""
+        engine, recut = self.engine, better.recut
+        state, change = engine.reconfigure(state, engine.configuration.failed, recut)
+        search.moved(better, change)
+        facts = {"failed": [], "rejoined": [], "cuts": recut.cuts, "microbatches": recut.microbatches}
+        cuts = "; ".join(", ".join(map(str, cut)) for cut in recut.cuts)
+        how = f"stages of {cuts} layers, {', '.join(map(str, recut.microbatches))} micro-batches"
+        line = (
+            f"blocks moved among the survivors: {how}; period {engine.period_ratio:.2f} x fault-free; {_took(change)}"
+        )
+        return Followed(state, facts | asdict(change), [line])
+
+    def _seek(self) -> None:
+        """Begins to look for a better cut for the present failures."""
+        if self._search is not None:
+            self._search.begin(self.engine, self.engine.configuration.failed)
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
         """Notes changes of ranks that do not matter, since another stage lacks them before and after."""

@@ -111,7 +111,7 @@ class RunCheckpoints(StateKeeper):
             wait: whether to wait until it is written.
 
         Raises:
-            RunError: its numbers are not finite.
+            RunError: its values are not finite.
         """
         lines = self.checkpointer.follow(wait=wait)
         if self.checkpointer.is_spoilt:
@@ -280,7 +280,7 @@ class EmulatedWorkers(LiveWorkers):
 
     def leave(self, state: TrainState, done: int) -> None:
         """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
-        for why in self.cluster.engine.troubles():
+        for why in self.cluster.troubles():
             self.record.directory.log_event("prepare_failed", done, error=why)
             self.record.progress.note(f"could not be prepared {why}")
         self.checkpoints.follow(wait=False)

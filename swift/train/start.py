@@ -20,11 +20,11 @@ from swift.runlog import (
     Lease,
     Observer,
     RunDirectory,
+    acquire_lease,
     changed_settings,
     check_is_run,
     check_new_run,
     check_same_run,
-    take,
     writes_checkpoints,
 )
 from swift.train.checkpoints import ModelPlan, WeightSource, load_state, put_state, take_back
@@ -100,7 +100,7 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
         check_is_run(run_dir, "--run-dir")
     else:
         check_new_run(run_dir)
-    with made_directory(run_dir), take(run_dir, report=_tell) as lease:
+    with made_directory(run_dir), acquire_lease(run_dir, report=_tell) as lease:
         with writes_checkpoints(run_dir):
             pass
         yield lease

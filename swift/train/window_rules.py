@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from swift.errors import SettingError
 from swift.mesh import MeshRow
+from swift.models import Chunks
 from swift.pipeline import Engine
 from swift.topology import Topology, Worker
 from swift.train.settings import FAILURES_SETTING, FailureList
@@ -41,23 +42,34 @@ def is_due(done: int, every: int, num_steps: int) -> bool:
 
 
 def lost_stages(
-    topology: Topology, places: Collection[MeshRow], before: frozenset[Worker], failed: frozenset[Worker]
+    topology: Topology,
+    places: Collection[MeshRow],
+    before: frozenset[Worker],
+    failed: frozenset[Worker],
+    chunks: Chunks | None = None,
 ) -> list[int]:
     """Returns the stages without a live worker, or whose state is lost.
 
-    A worker may serve another stage than its own. A worker that rejoins has copied the state of its stage before any
-    other fails.
+    Where pipelines are cut differently, these are also the stages that hold a chunk of which that is so. A worker may
+    serve another stage than its own. A worker that rejoins has copied the state of its stage before any other fails.
 
     Args:
         topology: whole cluster.
         places: workers and the stages that they have served so far.
         before: workers that were down.
         failed: workers that are down from now on.
+        chunks: what the workers hold; None: a stage, which all pipelines have alike.
     """
-    manned = {stage for pipeline, stage in topology.workers if (pipeline, stage) not in failed}
-    kept = {place.stage for place in places if place.worker not in failed}
-    kept |= {stage for _, stage in before - failed}
-    return [stage for stage in range(topology.num_stages) if stage not in manned & kept]
+    live = [worker for worker in topology.workers if worker not in failed]
+    kept = [place.role for place in places if place.worker not in failed] + list(before - failed)
+    stages = (tuple(range(topology.num_stages)),) * topology.num_pipelines
+    stage_DC = stages if chunks is None or chunks.is_one_cut else chunks.stage_DC
+    lost = set(range(topology.num_stages)) - {stage for _, stage in live}
+    for stage_D in zip(*stage_DC, strict=True):
+        holders = set(enumerate(stage_D))
+        if holders.isdisjoint(live) or holders.isdisjoint(kept):
+            lost.update(stage_D)
+    return sorted(lost)
 
 
 def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
@@ -70,7 +82,7 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
     places = engine.configure(before).places
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
-        for stage in lost_stages(topology, places, before, failed):
+        for stage in lost_stages(topology, places, before, failed, engine.spec.chunks):
             allowed = f"leave no worker with the state of stage {stage} at step {step}, after roles have moved"
             raise SettingError(
                 FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed

@@ -93,7 +93,7 @@ def test_what_was_not_written_as_it_is_in_memory_is_told(tmp_path, monkeypatch):
     write = arrays_on_disk.write_arrays
     spoilt = {"inner.half": np.zeros(8, "bfloat16")}
     monkeypatch.setattr(arrays_on_disk, "write_arrays", lambda path, arrays: write(path, arrays | spoilt))
-    with pytest.raises(RunError, match=r"the numbers of inner\.half are not those that were saved"):
+    with pytest.raises(RunError, match=r"the values of inner\.half are not those that were saved"):
         save_arrays(tmp_path / "arrays", arrays(), {})
     assert refusal(tmp_path / "arrays") == "holds no checkpoint: there is no manifest.json in it"
 

@@ -143,7 +143,7 @@ def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint_and_costs_n
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
         spoil(patch, name)
-        with pytest.raises(OSError, match=f"the numbers of {name} are not those that were saved"):
+        with pytest.raises(OSError, match=f"the values of {name} are not those that were saved"):
             run.run(4)
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
     run.save()
@@ -172,10 +172,10 @@ def unchecked(monkeypatch):
 
 
 def test_a_dense_part_with_wrong_numbers_gives_the_iteration_before_and_is_found(small_run, unchecked):
-    """The digests of files are of what was written; those of numbers are of what was to be."""
+    """The digests of files are of what was written; those of values are of what was to be."""
     run = small_run(experts_per_layer=2, every=2).run(4)
     unchecked(run, 6, "master.head")
-    why = "step-00000006 is damaged: the numbers of master.head are not those that were saved"
+    why = "step-00000006 is damaged: the values of master.head are not those that were saved"
     assert list(damages(run.directory, None, Checker(run.directory))) == [why]
     with pytest.raises(SettingError, match=why):
         plan_restore(run.directory, step=6)
@@ -188,7 +188,7 @@ def test_an_expert_with_wrong_numbers_comes_from_the_copy_before_and_is_found(sm
     run = small_run(experts_per_layer=2, every=2).run(2)
     unchecked(run, 4, "expert.1.2.float32")
     names = "expert.1.2.float32 and expert.1.2.float64"
-    why = f"step-00000004 is damaged: the numbers of {names} are not those that were saved"
+    why = f"step-00000004 is damaged: the values of {names} are not those that were saved"
     assert list(damages(run.directory, None, Checker(run.directory))) == [why]
     plan = run.lose_all()
     assert plan.passed_over == (f"expert 2 of layer 1: {why}",)
@@ -202,7 +202,7 @@ def test_numbers_that_are_not_finite_are_found(small_run):
     run.state["master"]["head"][0, 0, 1, 0, 2] = np.nan
     run.run(2)
     assert list(damages(run.directory, None, Checker(run.directory))) == [
-        "step-00000002 is damaged: master.head has numbers that are not finite"
+        "step-00000002 is damaged: master.head has values that are not finite"
     ]
 
 

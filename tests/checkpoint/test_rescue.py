@@ -14,12 +14,12 @@ import pytest
 from swift.checkpoint import checkpoint_steps, load_plan, plan_restore
 from swift.errors import RunError
 from swift.train.checkpoints import rescue
-from swift.train.checkpoints.rescue import keep_elsewhere, places, take_back
+from swift.train.checkpoints.rescue import keep_elsewhere, refuges, take_back
 
 
 @pytest.fixture
 def run(small_run, tmp_path, monkeypatch):
-    """A run that has saved iterations 2 and 4 and is at 6; its places are of this test."""
+    """A run that has saved iterations 2 and 4 and is at 6; its refuges are of this test."""
     tops = tmp_path / "disk", tmp_path / "memory"
     for top in tops:
         top.mkdir()
@@ -49,7 +49,7 @@ def keep(run):
 
 def test_it_is_kept_and_taken_back(run):
     said = keep(run)
-    place = places(run.directory)[0]
+    place = refuges(run.directory)[0]
     assert said.startswith(f"the state after iteration 6 is kept in {place} on ")
     assert said.endswith(
         f"resume there with --run-dir {run.directory.parent} --resume, which takes it from that directory"
@@ -66,7 +66,7 @@ def test_it_is_kept_and_taken_back(run):
 
 
 def test_where_one_place_has_no_room_the_next_one_may(run):
-    first, second = places(run.directory)
+    first, second = refuges(run.directory)
 
     def fail_in_the_first(place):
         if place == first:
@@ -89,14 +89,14 @@ def test_where_no_place_has_room_all_of_them_are_told(run):
     with pytest.raises(RunError) as caught:
         keep_elsewhere(run.directory, 6, fail)
     assert str(caught.value) == "; ".join(
-        f"{place}: [Errno 28] No space left on device" for place in places(run.directory)
+        f"{place}: [Errno 28] No space left on device" for place in refuges(run.directory)
     )
-    assert not any(place.exists() for place in places(run.directory))
+    assert not any(place.exists() for place in refuges(run.directory))
 
 
 def test_what_somebody_else_may_have_put_there_is_not_taken(run):
     keep(run)
-    place = places(run.directory)[0]
+    place = refuges(run.directory)[0]
     place.chmod(0o770)
     assert take_back(run.directory) == []
     place.chmod(0o700)
@@ -104,7 +104,7 @@ def test_what_somebody_else_may_have_put_there_is_not_taken(run):
     place.symlink_to(place.with_name("elsewhere"))
     assert take_back(run.directory) == []
     assert checkpoint_steps(run.directory) == [2, 4]
-    places(run.directory)[1].write_text("a file")
+    refuges(run.directory)[1].write_text("a file")
     with pytest.raises(RunError, match=r"belongs to somebody else.*File exists"):
         keep(run)
 
@@ -139,13 +139,13 @@ def test_what_is_older_than_a_checkpoint_in_its_place_goes(run):
     run.run(8)
     run.save()
     assert take_back(run.directory) == []
-    assert not places(run.directory)[0].exists()
+    assert not refuges(run.directory)[0].exists()
     assert checkpoint_steps(run.directory) == [2, 4, 8]
 
 
 def test_what_is_damaged_is_passed_over_and_stays(run):
     keep(run)
-    place = places(run.directory)[0]
+    place = refuges(run.directory)[0]
     file = place / "step-00000006/arrays/state/master.head/0.0.0.0.0"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     (line,) = take_back(run.directory)
@@ -157,7 +157,7 @@ def test_what_is_damaged_is_passed_over_and_stays(run):
 
 def test_what_cannot_be_brought_back_yet_stays(run, monkeypatch):
     keep(run)
-    place = places(run.directory)[0]
+    place = refuges(run.directory)[0]
 
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -174,4 +174,4 @@ def test_what_cannot_be_brought_back_yet_stays(run, monkeypatch):
 
 def test_places_do_not_depend_on_how_the_run_is_named(run, monkeypatch):
     monkeypatch.chdir(run.directory.parent)
-    assert places(Path("checkpoints")) == places(run.directory)
+    assert refuges(Path("checkpoints")) == refuges(run.directory)

@@ -68,7 +68,7 @@ def test_inspect_shows_where_every_expert_lies_and_what_a_restore_would_do(tell)
 def test_verify_finds_what_is_damaged_and_says_what_a_restore_would_fall_back_to(tell, partial):
     told = tell("checkpoint", "verify", "partial")
     assert (told.code, told.err) == (0, "")
-    assert told.out.startswith("all files and numbers are as they were saved\n")
+    assert told.out.startswith("all files and values are as they were saved\n")
     name = "step-00000004/arrays/state/expert.0.0.float32/0.0.0"
     damage(partial, name)
     told = tell("checkpoint", "verify", "partial")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift.runlog import Lease, read_run, take
+from swift.runlog import Lease, acquire_lease, read_run
 
 WRITERS = {
     "a run that goes on": "train tiny.gin --run-dir half --resume",
@@ -23,7 +23,7 @@ def test_who_comes_second_is_told_in_a_line_and_changes_nothing(refusal, half, c
     (half / "checkpoints/.step-00000006.tmp").mkdir()  # what the first is saving
     (here / "new").mkdir()
     directory = command.split("--run-dir ")[1].split()[0]
-    with take(here / directory) as lease:
+    with acquire_lease(here / directory) as lease:
         before = contents(here)
         line = refusal(*command.split())
         assert line.startswith(f"--run-dir = {directory!r}: belongs to {lease.owner} since {lease.owner.since} (")
@@ -33,7 +33,7 @@ def test_who_comes_second_is_told_in_a_line_and_changes_nothing(refusal, half, c
 
 
 def test_readers_do_not_ask(tell, half):
-    with take(half):
+    with acquire_lease(half):
         for command in ("report half", "checkpoint verify half", "checkpoint list half"):
             told = tell(*command.split())
             assert told.code == 0, told.err

@@ -292,8 +292,9 @@ def test_no_setting_of_a_users_own_class_is_forgotten():
             for one in filter(is_dataclass, hints):
                 yield from own_settings(one)
 
-    # Those that a model needs to be read are not spared: its tokenizer, and the source within a pipeline.
-    assert {*own_settings(Experiment)} == {*OF_TRAINING, "DataConfig.tokenizer", "Pipeline.source"}
+    # Those that a model needs to be read are not spared: its block and tokenizer, and the source within a pipeline.
+    needed = {"ModelConfig.block", "DataConfig.tokenizer", "Pipeline.source"}
+    assert {*own_settings(Experiment)} == {*OF_TRAINING, *needed}
 
 
 def test_what_cannot_be_written_is_told_where_it_is_read(tmp_path):

@@ -16,7 +16,7 @@ DOCUMENTS = sorted(
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").rglob("*.md"))
 )
 SETTINGS_ONLY = ("train", "compare", "launch")
-MADE_BY_THE_READER = ("CONFIG.gin", "mine.gin", "planned.gin", "ranks.gin")
+MADE_BY_THE_READER = ("CONFIG.gin", "mine.gin", "averaging.gin", "planned.gin", "ranks.gin")
 
 
 def commands(document: str, spec: str) -> Iterator[list[str]]:
@@ -89,6 +89,7 @@ def test_a_link_leads_somewhere(document):
             assert ((ROOT / document).parent / target).exists(), f"{target} is not there"
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_python_in_a_document_runs(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

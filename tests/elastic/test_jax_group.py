@@ -115,7 +115,7 @@ def test_a_member_that_waits_for_a_living_one_is_set_free(group):
     assert [group.hear(name, "total") for name in "ac"] == [1.0 + 2.0] * 2
 
 
-@pytest.mark.parametrize("dead", ["a", "c"])
+@pytest.mark.parametrize("dead", ["a", pytest.param("c", marks=pytest.mark.slow)])
 def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead):
     """The first process gathers all devices, the others wait for it."""
     group.form("abc", **{dead: {"dies": True}})

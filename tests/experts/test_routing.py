@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts.routing import Gating, route
+from swift.experts import ExpertConfig
+from swift.experts.layer import auxiliary_loss
+from swift.experts.routing import Gating, balance_loss, balancing_step, route, z_loss
 
 DTYPES = ["float32", "bfloat16"]
 
@@ -34,3 +36,75 @@ def test_a_second_choice_whose_probability_underflows_has_a_finite_gradient(dtyp
     gradient_TE = jax.grad(lambda logits_TE: jnp.sum(route(logits_TE, Gating(2)).gates_TK[:, 1]))(logits_TE)
     assert gradient_TE.dtype == logits_TE.dtype
     np.testing.assert_array_equal(np.asarray(gradient_TE, np.float32), 0)
+
+
+def drawn(num_tokens=9, num_classes=5):
+    random = np.random.default_rng(num_tokens)
+    return random.standard_normal((num_tokens, num_classes)), random
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_a_bias_chooses_and_does_not_weigh(top_k):
+    """A token at a time: the experts of the largest sum of score and bias, with their scores alone as gates."""
+    logits_TE, random = drawn()
+    bias_E = random.standard_normal(5)
+    gating = Gating(top_k, "sigmoid", normalized=True, scale=2.5)
+    choices_TK, gates_TK, _ = route(jnp.asarray(logits_TE), gating, jnp.asarray(bias_E))
+    for logits_E, choices_K, gates_K in zip(logits_TE, choices_TK, gates_TK, strict=True):
+        scores = [1 / (1 + np.exp(-logit)) for logit in logits_E]
+        wanted = sorted(range(5), key=lambda e: -(scores[e] + bias_E[e]))[:top_k]
+        assert list(choices_K) == wanted
+        np.testing.assert_allclose(gates_K, [2.5 * scores[e] / sum(scores[e] for e in wanted) for e in wanted])
+    gradient_E = jax.grad(lambda bias: route(jnp.asarray(logits_TE), gating, bias).gates_TK.sum())(jnp.asarray(bias_E))
+    assert not gradient_E.any()
+
+
+def test_gates_are_numbers_where_all_sigmoids_underflow():
+    logits_TE = jnp.asarray([[-200.0, -201.0, -202.0, -203.0]])
+
+    def total(logits_TE):
+        routing = route(logits_TE, Gating(2, "sigmoid", normalized=True))
+        return routing.gates_TK[0, 0] + routing.probs_TE[0, 0]
+
+    value, gradient_TE = jax.value_and_grad(total)(logits_TE)
+    # Sigmoids as small as these are exponentials.
+    weights = np.exp(-np.arange(4.0))
+    np.testing.assert_allclose(value, 1 / weights[:2].sum() + 1 / weights.sum(), rtol=1e-4)
+    assert np.isfinite(np.asarray(gradient_TE)).all()
+    assert gradient_TE[0, 0] > 0
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_ranks_parts_of_the_z_loss():
+    logits_TE, random = drawn(8)
+    valid_T, direction_TE = np.arange(8) % 3 > 0, random.standard_normal((8, 5))
+
+    def expected(logits_TE):
+        return np.mean([np.log(sum(np.exp(logits_E))) ** 2 for logits_E in logits_TE[valid_T]])
+
+    def parts(logits_TE):
+        return sum(z_loss(logits_TE[half], valid_T[half], valid_T.sum()) for half in (slice(3), slice(3, 8)))
+
+    value, gradient_TE = jax.value_and_grad(parts)(jnp.asarray(logits_TE))
+    np.testing.assert_allclose(value, expected(logits_TE), rtol=1e-12)
+    slope = (expected(logits_TE + 1e-6 * direction_TE) - expected(logits_TE - 1e-6 * direction_TE)) / 2e-6
+    np.testing.assert_allclose(np.sum(gradient_TE * direction_TE), slope, rtol=1e-7)
+    assert z_loss(jnp.asarray(logits_TE), np.zeros(8, bool), np.int32(0)) == 0
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("of_balance", "of_z"), [(0.3, 0.0), (0.3, 0.07), (0.0, 0.07)])
+def test_what_is_minimized_is_the_sum_of_both_losses_by_their_coefficients(of_balance, of_z):
+    experts = ExpertConfig(5, top_k=2, aux_loss_coefficient=of_balance, z_loss_coefficient=of_z)
+    logits_TE, valid_T = jnp.asarray(drawn()[0]), np.ones(9, bool)
+    routing, popularity_E = route(logits_TE, experts.gating), jnp.asarray([6, 1, 5, 4, 2], jnp.int32)
+    found = experts.auxiliary_weight * auxiliary_loss(experts, routing, logits_TE, valid_T, popularity_E, np.int32(9))
+    balance = balance_loss(routing.probs_TE, valid_T, popularity_E, np.int32(9), 2)
+    np.testing.assert_allclose(found, of_balance * balance + of_z * z_loss(logits_TE, valid_T, np.int32(9)))
+
+
+def test_biases_rise_where_tokens_are_few():
+    popularity_LE = jnp.asarray([[5, 3, 4], [0, 0, 9], [0, 0, 0]], jnp.int32)
+    expected_LE = [[-0.25, 0.25, 0], [0.25, 0.25, -0.25], [0, 0, 0]]
+    np.testing.assert_array_equal(balancing_step(popularity_LE, 0.25, jnp.float32), expected_LE)

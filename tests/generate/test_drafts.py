@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.generate import Request, Sampling, TextEngine, TextEngineConfig, engine, passages
+from tests.generate.tree_pages import tree_pages
 
 VOCAB = 3
 
@@ -119,13 +120,15 @@ def scores(request):
 
 
 def made(num_positions, **sizes):
-    gpt = SimpleNamespace(vocab_size=VOCAB, separator=None, config=SimpleNamespace(sequence_length=num_positions))
+    gpt = SimpleNamespace(
+        vocab_size=VOCAB, separator=None, config=SimpleNamespace(sequence_length=num_positions, block=None)
+    )
     return TextEngine(gpt, None, {"weights": np.zeros(1)}, TextEngineConfig(**sizes))
 
 
 def assert_every_page_is_somewhere(made):
     drafts = made.drafts
-    of_tree = [page for node in drafts.tree for page in node.pages.tolist()]
+    of_tree = tree_pages(drafts.tree.root)
     of_drafts = [page for draft in drafts.at_work for page in draft.table[draft.num_shared : draft.num_pages].tolist()]
     assert sorted(drafts.free + of_tree + of_drafts) == list(range(made.num_pages))
 

@@ -12,6 +12,7 @@ from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.generate import GREEDY, Request, Sampling, TextEngine, TextEngineConfig
 from swift.models import GPT, ModelConfig, plain_logits
+from tests.generate.tree_pages import tree_pages
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
@@ -77,8 +78,10 @@ def engine_of(plain, config=LITTLE):
 def is_clean(engine):
     """Whether every page is free or of the tree, and nothing is locked."""
     drafts = engine.drafts
-    held = [page for node in drafts.tree for page in node.pages.tolist()]
-    return sorted(drafts.free + held) == list(range(engine.num_pages)) and drafts.tree.num_locked == 0
+    return (
+        sorted(drafts.free + tree_pages(drafts.tree.root)) == list(range(engine.num_pages))
+        and drafts.tree.num_locked == 0
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -145,7 +148,7 @@ def test_log_probabilities_of_new_tokens(plain):
 
 
 def test_nothing_is_computed_twice(plain):
-    """Of texts that share beginnings, those of the same call included; nor of a text that goes on where one ended."""
+    """Neither of beginnings that texts share, even in one call, nor of a text that continues an earlier answer."""
     engine, texts = engine_of(plain, TextEngineConfig()), [text for text in TEXTS if len(text) < 12]
     answers = engine.answers([Request(text, 2, GREEDY) for text in texts])
     distinct = {tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.mesh import RANKED, SHARED, PeerSum, live_mesh
-from swift.mesh.process_shards import fetch_parts, place_parts, share_rows
+from swift.mesh.process_shards import copy_bits, fetch_parts, place_parts
 from swift.topology import Topology
 
 SPECS = {"master": RANKED, "rest": SHARED}
@@ -35,6 +35,18 @@ def raw(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf).tobytes(), jax.device_get(tree))
 
 
+def copied(live, has_R, tree, peer_sum):
+    """The tree where the first row of each stage that has it gives it to the others, and whether it has arrived."""
+    gives_R = np.zeros(live.num_live, bool)
+    gives_R[[next(row for row in rows if has_R[row]) for rows in live.peers]] = True
+
+    def per_rank(tree):
+        given, num_wrong = copy_bits(tree, jnp.asarray(gives_R)[live.row_index()], peer_sum)
+        return given, num_wrong == 0
+
+    return jax.jit(live.per_rank(per_rank, (SPECS,), (SPECS, SHARED)))(live.put(tree, SPECS))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8])
 @pytest.mark.parametrize("missing", [[], [0], [1, 2], [0, 3, 4]])
 def test_who_has_nothing_gets_the_bits_of_a_peer(live, dtype, missing):
@@ -43,28 +55,21 @@ def test_who_has_nothing_gets_the_bits_of_a_peer(live, dtype, missing):
     for leaf in jax.tree.leaves(emptied):
         leaf[missing] = 0
     has_R = [row not in missing for row in range(live.num_live)]
-    shared, has_arrived = jax.jit(share_rows(live, SPECS, has_R))(live.put(emptied, SPECS))
+    shared, has_arrived = copied(live, has_R, emptied, PeerSum(live.peers, "grouped"))
     assert raw(shared) == raw(host)
     assert jax.device_get(has_arrived).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype, monkeypatch):
+def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype):
     class Noisy(PeerSum):
         def __call__(self, tree):
             bits, checksum = super().__call__(tree)
             is_third = live.row_index() == 3
             return jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].add(is_third.astype(leaf.dtype)), bits), checksum
 
-    monkeypatch.setattr("swift.mesh.process_shards.PeerSum", Noisy)
-    whole = [True] * live.num_live
-    _, has_arrived = jax.jit(share_rows(live, SPECS, whole))(live.put(state(live, dtype), SPECS))
+    _, has_arrived = copied(live, [True] * live.num_live, state(live, dtype), Noisy(live.peers, "grouped"))
     assert np.flatnonzero(~jax.device_get(has_arrived)).tolist() == [3]
-
-
-def test_a_stage_that_nobody_has_is_not_made_up(live):
-    with pytest.raises(AssertionError, match="only the stages"):
-        share_rows(live, SPECS, [row not in live.peers[1] for row in range(live.num_live)])
 
 
 def test_parts_on_the_host_are_put_back_as_they_were(live):

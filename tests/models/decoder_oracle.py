@@ -97,4 +97,5 @@ def logits(parts, config, experts, tokens_T):
             mlp = parts["mlp"][row]
             x = x + swiglu(rms_norm(x, mlp["norm.scale"], config.norm_epsilon), mlp, "ffn.")
     head = parts["head"][0]
-    return rms_norm(x, head["norm.scale"], config.norm_epsilon) @ head["out.kernel"]
+    matrix = parts["embedding"][0]["token_VD"].T if config.tied_embeddings else head["out.kernel"]
+    return rms_norm(x, head["norm.scale"], config.norm_epsilon) @ matrix

@@ -26,7 +26,7 @@ DECODERS = {
         {"top_k": 2, "normalize_gates": False},
     ),
     "sigmoid": (
-        {"num_kv_heads": 1, "head_dim": 4},
+        {"num_kv_heads": 1, "head_dim": 4, "tied_embeddings": True},
         {"top_k": 2, "normalize_gates": True, "scores": "sigmoid", "gate_scale": 2.5},
     ),
 }

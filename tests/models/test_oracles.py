@@ -93,6 +93,30 @@ def test_adamw_with_the_default_settings():
     np.testing.assert_allclose(params - weights, expected - weights, rtol=1e-5)
 
 
+def test_moments_in_bfloat16_are_rounded_after_every_update():
+    """AdamW by hand, with its two averages rounded; and much less than a per cent from those that are not."""
+    config, random = OptimizerConfig(warmup_steps=3, moments="bfloat16"), np.random.default_rng(2)
+    weights, gradients = random.standard_normal(20), random.standard_normal((6, 20))
+    optimizer = make_optimizer(config, 10)
+    params, state = jnp.asarray(weights), optimizer.init(jnp.asarray(weights))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim} == {"bfloat16"}
+    first, second, expected = np.zeros(20), np.zeros(20), weights
+    rounded = lambda x: np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float64))  # noqa: E731
+    for step, gradient in enumerate(gradients, start=1):
+        updates, state = optimizer.update(jnp.asarray(gradient), state, params)
+        params = optax.apply_updates(params, updates)
+        first, second = 0.9 * first + 0.1 * gradient, 0.95 * second + 0.05 * gradient**2
+        rate = oracles.learning_rate(step, 1e-3, 1e-4, 3, 10)
+        direction = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.95**step)) + 1e-8)
+        expected = expected - rate * (direction + 0.1 * expected)
+        first, second = rounded(first), rounded(second)
+    np.testing.assert_allclose(params - weights, expected - weights, rtol=1e-5)
+    rates = [oracles.learning_rate(step, 1e-3, 1e-4, 3, 10) for step in range(1, 7)]
+    unrounded = oracles.adamw(weights, gradients, rates, 0.9, 0.95, 0.1)
+    difference = np.abs(expected - unrounded).max() / np.abs(unrounded - weights).max()
+    assert 0 < difference < 0.01
+
+
 def packed(gpt, flat):
     """A flat vector as parameters ``[rows, classes, size]`` by group."""
     params, start = {}, 0

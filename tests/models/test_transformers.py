@@ -1,5 +1,6 @@
 """Models of the hub against ``transformers`` with torch, which the extra ``peers`` brings."""
 
+import importlib
 import json
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from swift.checkpoint import by_name
 from swift.cli.configuration import load_stored
 from swift.cli.main import main
+from swift.experts import ExpertConfig, dropless_moe
 from swift.models import plain_logits
 from swift.models.hugging_face import FAMILIES, tensor_places
 from swift.train import load_exported
@@ -40,6 +42,7 @@ KINDS = {
         "intermediate_size": 24,
         "num_key_value_heads": 2,
         "sliding_window": None,
+        "bos_token_id": 300,
     },
     "qwen3_moe": {
         "num_experts": 8,
@@ -51,13 +54,15 @@ KINDS = {
         "norm_topk_prob": True,
     },
 }
+KINDS["qwen3_moe, tied"] = KINDS["qwen3_moe"] | {"tie_word_embeddings": True}
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def hub(request, tmp_path_factory):
     """A directory of a model with random bfloat16 weights, and the model that ``transformers`` reads from it."""
     path = tmp_path_factory.mktemp("hub") / request.param
-    config = transformers.AutoConfig.for_model(request.param, **COMMON, **KINDS[request.param])
+    kind, _, _ = request.param.partition(",")
+    config = transformers.AutoConfig.for_model(kind, **COMMON | KINDS[request.param])
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -67,6 +72,10 @@ def hub(request, tmp_path_factory):
     words = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, 300)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<|endoftext|>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    if config.bos_token_id is not None:
+        tokenizer.add_special_tokens(["<s>"])
+        begun = [("<s>", config.bos_token_id)]
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=begun)
     tokenizer.save(str(path / "tokenizer.json"))
     return path, read_peer(path)
 
@@ -160,4 +169,56 @@ def test_greedy_text_is_theirs(hub, imported, capsys):
     theirs = hub[1].generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None, use_cache=True)[0]
     command = ["generate", str(imported), "--prompt", prompt, "--tokens", str(count), "--temperature", "0"]
     assert main(command) == 0
-    assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(theirs.tolist(), skip_special_tokens=False)
+    text = tokenizer.decode(theirs.tolist(), skip_special_tokens=False)
+    assert capsys.readouterr().out.rstrip("\n") == text.removeprefix("<s> ")  # which is read, and not shown
+
+
+def test_a_router_with_a_bias_is_theirs():
+    """Sigmoid scores, biases that choose, a factor, a shared expert: the layer of DeepSeek-V3, and its gradients."""
+    classes, top_k, dim, width = 8, 3, 16, 12
+    config = transformers.DeepseekV3Config(
+        hidden_size=dim,
+        moe_intermediate_size=width,
+        n_routed_experts=classes,
+        num_local_experts=classes,
+        num_experts_per_tok=top_k,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    )
+    config._experts_implementation = "eager"
+    module = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    layer = module.DeepseekV3MoE(config)
+    random = np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.tensor(0.5 * random.standard_normal(parameter.shape)))
+        layer.gate.e_score_correction_bias.copy_(torch.tensor(0.3 * random.standard_normal(classes)))
+    x = torch.tensor(random.standard_normal((1, 20, dim)), dtype=torch.float32, requires_grad=True)
+    dy = torch.tensor(random.standard_normal((1, 20, dim)), dtype=torch.float32)
+    theirs = layer(x)
+    theirs.backward(dy)
+
+    experts = ExpertConfig(classes, top_k=top_k, scores="sigmoid", normalize_gates=True, gate_scale=2.5)
+    parts = {name: of.detach().numpy() for name, of in layer.named_parameters()}
+    gate_up = parts["experts.gate_up_proj"].swapaxes(1, 2)
+    expert = {
+        "gate": gate_up[..., :width],
+        "up": gate_up[..., width:],
+        "down": parts["experts.down_proj"].swapaxes(1, 2),
+    }
+    shared = {name: parts[f"shared_experts.{name}_proj.weight"].T for name in ("gate", "up", "down")}
+
+    def network(x, of):
+        return jax.nn.silu(x @ of["gate"]) * (x @ of["up"]) @ of["down"]
+
+    def ours(x_TD):
+        bias_E = jnp.asarray(layer.gate.e_score_correction_bias.numpy())
+        every = lambda x: network(jnp.broadcast_to(x, (classes, *x.shape)), expert)  # noqa: E731
+        return dropless_moe(experts, x_TD @ parts["gate.weight"].T, x_TD, every, bias_E) + network(x_TD, shared)
+
+    found, pull_back = jax.vjp(ours, jnp.asarray(x.detach().numpy()[0]))
+    np.testing.assert_allclose(found, theirs.detach().numpy()[0], atol=1e-5)
+    np.testing.assert_allclose(pull_back(jnp.asarray(dy.numpy()[0]))[0], x.grad.numpy()[0], rtol=1e-4, atol=1e-4)

@@ -4,9 +4,11 @@ Legend: K iterations of the window, R rows, P stages, L MoE layers of a stage, E
 B sequences, T positions.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +30,17 @@ from swift.topology import Topology
 from swift.train import Experiment
 
 NUM_CLASSES = 4
+
+
+def documented_block():
+    """The block of the guide."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    (code,) = re.findall(r"```python\n# my_block.py\n(.*?)```", guide, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "my_block"}
+    exec(code.replace("import gin\n", "").replace("@gin.configurable\n", ""), names)
+    return names["Averaging"]()
+
+
 _MODERN = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
 DECODERS = {
     "": ({}, {}),
@@ -38,6 +51,11 @@ DECODERS = {
     "sigmoid": (
         _MODERN | {"head_dim": 6, "qk_norm": "projection"},
         {"scores": "sigmoid", "normalize_gates": True, "gate_scale": 2.5},
+    ),
+    "tied": ({"tied_embeddings": True}, {}),
+    "documented": (
+        {"block": documented_block(), "router_bias": True},
+        {"scores": "sigmoid", "z_loss_coefficient": 0.1, "bias_update_rate": 0.05},
     ),
 }
 """Settings of the model and of its experts, beside those of GPT-2's shape."""
@@ -80,7 +98,7 @@ class Case(NamedTuple):
     pattern: tuple[bool, ...] = (True,)
     top_k: int = 1
     capacity: float | None = 0.7
-    remat: bool = False
+    remat: bool | str = False
     move_roles: bool = False
     clip_norm: float | None = None
     dtype: str = "float64"
@@ -270,6 +288,11 @@ class Rig:
                 if (rows >= 0).any():
                     assert_close(spec, name, classes[rows >= 0], expected.gradients[name][rows[rows >= 0]], 1e-10)
 
+    def check_metrics(self, metrics, expected: list[Plain]) -> None:
+        """The metrics of iterations are those of the plain model."""
+        for found, iteration in zip(by_iteration(metrics), expected, strict=True):
+            assert_metrics(found, iteration)
+
     def check_params(self, state, expected: dict[str, np.ndarray], tolerance: float) -> None:
         """The master weights of a state are those of the plain model."""
         for name, classes in self.spec.whole_classes(state).items():
@@ -293,9 +316,17 @@ def assert_close(spec, name: str, found, wanted, tolerance: float) -> None:
     for leaf, (ours, plain) in enumerate(pairs):
         axes = tuple(range(1, plain.ndim))
         largest = np.abs(plain).max(axis=axes)
+        if is_bias(spec, name, leaf) and not plain.any():  # the gradient of what has none
+            assert not ours.any()
+            continue
         assert (largest > 0).all(), (name, leaf)
         errors = np.abs(ours - plain).max(axis=axes) / largest
         assert (errors < tolerance).all(), (name, leaf, errors)
+
+
+def is_bias(spec, group: str, leaf: int) -> bool:
+    """Whether a parameter is the biases by which experts are chosen."""
+    return group == "router" and spec.gpt.config.router_bias and leaf == 0
 
 
 @cache
@@ -319,7 +350,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
         no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
         (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3), batch)
         loss, aux = loss / batch.valid.sum(), aux / len(batch.valid)
-        return loss + spec.experts.aux_loss_coefficient * aux, (loss, aux, *load)
+        return loss + spec.experts.auxiliary_weight * aux, (loss, aux, *load)
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is most of what it takes
     def iterate(state, batch):
@@ -333,8 +364,21 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
         if popularity.size:
             by_stage = jnp.where(is_row_PL[..., None], popularity[rows_PL], 0)
             placement_PLNS, policy_P = jax.vmap(policy)(by_stage, placement_PLNS, policy_P)
-        after = optax.apply_updates(params, updates), moments, placement_PLNS, policy_P
+        updated = optax.apply_updates(params, updates)
+        if setup.model.router_bias:
+            updated["router"] = balanced(updated["router"], params["router"], popularity)
+        after = updated, moments, placement_PLNS, policy_P
         return after, Plain(loss, aux, popularity, *drops, norm, raw)
+
+    def balanced(router_LCW, before_LCW, popularity_LE):
+        """Routers whose biases have moved by the rate, up where an expert had less than its share of the tokens."""
+        group, rate = spec.gpt.groups["router"], setup.experts.bias_update_rate
+        lacks_LE = popularity_LE * NUM_CLASSES < popularity_LE.sum(axis=1, keepdims=True)
+        exceeds_LE = popularity_LE * NUM_CLASSES > popularity_LE.sum(axis=1, keepdims=True)
+        weights, before = group.unpack(router_LCW[:, 0]), group.unpack(before_LCW[:, 0])
+        moved = before["bias_E"].get_value() + rate * (1.0 * lacks_LE - exceeds_LE)
+        weights["bias_E"].set_value(moved)
+        return group.pack(weights)[:, None]
 
     def first(params, placement_PLNS):
         params = jax.tree.map(jnp.asarray, params)

@@ -1,4 +1,4 @@
-"""Barriers before updates, where peers of unequal number can only be summed with all devices (TPU)."""
+"""Barriers before updates, where all devices take part in a sum: over unequal peers (TPU), or of tied embeddings."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from swift.data import Batch
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
+from swift.pipeline import barrier_step
 from swift.pipeline.runtime import step_spec as program_module
 from swift.topology import Topology
 from swift.train import Experiment
@@ -59,3 +60,33 @@ def test_equal_peers_need_no_barrier(monkeypatch):
     monkeypatch.setattr(program_module, "how_unequal", lambda _: "tree")
     engine = replace(SETUP, topology=Topology(2, 2)).engine(frozenset(), "none")
     assert engine.steps.main == "window"
+
+
+TIED = [
+    {"topology": (2, 3, 1), "failed": [(0, 2)]},
+    {"topology": (2, 3, 2), "failed": [(1, 0)], "pattern": (False, True)},
+    {"topology": (2, 2, 1), "pattern": (True,) * 4, "cut": (1, 1, 1, 1), "held_by": ((0, 1, 1, 0), (0, 1, 0, 1))},
+]
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("case", [TIED[0], *(pytest.param(case, marks=pytest.mark.slow) for case in TIED[1:])], ids=str)
+def test_embeddings_that_first_and_last_stage_share(rig, case):
+    """Two iterations of the plain model, with clipped gradients; then all workers have the same embedding."""
+    one = rig(**case, decoder="tied", window=1, clip_norm=0.4)
+    drawn = one.draw(0, num_batches=2)
+    expected, params, _ = one.plain(drawn)
+    step, state = barrier_step(one.spec, one.table, keep_state=True), one.start(drawn)
+    for batch, iteration in zip(drawn.batches, expected, strict=True):
+        state, metrics = step(state, *one.put_table(one.table), one.put_batches([batch], one.table))
+        one.check_metrics(metrics, [iteration])
+    one.check_params(state, params, 1e-8)
+    for held in (state.master, state.slots):
+        of_workers = np.asarray(held["embedding"])
+        np.testing.assert_array_equal(of_workers, np.broadcast_to(of_workers[:1], of_workers.shape))
+
+
+def test_a_table_of_two_stages_needs_a_barrier():
+    tied = replace(SETUP, model=replace(SETUP.model, tied_embeddings=True))
+    assert tied.engine(frozenset(), "none").steps.main == "single"
+    assert replace(tied, topology=Topology(2, 1)).engine(frozenset(), "none").steps.main == "window"

@@ -16,10 +16,13 @@ from swift.pipeline import move_state, neighbours, survives
 from swift.pipeline.chunk_rounds import Rounds
 from swift.schedules import PLANNERS
 from swift.topology import Topology
+from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
 APART = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))}
+MOVING = APART | {"topology": (3, 2, 1), "cut": ((3, 1), (1, 3), (1, 3)), "move_roles": True}
+"""With the first stages of two pipelines gone, the last one of the other moves to a stage of another cut."""
 CASES = [
     {"topology": (2, 2, 1), "counts": (1, 3), "failed": [(0, 1)]},
     {**APART, "counts": (3, 1)},
@@ -44,6 +47,7 @@ CASES = [
         "failed": [(0, 1)],
         "counts": (3, 1),
     },
+    {**MOVING, "failed": [(1, 0), (2, 0)]},
 ]
 QUICK = (1, 2)
 """Cuts and micro-batches that differ; two runs of a worker, with messages that stay there."""
@@ -58,26 +62,6 @@ def test_every_iteration_is_that_of_the_plain_model(rig, case):
     one = rig(**case)
     for seed in range(3):
         one.check(one.draw(seed))
-
-
-def rows_of(spec, state):
-    """The bytes that each mesh row holds of a state, by array and position in the model; padding is left out."""
-    found, host = [], jax.device_get(state)
-    for row, holding in enumerate(spec.holding_R):
-        mine = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(host):
-            name = next((entry.key for entry in path if hasattr(entry, "key")), None)
-            if path[0].name == "placement":
-                name = "router"
-            if not {"embedding": spec.chunks.holds_HC[holding, 0], "head": spec.chunks.holds_HC[holding, -1]}.get(
-                name, True
-            ):
-                continue
-            rows = spec.model_rows[name][holding] if name else [0]
-            values = leaf[row] if name else leaf[row][None]
-            mine |= {(str(path), int(block)): values[at].tobytes() for at, block in enumerate(rows) if block >= 0}
-        found.append(mine)
-    return found
 
 
 def test_a_state_goes_block_by_block_to_a_checkpoint_to_survivors_and_back(rig):
@@ -147,16 +131,25 @@ def test_a_chunk_without_a_worker_does_not_survive():
 
 
 @pytest.mark.slow
-def test_ten_steps_with_failures_and_their_return(rig):
-    """Windows, some of them discarded, and single iterations, in pipelines that are cut differently."""
-    one = rig(**APART, counts=(3, 1), clip_norm=0.45)
+@pytest.mark.parametrize(
+    ("fields", "downs", "moved"),
+    [
+        ({**APART, "counts": (3, 1)}, ((), [(0, 1)], [(1, 0)], ()), (set(), set(), set(), set())),
+        ({**MOVING, "counts": (3, 1, 2)}, ((), [(0, 1), (1, 1)], [(2, 1)], ()), (set(), {0, 1}, {2}, set())),
+    ],
+    ids=["stay", "move"],
+)
+def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
+    """Windows, some of them discarded, and single iterations; workers take roles in the pipelines ``moved``."""
+    one = rig(**fields, clip_norm=0.45)
     drawn, state, start = one.draw(3, num_batches=10), None, 0
     expected, params, placement_PLNS = one.plain(drawn)
     outcomes = []
     with one.experiment.engine(frozenset(), "none") as engine:
         state = one.start(drawn)
-        for failed, sizes in (((), (2, 1)), (((0, 1),), (2, 1)), (((1, 0),), (2,)), ((), (2,))):
+        for failed, others, sizes in zip(downs, moved, ((2, 1), (2, 1), (2,), (2,)), strict=True):
             state, _ = engine.reconfigure(state, frozenset(failed))
+            assert {place.pipeline for place in engine.configuration.places} == {None, *others}
             for size in sizes:
                 batches = drawn.batches[start : start + size]
                 outcomes.append(engine.start(state, batches, engine.put(batches))())

@@ -55,13 +55,23 @@ CASES = [
         "window": 3,
         "move_roles": True,
     },
+    {"topology": (2, 2, 3), "failed": [(0, 1)], "by": "exact", "top_k": 2, "window": 3, "pattern": (False, True)},
+    {"topology": (1, 3, 2), "by": "exact", "remat": True, "planner": "zero_bubble", "microbatches": 4},
+    {
+        "topology": (3, 2, 2),
+        "failed": [(0, 0), (2, 0)],
+        "planner": "adaptive",
+        "window": 3,
+        "by": "rank",
+        "capacity": 0.9,
+    },
 ]
 
 
-QUICK = (0, 2, 9, 11, 15, 17)
-"""A failure, drops and a dense layer; windows of three, two failures in a stage and two choices; capacity by rank; an
-uneven cut, the first stage without experts; today's decoders: a dense layer first, shared experts, grouped queries; two
-runs of layers a worker, one of which is lost."""
+QUICK = (11, 17, 22)
+"""A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; two runs of layers a
+worker, one of which is lost; windows of three, two failures in a stage and capacity by rank. Today's decoders are those
+of the documents below."""
 
 
 @pytest.mark.parametrize(
@@ -77,10 +87,18 @@ def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
 
 
 def test_documents_in_blocks_of_scores(rig, monkeypatch):
-    """Documents that do not see each other, mixed a block at a time; the plain model has all scores."""
+    """Documents apart, mixed a block at a time, and attention computed again; the plain model has all scores."""
     monkeypatch.setattr(blockwise, "BLOCK", 2)
-    case = {"attention": "blockwise", "separates": True, "decoder": "shared", "remat": True, "pattern": (False, True)}
+    case = {"attention": "blockwise", "separates": True, "decoder": "shared", "remat": "attention"}
     one = rig(topology=(2, 2, 1), failed=[(0, 1)], **case)
+    for seed in range(3):
+        one.check(one.draw(seed))
+
+
+def test_the_block_of_the_guide_and_experts_balanced_by_a_bias(rig):
+    """Documents apart, capacity by rank, gradients of the z-loss; biases that counts move, and padding does not."""
+    case = {"decoder": "documented", "by": "rank", "pattern": (True,), "separates": True, "top_k": 2, "window": 2}
+    one = rig(topology=(2, 2, 2), failed=[(0, 1)], **case)
     for seed in range(3):
         one.check(one.draw(seed))
 

@@ -89,8 +89,15 @@ def compiled(function, *args):
     return program(*args), program.cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("moe", [False, True])
+@pytest.mark.parametrize(
+    ("moe", "remat"),
+    [
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stage_has_the_gradients_of_the_fused_backward_and_no_more_flops(moe, remat):
     f, weights, extras, x, d_out = gpt_stage(moe, remat)
     s = split(f, weights, extras, x[0], ENV)
@@ -342,3 +349,20 @@ def test_what_attention_in_blocks_keeps_grows_with_the_positions():
     short, long = (kept("blockwise", length) for length in (1024, 4096))
     assert long <= 4 * short
     assert kept("plain", 1024) > 2 * short
+
+
+def test_attention_computed_again_is_not_kept():
+    """Neither its scores, nor its queries, keys and values."""
+    config = ModelConfig(1, DIM, 2, 4 * DIM, 256, (False,))
+    gpt = GPT(config, 8, 1)
+    weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
+    layers = {name: weights[name][0] for name in ("attention", "mlp")}
+    x, valid = jax.ShapeDtypeStruct((1, 256, DIM), jnp.float32), jax.ShapeDtypeStruct((1, 256), bool)
+
+    def kept(wrap):
+        one = split(lambda layers, valid, x: gpt.block(layers, x, valid, print, None, wrap)[::2], layers, valid, x)
+        return sum(map(num_bytes, (*one.b_shapes, *one.h_shapes)))
+
+    scores = 2 * 256**2 * 4
+    assert kept(None) > scores
+    assert kept(jax.checkpoint) < kept(None) - scores

@@ -14,7 +14,7 @@ from swift.pipeline.reconfigure import trimming
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.trimming import trimmed
 
-CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "pattern": (True, False), "dtype": "float32"}
+CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")

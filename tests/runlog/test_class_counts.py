@@ -131,7 +131,7 @@ def test_a_row_that_could_not_be_written_whole_shifts_none(tmp_path, monkeypatch
             write(descriptor, content[:7], offset)
             raise OSError(28, "No space left on device")
 
-        patch.setattr("swift.runlog.class_counts.os.pwrite", full)
+        patch.setattr("swift.runlog.class_counts.writer.os.pwrite", full)
         with pytest.raises(OSError, match="No space"):
             writer.write(2, values)
     writer.write(3, values)

@@ -21,9 +21,9 @@ from swift.runlog.lock import (
     ProcessTable,
     Verdict,
     Watch,
+    acquire_lease,
     judge,
     process_is_there,
-    take,
     this_process,
     writes_checkpoints,
 )
@@ -93,9 +93,11 @@ class World:
         self.now += duration_s
         self.meanwhile()
 
-    def take(self, path, owner, there=True):
+    def acquire(self, path, owner, there=True):
         is_there = there if callable(there) else lambda _: there
-        return take(path, owner, report=self.told.append, is_there=is_there, clock=lambda: self.now, sleep=self.sleep)
+        return acquire_lease(
+            path, owner, report=self.told.append, is_there=is_there, clock=lambda: self.now, sleep=self.sleep
+        )
 
 
 def owner(token, place=HERE):
@@ -107,10 +109,10 @@ def names(path):
 
 
 def test_who_comes_second_is_told_who_is_there_and_writes_nothing(tmp_path):
-    with World().take(tmp_path, owner("a")):
+    with World().acquire(tmp_path, owner("a")):
         before = names(tmp_path)
         with pytest.raises(SettingError) as refused:
-            World().take(tmp_path, owner("b"))
+            World().acquire(tmp_path, owner("b"))
         assert names(tmp_path) == before == [".lease-1.json"]
     line = str(refused.value)
     assert line.startswith(f"--run-dir = '{tmp_path}': belongs to process 7 on here since 2026-01-01T00:00:00+00:00 ")
@@ -120,8 +122,8 @@ def test_who_comes_second_is_told_who_is_there_and_writes_nothing(tmp_path):
 
 def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path):
     world = World()
-    lost = world.take(tmp_path, owner("a"))
-    with world.take(tmp_path, owner("b"), there=False) as lease:
+    lost = world.acquire(tmp_path, owner("a"))
+    with world.acquire(tmp_path, owner("b"), there=False) as lease:
         assert (world.now, world.told, names(tmp_path)) == (0.0, [], [".lease-2.json"])
         lease.check()
         lost.renew()
@@ -135,10 +137,10 @@ def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path):
 )
 def test_an_owner_elsewhere_is_followed_after_its_silence(tmp_path, age_s, waited_s):
     world = World()
-    world.take(tmp_path, owner("a", THERE))
+    world.acquire(tmp_path, owner("a", THERE))
     then = time.time() - age_s
     os.utime(tmp_path / ".lease-1.json", (then, then))
-    world.take(tmp_path, owner("b"))
+    world.acquire(tmp_path, owner("b"))
     assert waited_s - 1 <= world.now <= waited_s + 1
     (line,) = world.told
     assert "has an owner, process 7 on there: waiting up to 60 s" in line
@@ -146,10 +148,10 @@ def test_an_owner_elsewhere_is_followed_after_its_silence(tmp_path, age_s, waite
 
 def test_an_owner_elsewhere_that_beats_is_found_at_its_next_heartbeat(tmp_path):
     world = World()
-    lease = world.take(tmp_path, owner("a", THERE))
+    lease = world.acquire(tmp_path, owner("a", THERE))
     world.meanwhile = lambda: lease.renew() if world.now % BEAT_S == 0 else None
     with pytest.raises(SettingError, match="belongs to process 7 on there"):
-        world.take(tmp_path, owner("b"))
+        world.acquire(tmp_path, owner("b"))
     assert world.now <= BEAT_S
     lease.check()
 
@@ -157,7 +159,7 @@ def test_an_owner_elsewhere_that_beats_is_found_at_its_next_heartbeat(tmp_path):
 def test_who_wakes_while_it_is_followed_keeps_its_directory(tmp_path, monkeypatch):
     """The last heartbeat comes when the silence is over, and before the new lease is made."""
     world = World()
-    lease = world.take(tmp_path, owner("a", THERE))
+    lease = world.acquire(tmp_path, owner("a", THERE))
     made = []
 
     def fsync(_):
@@ -168,7 +170,7 @@ def test_who_wakes_while_it_is_followed_keeps_its_directory(tmp_path, monkeypatc
     monkeypatch.setattr(os, "fsync", fsync)
     world.meanwhile = lambda: lease.renew() if made else None
     with pytest.raises(SettingError, match="belongs to"):
-        world.take(tmp_path, owner("b"))
+        world.acquire(tmp_path, owner("b"))
     assert (len(made), names(tmp_path)) == (1, [".lease-1.json"])
     lease.check()
 
@@ -188,17 +190,17 @@ def test_an_owner_that_has_slept_with_this_machine_keeps_its_directory(tmp_path,
 
     monkeypatch.setattr("swift.runlog.lock.run_lock.time.clock_gettime", now.get)
     monkeypatch.setattr("swift.runlog.lock.run_lock.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
-    take(tmp_path, owner("a", THERE))
+    acquire_lease(tmp_path, owner("a", THERE))
     with pytest.raises(SettingError, match="belongs to process 7 on there"):
-        take(tmp_path, owner("b"), sleep=sleep)
+        acquire_lease(tmp_path, owner("b"), sleep=sleep)
 
 
 def test_an_owner_that_ends_while_it_is_watched_leaves_the_directory(tmp_path):
     world = World()
-    lease = world.take(tmp_path, owner("a", THERE))
+    lease = world.acquire(tmp_path, owner("a", THERE))
     world.meanwhile = lambda: lease.__exit__(None, None, None) if world.now == 2.0 else None
     lease.__enter__()
-    with world.take(tmp_path, owner("b")):
+    with world.acquire(tmp_path, owner("b")):
         assert world.now == 2.0
         assert names(tmp_path) == [".lease-1.json"]
 
@@ -207,15 +209,15 @@ def test_an_owner_that_ends_while_it_is_watched_leaves_the_directory(tmp_path):
 def test_a_damaged_lease_is_one_of_somebody_elsewhere(tmp_path, content):
     (tmp_path / ".lease-4.json").write_bytes(content)
     world = World()
-    world.take(tmp_path, owner("b"))
+    world.acquire(tmp_path, owner("b"))
     assert SILENCE_S - 1 <= world.now <= SILENCE_S + 1
     assert names(tmp_path) == [".lease-5.json"]
 
 
 def test_who_has_not_beaten_for_long_looks_before_it_writes(tmp_path):
     world = World()
-    lost = world.take(tmp_path, owner("a"))
-    world.take(tmp_path, owner("b"), there=False)
+    lost = world.acquire(tmp_path, owner("a"))
+    world.acquire(tmp_path, owner("b"), there=False)
     lost.check()  # its thread has beaten just now, as far as it knows
     world.now = SILENCE_S - WATCH_S + 1
     lost.check(may_look=False)
@@ -225,7 +227,7 @@ def test_who_has_not_beaten_for_long_looks_before_it_writes(tmp_path):
 
 def test_the_lease_is_renewed_by_its_thread(tmp_path, monkeypatch):
     monkeypatch.setattr("swift.runlog.lock.run_lock.BEAT_S", 0.01)
-    with take(tmp_path) as lease:
+    with acquire_lease(tmp_path) as lease:
         path = tmp_path / ".lease-1.json"
         os.utime(path, (0, 0))
         deadline = time.monotonic() + 10
@@ -242,14 +244,14 @@ def test_the_lease_is_renewed_by_its_thread(tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_written_to_is_told(tmp_path, monkeypatch):
     with pytest.raises(SettingError, match="cannot be written to: No such file"):
-        take(tmp_path / "gone")
+        acquire_lease(tmp_path / "gone")
 
     def is_full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(SettingError, match="cannot be written to: No space left on device"):
-        take(tmp_path)
+        acquire_lease(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -264,7 +266,7 @@ def test_one_of_many_that_come_at_the_same_moment_gets_it(tmp_path, start):
         for turn in range(25):
             rounds.wait()
             try:
-                lease = world.take(tmp_path, owner(f"{number}-{turn}"), lambda one: one.token != "dead")
+                lease = world.acquire(tmp_path, owner(f"{number}-{turn}"), lambda one: one.token != "dead")
             except SettingError:
                 continue
             with lease:
@@ -277,7 +279,7 @@ def test_one_of_many_that_come_at_the_same_moment_gets_it(tmp_path, start):
             lease.renew()
 
     if start != "free":
-        take(tmp_path, owner("dead", HERE if start == "dead" else THERE))
+        acquire_lease(tmp_path, owner("dead", HERE if start == "dead" else THERE))
     threads = [threading.Thread(target=claim, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
@@ -292,10 +294,10 @@ CLAIM = """
 import sys, time
 from pathlib import Path
 from swift.errors import SettingError
-from swift.runlog.lock import take
+from swift.runlog.lock import acquire_lease
 sys.stdin.readline()
 try:
-    lease = take(Path(sys.argv[1]))
+    lease = acquire_lease(Path(sys.argv[1]))
 except SettingError as error:
     print("refused", error, flush=True)
 else:

@@ -210,6 +210,24 @@ def test_no_plan_is_better_than_the_proven_optimum(chunk_problems, random_schedu
             assert period(other) >= proof.bound * (1 - 1e-9)
 
 
+def test_a_single_iteration_updates_a_chunk_as_soon_as_its_gradients_are_there():
+    """The first stage's U fits before its last W, so that no barrier may stand between them."""
+    chunks = (Chunk(u=0.0), Chunk(u=0.0), Chunk(), Chunk(w=2.0, u=0.0))
+    costs = Costs(t_u=1.0)
+    problem = Problem(Topology(1, 2), 2, costs=costs, chunks=chunks, stage_of_chunk=((0, 1, 0, 1),), num_iterations=1)
+    proof = milp_proof(problem)
+    assert violations(proof.schedule) == []
+    assert (proof.bound, period(proof.schedule)) == (15.0, 15.0)
+
+
+def test_a_single_iteration_ends_with_the_longest_update():
+    problem = Problem(Topology(1, 2), 1, costs=Costs(t_u=10.0), chunks=(Chunk(u=0.0), Chunk()), num_iterations=1)
+    proof = milp_proof(problem)
+    assert violations(proof.schedule) == []
+    # F and F, B and W of the last stage, and its U, beside which the first stage has its B and W.
+    assert (proof.bound, period(proof.schedule)) == (14.0, 14.0)
+
+
 WRONG = [
     ({"num_microbatches": (1, 2, 3)}, "must be one number for each of the 2 pipelines"),
     ({"num_microbatches": (0, 0)}, "must be at least one micro-batch"),

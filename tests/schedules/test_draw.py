@@ -216,6 +216,7 @@ def test_the_picture_says_what_it_shows():
         *(f"{d}:{p}" for d, p in PAPER.topology.workers),
     ):
         assert text in texts, text
+    assert any(text.startswith("underline: ") for text in texts)
     # The number of each micro-batch in each of its ops; text with an outline has no comment that says what it is.
     assert texts.count("5") == sum(op.microbatch == 5 and op.pipeline == worker[0] for op, worker, _, _ in ops)
 

@@ -142,3 +142,9 @@ def test_one_stage_has_one_run():
 def test_other_shapes_are_refused():
     with pytest.raises(SettingError, match="v plans chunks in a V"):
         v(Problem(Topology(1, 4), 8))
+
+
+def test_a_stash_that_grows_in_b_stays_within_the_limit():
+    costs = Costs(t_f=0.1, t_b=0.1, t_w=0.1, f_stash=0.25, w_stash=0.5)
+    plain = Problem(Topology(1, 2), 2, costs=costs, memory_limit=0.5, num_iterations=1, staggered=False)
+    assert violations(v(in_shape("v", plain))) == []

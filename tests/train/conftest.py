@@ -14,7 +14,7 @@ def double_precision():
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def programs():
     """Each program is compiled once for the runs of a module that have the same settings."""
     with shared_programs({}):

@@ -44,5 +44,5 @@ def test_weights_that_are_not_finite_are_not_saved_and_what_a_policy_remembers_i
         return saver._save(lambda: snapshot, lambda *_, **__: "saved")
 
     assert save(master_head=[1.0], policy_0=[np.inf]) == "saved"
-    with pytest.raises(Exception, match="its numbers are not finite"):
+    with pytest.raises(Exception, match="its values are not finite"):
         save(master_head=[np.nan], policy_0=[1.0])

@@ -3,20 +3,18 @@
 import shutil
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, plan_restore
+from swift.checkpoint import CheckpointConfig
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
-from swift.mesh import storage_mesh
 from swift.models import ModelConfig
 from swift.runlog import read_run
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.checkpoints.saved_state import load_state
 from tests.train.runs import run
+from tests.train.stored_layers import layers
 
 pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 SAVED, LAST = 4, 6
@@ -40,24 +38,6 @@ def experiment(corpus):
         eval_every=0,
         checkpoint=CheckpointConfig(every=2, num_kept=5, snapshot_every=1),
     )
-
-
-def layers(experiment, directory, step):
-    """(master weights, moments, experts in the slots) of every layer in the model's order, by group."""
-    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)).stored, directory / "checkpoints"
-    state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)
-    moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
-
-    def in_order(name, slices):
-        rows = spec.model_rows[name]
-        if name in ("embedding", "head"):
-            return slices[0 if name == "embedding" else -1]
-        assert not slices[rows < 0].any()
-        return slices[rows >= 0]
-
-    trees = [tree for tree in (state.master, *moments) if isinstance(tree, dict)]
-    placement = state.placement[spec.model_rows["router"] >= 0]
-    return [{name: in_order(name, slices) for name, slices in tree.items()} for tree in trees], placement
 
 
 @pytest.fixture(scope="module")

@@ -193,3 +193,16 @@ def test_a_run_needs_only_an_experiment_and_a_directory(experiment, tmp_path, mo
     train(optax_only, tmp_path / "theirs")
     losses = [[record["loss"] for record in read_run(tmp_path / name).metrics] for name in ("mine", "theirs")]
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_a_run_with_narrow_moments_is_resumed(experiment, tmp_path):
+    """In two parts it has the losses of the whole, to the bit; with other moments it is refused."""
+    optimizer = replace(experiment.optimizer, moments="bfloat16")
+    narrow = replace(experiment, optimizer=optimizer, checkpoint=CheckpointConfig(every=1))
+    train(narrow, tmp_path / "whole")
+    train(narrow, TrainOptions(tmp_path / "parts", stop_at=2))
+    with pytest.raises(SettingError, match=r"OptimizerConfig\.moments"):
+        train(replace(narrow, optimizer=experiment.optimizer), TrainOptions(tmp_path / "parts", resume=True))
+    train(narrow, TrainOptions(tmp_path / "parts", resume=True))
+    whole, parts = ([record["loss"] for record in read_run(tmp_path / name).metrics] for name in ("whole", "parts"))
+    assert whole == parts

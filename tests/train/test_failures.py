@@ -68,7 +68,7 @@ def cluster(**changes):
 
 def test_programs_are_prepared_where_somebody_is_yet_to_fail_and_only_there(monkeypatch):
     prepared = []
-    monkeypatch.setattr(Engine, "_make_ready", lambda _, failed, is_main: prepared.append((failed, is_main)))
+    monkeypatch.setattr(Engine, "_make_ready", lambda _, *job: prepared.append(job[1:]))
     with cluster() as quiet:
         quiet.engine.settle()
     assert prepared == []

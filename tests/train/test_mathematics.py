@@ -80,11 +80,13 @@ CASES = [
     Case(ranks=8, slots=3, by="rank"),
     Case(ranks=3, top_k=2, capacity=None, slots=2, sequences=6, by="rank"),
     Case(ranks=4, top_k=2, slots=2, kind="virtual", by="rank"),
+    Case(ranks=4, top_k=2, microbatches=2, slots=2, by="exact"),
+    Case(ranks=3, slots=2, kind="virtual", sequences=6, by="exact"),
 ]
 
 
-QUICK = (0, 4, 6, 8)
-"""One rank without drops; eight with few slots; eight virtual ones with micro-batches; and capacity by rank."""
+QUICK = (4, 8, 13)
+"""Eight ranks with few slots that drop; capacity by rank, and micro-batches; exact capacity, and virtual ranks."""
 
 
 def experiment(case):
@@ -198,7 +200,7 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
     np.testing.assert_array_equal(sums.load.dropped_E[0], load.dropped_E)
     np.testing.assert_array_equal(sums.load.overflowed_E[0], load.overflowed_E)
     assert sums.load.popularity_E.sum() == sums.tokens[0] * case.top_k
-    if case.capacity is None:
+    if case.capacity is None or case.by == "exact":
         assert not sums.load.dropped_E.any()
 
 

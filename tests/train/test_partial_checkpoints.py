@@ -373,5 +373,5 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, 
     monkeypatch.setattr("swift.train.checkpoints.checkpointer.save_checkpoint", save)
     run_dir = tmp_path / "run"
     with pytest.raises(RunError, match="is not written"):
-        train(experiment, TrainOptions(run_dir, "", stop_at=1))
+        train(experiment, TrainOptions(run_dir, "", prepare="none", stop_at=1))
     assert {run_dir, run_dir / METRICS, run_dir / CLASS_COUNTS} <= {*before}

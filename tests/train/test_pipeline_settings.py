@@ -66,10 +66,6 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
             "Experiment.planner = 'v': plans pipelines that are alike, and Experiment.cut differs between them",
         ),
         (
-            {"layers": 3, "cut": ((2, 1), (1, 2)), "move_roles": True},
-            "Experiment.move_roles = True: must be False where Experiment.cut differs between pipelines",
-        ),
-        (
             {"microbatches": (1,)},
             "Experiment.microbatches = (1,): must be a number for each of Topology.num_pipelines = 2",
         ),
@@ -113,7 +109,11 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
             "while B runs",
         ),
         ({"memory_limit": float("nan")}, "Experiment.memory_limit = nan: must be a number above 0"),
-        ({"remat": "full"}, "Experiment.remat = 'full': must be True or False"),
+        (
+            {"remat": "full"},
+            "Experiment.remat = 'full': must be True or False, or one of none, attention, block",
+        ),
+        ({"remat": 1}, "Experiment.remat = 1: must be True or False, or one of none, attention, block"),
         ({"move_roles": 1}, "Experiment.move_roles = 1: must be True or False"),
         (
             {"failures": "step 2: fail 0:0"},

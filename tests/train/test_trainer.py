@@ -24,7 +24,7 @@ from swift.train import Experiment
 from swift.train.checkpoints import checkpointer
 from tests.train.runs import measured, run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "programs")
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
 
@@ -143,7 +143,7 @@ def test_a_signal_keeps_the_last_iteration_which_the_run_goes_on_from(experiment
 
 def test_numbers_that_are_not_finite_take_no_older_checkpoints_place(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointer, "is_finite", lambda _: False)
-    with pytest.raises(RunError, match="the checkpoint of iteration 2 was not saved: its numbers are not finite"):
+    with pytest.raises(RunError, match="the checkpoint of iteration 2 was not saved: its values are not finite"):
         run(replace(experiment, eval_every=0), tmp_path / "run", stop_at=2)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == []
 

@@ -88,7 +88,7 @@ def planner_only(*, move_roles):
     """All that ``check_failures`` needs of an engine: plans, without a program."""
     settings = PlanSettings(Problem(THREE_BY_TWO, 2, num_iterations=1), move_roles=move_roles)
     live = SimpleNamespace(topology=THREE_BY_TWO)
-    return SimpleNamespace(spec=SimpleNamespace(live=live), configure=Configurator(settings).configure)
+    return SimpleNamespace(spec=SimpleNamespace(live=live, chunks=None), configure=Configurator(settings).configure)
 
 
 AT_ONCE = ("step 2: fail 0:0", "step 3: fail 1:0", "step 5: fail 1:1", "step 5: fail 2:1")

@@ -124,11 +124,11 @@ class PeerSnapshots:
         self._settle(None)
         room, self._room = self._room, None
         try:
-            take = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
+            finish = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
         except RuntimeError as error:  # such as no memory on the devices
             self._trouble = str(error)
         else:
-            self._copying = self._thread.submit(self._copy, take, step, contained_LE)
+            self._copying = self._thread.submit(self._copy, finish, step, contained_LE)
         trouble, self._trouble = self._trouble, None
         return trouble
 
@@ -142,8 +142,8 @@ class PeerSnapshots:
             for step, snapshot, contained_LE in self._store.of_rank(rank)
         ]
 
-    def _copy(self, take: Callable[[], Snapshot], step: int, contained_LE: np.ndarray) -> None:
-        self._room = self._store.put(step, take(), contained_LE)
+    def _copy(self, finish: Callable[[], Snapshot], step: int, contained_LE: np.ndarray) -> None:
+        self._room = self._store.put(step, finish(), contained_LE)
 
     def _choose(self, contained_LE: np.ndarray) -> np.ndarray:
         """The classes ``[L, K]`` of the next snapshot; the first one is of all experts."""

@@ -12,7 +12,7 @@ from swift.checkpoint.partial import by_name, shape_text
 from swift.checkpoint.storage.digests import array_digest, difference, synced_digests
 from swift.checkpoint.storage.manifest import check_shapes, read_signed, write_signed
 from swift.checkpoint.storage.orbax_files import read_arrays, write_arrays
-from swift.checkpoint.storage.verification import wrong_numbers
+from swift.checkpoint.storage.verification import wrong_values
 from swift.errors import RunError, SettingError
 
 _VERSION = 1
@@ -37,7 +37,7 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     write_arrays(path, filled)
     shapes, files = {name: shape_text(array) for name, array in arrays.items()}, synced_digests(path)
     for name, content in contents.items():
-        why = wrong_numbers(path, {name: shapes[name]}, content, files, folder="")
+        why = wrong_values(path, {name: shapes[name]}, content, files, folder="")
         if why is not None:
             raise RunError(f"{path} was not written correctly: {why}: try again")
     fields = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
@@ -88,7 +88,7 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
         if wrong:
             raise SettingError(setting, str(path), f"is damaged: its file {name} {wrong}")
     for name, content in manifest.get("contents", {}).items():  # older exports have none
-        why = wrong_numbers(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
+        why = wrong_values(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
         if why is not None:
             raise SettingError(setting, str(path), f"is damaged: {why}")
     arrays = read_arrays(path, {name: leaf for name, leaf in wanted.items() if leaf.size})

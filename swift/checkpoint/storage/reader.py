@@ -202,5 +202,5 @@ def _read_dense(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[s
 def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
     """Raises SettingError where the arrays read are not those saved, although their files have just been verified."""
     if array_digest(arrays) != content:
-        allowed = f"the numbers of {name} are not those that were saved, though its files are: try again"
+        allowed = f"the values of {name} are not those that were saved, though its files are: try again"
         raise SettingError(_SETTING, str(path), allowed)

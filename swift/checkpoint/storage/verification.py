@@ -43,7 +43,7 @@ class Checker:
         why = self.files(step, dense.files, manifest.ledger.common[step])
         for name, shape in dense.shapes.items():
             if why is None and is_stored(shape):
-                why = self._numbers(step, {name: shape}, dense.contents[name], dense.files)
+                why = self._values(step, {name: shape}, dense.contents[name], dense.files)
         return why
 
     def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
@@ -51,7 +51,7 @@ class Checker:
         why = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
         if why is None and copy.num_bytes:
             shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
-            why = self._numbers(copy.step, shapes, copy.content, copy.files)
+            why = self._values(copy.step, shapes, copy.content, copy.files)
         return why
 
     def files(self, step: int, *all_files: Files) -> str | None:
@@ -73,14 +73,14 @@ class Checker:
         key = (step, name, "finite")
         if key not in self._found:
             array = map_array(self._path(step) / ARRAYS, name)
-            wrong = None if is_finite(array) else f"{name} has numbers that are not finite"
+            wrong = None if is_finite(array) else f"{name} has values that are not finite"
             self._found[key] = wrong and self._damaged(step, wrong)
         return self._found[key]
 
-    def _numbers(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
+    def _values(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
         key = (step, content, " ".join(shapes))
         if key not in self._found:
-            wrong = wrong_numbers(self._path(step), shapes, content, files)
+            wrong = wrong_values(self._path(step), shapes, content, files)
             self._found[key] = wrong and self._damaged(step, wrong)
         return self._found[key]
 
@@ -91,9 +91,7 @@ class Checker:
         return f"{self._path(step).name} is damaged: {why}"
 
 
-def wrong_numbers(
-    path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS
-) -> str | None:
+def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS) -> str | None:
     """Compares arrays on the disk, whose files are sound, with those that were in memory.
 
     Args:
@@ -117,7 +115,7 @@ def wrong_numbers(
     for name, shape in shapes.items():
         if shape_text(found[name]) != shape:
             return f"{name} was {shape} and is stored as {shape_text(found[name])}"
-    return None if digest == content else f"the numbers of {names} are not those that were saved"
+    return None if digest == content else f"the values of {names} are not those that were saved"
 
 
 def is_finite(array: np.ndarray) -> bool:

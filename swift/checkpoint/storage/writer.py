@@ -15,7 +15,7 @@ from swift.checkpoint.storage.digests import array_digest, synced_digests
 from swift.checkpoint.storage.directory import ARRAYS, begin_save, commit_save, remove_set_aside, retire
 from swift.checkpoint.storage.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest
 from swift.checkpoint.storage.orbax_files import files_of, write_arrays
-from swift.checkpoint.storage.verification import unit_array, wrong_numbers
+from swift.checkpoint.storage.verification import unit_array, wrong_values
 from swift.files import sync_directory
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
@@ -96,7 +96,7 @@ def check_written(
         of_array: digests of their files, read after they were written.
     """
     for name, array in arrays.items():
-        why = wrong_numbers(path, {name: shape_text(array)}, contents[name], of_array[name])
+        why = wrong_values(path, {name: shape_text(array)}, contents[name], of_array[name])
         if why is not None:
             raise OSError(errno.EIO, f"{why} ({os.strerror(errno.EIO)})")
 

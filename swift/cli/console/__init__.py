@@ -3,6 +3,7 @@
 Nothing here imports JAX, which takes seconds.
 """
 
+from swift.cli.console.evaluating import add_evaluate
 from swift.cli.console.input import add_data
 from swift.cli.console.parser import OneLineParser, ShowVersion, path_of, with_negative_values, with_suggestion
 from swift.cli.console.planning import add_compile, add_place, add_plan, add_simulate
@@ -25,6 +26,7 @@ __all__ = [
     "add_config",
     "add_data",
     "add_deadlines",
+    "add_evaluate",
     "add_init_from",
     "add_place",
     "add_plan",

@@ -22,10 +22,12 @@ class OneLineParser(argparse.ArgumentParser):
 
     Attributes:
         hidden: words that are understood but never suggested.
+        instead: commands that do what a word would, which is none.
         commands: parsers of the commands, by name.
     """
 
     hidden: Collection[str] = ()
+    instead: Mapping[str, str] = {}
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -35,6 +37,8 @@ class OneLineParser(argparse.ArgumentParser):
             parsers = [self, *filter(None, [self.commands.get(options.command)])]
             names = [name for one in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", one.format_help())]
             near = did_you_mean(unknown[0].partition("=")[0], names)
+            if not near and "--set" in names:
+                near = "--set NAME=VALUE changes a setting, `swift settings` lists them"
             self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
         return options
 
@@ -43,7 +47,9 @@ class OneLineParser(argparse.ArgumentParser):
         choice = _CHOICE.fullmatch(message)
         if choice:
             known = [word for word in re.findall(r"[\w-]+", choice[3]) if word not in self.hidden]
-            message = f"{choice[1]}; {did_you_mean(choice[2].strip(chr(39)), known) or 'choose ' + ', '.join(known)}"
+            word = choice[2].strip("'")
+            instead = f"try `swift {self.instead[word]}`" if word in self.instead else ""
+            message = f"{choice[1]}; {instead or did_you_mean(word, known) or 'choose ' + ', '.join(known)}"
         self.exit(2, f"{self.prog}: {message} (--help lists what is possible)\n")
 
 
@@ -81,9 +87,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("trian", ["train", "plan"])
     'did you mean train?'
+    >>> did_you_mean("--steps", ["--set", "--run-dir"])
+    ''
     """
-    names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), names, n=1)
+    names = {name.lower().lstrip("-"): name for name in known}  # the dashes of options would make all of them near
+    near = difflib.get_close_matches(word.lower().lstrip("-"), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else ""
 
 

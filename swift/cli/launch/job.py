@@ -25,7 +25,7 @@ from swift.elastic.coordinator import (
     choose_storage,
     parse_chaos,
 )
-from swift.elastic.membership import Process, RecoveryPolicy, processes_of
+from swift.elastic.membership import Holders, Process, RecoveryPolicy, processes_of
 from swift.elastic.state import RunFiles
 from swift.elastic.worker import configure_jax
 from swift.errors import SettingError, check_count
@@ -92,6 +92,12 @@ class LaunchJob:
         """Returns whether the run can continue on any ranks that are left."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
+    @property
+    def stage_of_chunk(self) -> Holders:
+        """Stage that holds each chunk, by pipeline; empty where all pipelines are cut alike."""
+        chunks = self.experiment.chunks
+        return () if chunks.is_one_cut else chunks.stage_DC
+
     def show(self, text: str) -> None:
         """Prints a line, after the name of this node if there are several."""
         line = f"node {self.nodes.own}: {text}" if self.nodes.count > 1 else text
@@ -140,6 +146,7 @@ class LaunchJob:
                 max_restarts=self.options.restarts,
                 begins_with_state=self.options.resume or self.options.init_from is not None,
                 is_elastic=self.is_elastic,
+                stage_of_chunk=self.stage_of_chunk,
             ),
             faults=self.faults,
             services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
@@ -174,10 +181,7 @@ def _check(experiment: Experiment) -> None:
             "plans without failures, or two runs of layers a worker",
         ),
         "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
-        "cut": (
-            not experiment.chunks.is_one_cut,
-            "must be one for all pipelines: processes keep a stage's state",
-        ),
+        "adapt": (experiment.adapt != "reroute", "must be 'reroute': processes keep their blocks so far"),
         "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
     }
     for name, (is_wrong, allowed) in refused.items():

@@ -92,19 +92,15 @@ class DropDuplicates:
 
     field: str = "text"
     name: str = "drop_duplicates"
-    depends_on = None
-    is_random = False
-    is_fixed = False
+    writes: ClassVar[tuple[str, ...]] = ()
+    depends_on: ClassVar[None] = None
+    is_random: ClassVar[bool] = False
+    is_fixed: ClassVar[bool] = False
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The field that is compared."""
         return (self.field,)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """No field."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -120,19 +116,15 @@ class Tokenize:
     tokenizer: Tokenizer
     field: str = "text"
     name: str = "tokenize"
-    depends_on = None
-    is_random = False
-    is_fixed = False
+    writes: ClassVar[tuple[str, ...]] = ("tokens",)
+    depends_on: ClassVar[None] = None
+    is_random: ClassVar[bool] = False
+    is_fixed: ClassVar[bool] = False
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The text."""
         return (self.field,)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The tokens."""
-        return ("tokens",)
 
     def function(self, sample: Sample) -> Sample:
         """Returns the tokens of a text that is not empty, in the smallest unsigned type, and a separator."""

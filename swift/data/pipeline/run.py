@@ -49,7 +49,7 @@ class _Wrapped:
 def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any]:
     """Yields samples in their order, made ahead as the plan says.
 
-    A process that dies is started again, and goes on with the sample that is due: the samples are the same.
+    A process that dies is restarted at the sample that is due, so the samples stay the same.
 
     Args:
         samples: samples by number, which another process gets as a pickle if the plan has processes.

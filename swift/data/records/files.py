@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +160,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class FileRecords:
+class FileRecords(ABC):
     """Records of the files of a pattern, one file after the other; a base for sources.
 
     Args:
@@ -177,11 +178,11 @@ class FileRecords:
     def _ends(self) -> Sequence[int]:
         return list(accumulate(self._num_records(place) for place in range(len(self.files))))
 
-    def _num_records(self, file: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _num_records(self, file: int) -> int: ...
 
-    def _record(self, file: int, number: int) -> Mapping[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _record(self, file: int, number: int) -> Mapping[str, Any]: ...
 
     def __len__(self) -> int:
         return self._ends[-1]

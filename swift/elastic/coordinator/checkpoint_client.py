@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.membership import Process, ShardLayout, Stamp
+from swift.elastic.membership import Holders, Process, ShardLayout, Stamp, lost_stages, whole_workers
 from swift.elastic.transport import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -37,9 +37,10 @@ class CheckpointClient:
         command: command that starts it.
         log: log file of the service.
         directory: directory of the run's checkpoints.
-        processes: processes of the first generation, see ``set_processes``.
+        processes: processes of the run, which the first generation has, see ``set_processes``.
         start_s: time that the service takes to start, in seconds.
         deadline_s: time limit of an answer, in seconds; the service is killed if it is later.
+        stage_of_chunk: see ``Holders``.
         has_origin: whether the run begins with the weights of another, which the service can load.
         clock: function that returns the time, in seconds.
     """
@@ -54,13 +55,15 @@ class CheckpointClient:
         processes: Sequence[Process],
         start_s: float,
         deadline_s: float,
+        stage_of_chunk: Holders = (),
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
-        self._has_origin = has_origin
+        self._has_origin, self._stage_of_chunk = has_origin, stage_of_chunk
+        self._run = tuple(processes)
         self.set_processes(processes)
-        self._parts: dict[Stamp, dict[tuple[int, int], Process]] = {}
+        self._parts: dict[Stamp, set[Process]] = {}
         self._requests: list[CheckpointCommand] = []  # the first one has been sent
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
         self._ready_by = 0.0  # time at which the service has to have started
@@ -72,8 +75,10 @@ class CheckpointClient:
         self._retry_at: float | None = None
 
     def set_processes(self, processes: Sequence[Process]) -> None:
-        """Sets the processes of the generation; a checkpoint has a part of each of their stages and ranks."""
-        self._num_parts = len({(stage, rank) for (_, stage), rank in processes})
+        """Sets the processes of the generation; a checkpoint has parts of a whole worker of each of their stages."""
+        workers = {process.worker for process in processes}
+        # What a worker kept before it died counts; a worker that is there has no other ranks than these.
+        self._processes = (*processes, *(process for process in self._run if process.worker not in workers))
 
     @property
     def newest(self) -> int | None:
@@ -120,12 +125,14 @@ class CheckpointClient:
 
     def add(self, snapshot: SnapshotKept, *, is_full: bool = False) -> None:
         """Records that a member has kept its part of a state, and saves the state once all its parts are kept."""
-        (_, stage), rank = process = snapshot.member.process
-        parts = self._parts.setdefault(snapshot.stamp, {})
-        parts[stage, rank] = process
-        if len(parts) == self._num_parts:
+        parts = self._parts.setdefault(snapshot.stamp, set())
+        parts.add(snapshot.member.process)
+        if not lost_stages(self._processes, parts, stage_of_chunk=self._stage_of_chunk):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
-            self._request(SaveCheckpoint(snapshot.stamp, tuple(sorted(parts.values())), is_full))
+            # Some ranks of a worker that is not needed may have kept their parts already.
+            whole = whole_workers(self._processes, parts)
+            holders = tuple(sorted(process for process in parts if process.worker in whole))
+            self._request(SaveCheckpoint(snapshot.stamp, holders, is_full))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, generation: int, processes: Sequence[Process]) -> None:

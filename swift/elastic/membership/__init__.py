@@ -43,11 +43,13 @@ from swift.elastic.membership.events import (
     Woke,
 )
 from swift.elastic.membership.members import (
+    Holders,
     Member,
     Process,
     ShardLayout,
     Stamp,
     agreed_stamp,
+    lost_stages,
     processes_of,
     whole_workers,
 )
@@ -72,6 +74,7 @@ __all__ = [
     "GiveUp",
     "GoLive",
     "Heartbeat",
+    "Holders",
     "Kill",
     "MayRestart",
     "Member",
@@ -99,6 +102,7 @@ __all__ = [
     "Tick",
     "Woke",
     "agreed_stamp",
+    "lost_stages",
     "processes_of",
     "whole_workers",
 ]

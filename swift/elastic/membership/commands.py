@@ -103,7 +103,7 @@ class RestartAll(NamedTuple):
 
 
 class StageLost(NamedTuple):
-    """Report that no process is left to serve these stages; the next generation waits for one."""
+    """Report that no process is left to serve these stages, or layers of them; the next generation waits for one."""
 
     stages: tuple[int, ...]
 

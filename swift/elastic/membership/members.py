@@ -73,23 +73,42 @@ def whole_workers(processes: Collection[Process], present: Collection[Process]) 
     }
 
 
+Holders = tuple[tuple[int, ...], ...]
+"""The stage that holds each chunk, by pipeline; empty where all pipelines are cut alike, and a chunk is a stage."""
+
+
 def lost_stages(
-    processes: Collection[Process], present: Collection[Process], *, is_elastic: bool = False
+    processes: Collection[Process],
+    present: Collection[Process],
+    *,
+    is_elastic: bool = False,
+    stage_of_chunk: Holders = (),
 ) -> tuple[int, ...]:
     """Returns the stages without any complete worker; in an elastic run, without any process.
+
+    Where pipelines are cut differently, also the stages that hold a chunk, in whichever pipeline, that no complete
+    worker holds.
 
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 0)), Process((1, 0))])
     (1,)
     >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
     (0,)
+    >>> apart = (0, 0, 1), (0, 1, 1)
+    >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 1)), Process((1, 0))], stage_of_chunk=apart)
+    (0, 1)
     """
     there = {process.worker for process in present} if is_elastic else whole_workers(processes, present)
-    served = {stage for _, stage in there}
-    return tuple(sorted({stage for (_, stage), _ in processes} - served))
+    lost = {stage for (_, stage), _ in processes} - {stage for _, stage in there}
+    for stage_D in zip(*stage_of_chunk, strict=True):
+        if there.isdisjoint(enumerate(stage_D)):
+            lost.update(stage_D)
+    return tuple(sorted(lost))
 
 
-def agreed_stamp(processes: Collection[Process], held_by: Mapping[Process, frozenset[Stamp]]) -> Stamp | None:
-    """Returns the newest state that a complete worker of every stage holds; None if there is none.
+def agreed_stamp(
+    processes: Collection[Process], held_by: Mapping[Process, frozenset[Stamp]], stage_of_chunk: Holders = ()
+) -> Stamp | None:
+    """Returns the newest state that complete workers of every stage, and chunk, hold; None if there is none.
 
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
@@ -97,6 +116,7 @@ def agreed_stamp(processes: Collection[Process], held_by: Mapping[Process, froze
     Stamp(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
-        if not lost_stages(processes, [process for process, held in held_by.items() if stamp in held]):
+        holders = [process for process, held in held_by.items() if stamp in held]
+        if not lost_stages(processes, holders, stage_of_chunk=stage_of_chunk):
             return stamp
     return None

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from swift.deadlines import Deadlines
 from swift.elastic.membership.commands import RestoreState
 from swift.elastic.membership.generation import Generation
-from swift.elastic.membership.members import Member, Process, ShardLayout, lost_stages, whole_workers
+from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
 from swift.elastic.membership.process_status import ProcessState, ProcessStatus
 
 Recovery = Literal["live", "restart"]
@@ -23,12 +23,14 @@ class RecoveryPolicy:
         begins_with_state: whether the run begins with a state that is loaded: its newest checkpoint's, or one with the
             weights of another run.
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
+        stage_of_chunk: see ``Holders``.
     """
 
     recovery: Recovery = "live"
     max_restarts: int = 10
     begins_with_state: bool = False
     is_elastic: bool = False
+    stage_of_chunk: Holders = ()
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,16 @@ class RunStatus:
 
     @property
     def unserved_stages(self) -> tuple[int, ...]:
-        """Stages without any worker that could be a member of a new generation."""
-        present = [member.process for member in self.present()]
-        return lost_stages(self.processes, present, is_elastic=self.policy.is_elastic)
+        """Stages without any worker that could be a member of a new generation, see ``lost_stages``."""
+        return self._lost([member.process for member in self.present()])
 
     def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
         """Stages that no process would serve without these."""
-        others = [process for process in self.processes if process not in processes]
-        return lost_stages(self.processes, others, is_elastic=self.policy.is_elastic)
+        return self._lost([process for process in self.processes if process not in processes])
+
+    def _lost(self, there: Collection[Process]) -> tuple[int, ...]:
+        is_elastic, holders = self.policy.is_elastic, self.policy.stage_of_chunk
+        return lost_stages(self.processes, there, is_elastic=is_elastic, stage_of_chunk=holders)
 
     @property
     def dead(self) -> tuple[Process, ...]:

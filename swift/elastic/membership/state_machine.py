@@ -222,7 +222,7 @@ class Membership(RunStatus):
             slices = Slices(layouts, held_by, generation.found)
             go, layouts = elastic_go_live(number, members, slices)
         else:
-            stamp = agreed_stamp(self.processes, held_by)
+            stamp = agreed_stamp(self.processes, held_by, self.policy.stage_of_chunk)
             go = GoLive(number, stamp, tuple(member for member in members if stamp in generation.held[member]))
         live = [
             replace(

@@ -40,14 +40,18 @@ def rejoin_text(processes: Sequence[Process], after: int | None) -> str:
     return f"{names(processes)} {have} rejoined" + ("" if after is None else f", admitted after iteration {after}")
 
 
-def stage_lost_text(stages: Sequence[int]) -> str:
-    """Formats a line on stages that no process serves any longer.
+def stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
+    """Formats a line on stages that no process serves any longer; on parts of them where pipelines are cut differently.
 
-    >>> stage_lost_text([1])
+    >>> stage_lost_text([1], is_one_cut=True)
     'stage 1 has no process left: the others wait'
+    >>> stage_lost_text([0, 1], is_one_cut=False)
+    'layers of stages 0 and 1 have no process left: the others wait'
     """
-    which = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {listed(list(map(str, stages)))} have"
-    return f"{which} no process left: the others wait"
+    which = f"stage {stages[0]}" if len(stages) == 1 else f"stages {listed(list(map(str, stages)))}"
+    if not is_one_cut:
+        return f"layers of {which} have no process left: the others wait"
+    return f"{which} {'has' if len(stages) == 1 else 'have'} no process left: the others wait"
 
 
 def continue_text(num_left: int, num_processes: int) -> str:

@@ -231,7 +231,8 @@ class Journal:
                 self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are restarted: {why}", why=why)]
             case StageLost(stages):
-                return [self._note("stage_lost", stage_lost_text(stages), stages=list(stages))]
+                text = stage_lost_text(stages, is_one_cut=not after.policy.stage_of_chunk)
+                return [self._note("stage_lost", text, stages=list(stages))]
             case GiveUp(process, why):
                 # The error that ends the run is shown on the terminal.
                 return [self._note("give_up", None, process=str(process), why=why)]

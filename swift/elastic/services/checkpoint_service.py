@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from swift.checkpoint import (
 from swift.data import check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
 from swift.elastic.membership import Process, Stamp, processes_of
+from swift.elastic.services.checkpoint_parts import CheckpointParts
 from swift.elastic.services.reshard_state import Resharding
-from swift.elastic.state import Handover, LedgerCounts, SharedMemoryStore, join_parts, process_parts
+from swift.elastic.state import Handover, LedgerCounts
 from swift.elastic.transport import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -49,7 +50,6 @@ from swift.elastic.transport import (
     StateRestored,
 )
 from swift.errors import RunError, SettingError
-from swift.mesh import part_shapes
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import sync_record
 from swift.train import Experiment, WeightSource
@@ -99,10 +99,6 @@ class CheckpointService:
         """Division of the state into a dense part and experts."""
         return split_of(self.spec)
 
-    @cached_property
-    def _specs(self) -> TrainState:
-        return replace(self.spec.specs, slots={})
-
     def serve(self, commands: Iterable[str], answer: Callable[[str], None]) -> None:
         """Carries out commands until there are no more; each is finished before the next is read.
 
@@ -149,7 +145,7 @@ class CheckpointService:
 
         Args:
             stamp: stamp of the state.
-            holders: processes that have kept its parts: one for every stage, or for every stage and rank.
+            holders: processes that have kept its parts: of whole workers that together have every block.
             directory: directory of checkpoints; that of the run unless given.
             is_full: whether to save all experts, whatever K is; after the last iteration all are saved anyway.
 
@@ -161,10 +157,7 @@ class CheckpointService:
             OSError: a part does not exist, or the checkpoint cannot be written.
         """
         spec = self._spec_of(holders)
-        shapes, split = spec.abstract(), split_of(spec)
-        like = part_shapes(self._specs, shapes, len(self._ranks(0)))
-        parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in self._in_order(holders)]
-        state = join_parts(self._specs, shapes, parts)
+        split, state = split_of(spec), self._parts(holders).joined(stamp, holders)
         check_savable(state, stamp.step, spec.experts.num_classes)
         ledger, config = self._counts.at(spec, stamp.step, _RECORD_S), self.experiment.checkpoint
         if directory is None:  # a record that the ledger counts must not be lost while the checkpoint stays
@@ -204,7 +197,7 @@ class CheckpointService:
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
         host = load_state(self.checkpoints, plan, self._spec_of(processes))
         check_same_data(plan.manifest.extra["loader"], self.data)
-        self._keep(host, Stamp(generation, plan.step), processes)
+        self._parts(processes).keep(host, Stamp(generation, plan.step), processes)
         for aside in set_aside_newer(self.checkpoints, plan.step):
             print(f"{aside} is set aside: the run resumes from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
@@ -224,20 +217,13 @@ class CheckpointService:
         """
         assert self.init_from is not None
         plan = self.init_from.plan(self.experiment)
-        host = jax.device_get(self._spec_of(processes).lay_out(self.init_from.parameters(plan)))
-        self._keep(host, Stamp(generation, 0), processes)
+        host = jax.device_get(self._spec_of(processes).stored.lay_out(self.init_from.parameters(plan)))
+        self._parts(processes).keep(host, Stamp(generation, 0), processes)
         return self.init_from.facts(plan)
 
     @property
     def _steps(self) -> list[int]:
         return checkpoint_steps(self.checkpoints)
-
-    def _keep(self, host: TrainState, stamp: Stamp, processes: Sequence[Process]) -> None:
-        """Keeps every process's part of a state without slots."""
-        for nth, process in enumerate(processes):
-            rank = nth if self._is_elastic else process.rank
-            parts = process_parts(self._specs, host, process.worker[1], self._ranks(rank))
-            SharedMemoryStore(self.snapshots, process).save(stamp, parts)
 
     @cached_property
     def resharding(self) -> Resharding:
@@ -270,20 +256,14 @@ class CheckpointService:
         """Returns the step spec of a generation."""
         return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
-    def _ranks(self, rank: int) -> Sequence[int]:
-        """Returns the expert ranks of a process."""
-        return (rank,) if self.by_rank else range(self.experiment.topology.num_expert_ranks)
-
-    def _in_order(self, holders: Sequence[Process]) -> list[Process]:
-        """Sorts processes of different pipelines by stage, then by rank; checks that there is one for each."""
-        if self._is_elastic:
-            assert len(set(holders)) == len(holders), f"holders are {holders}"
-            return sorted(holders)
-        one_pipeline = processes_of(replace(self.experiment.topology, num_pipelines=1), by_rank=self.by_rank)
-        found = {(process.worker[1], process.rank): process for process in holders}
-        wanted = [(process.worker[1], process.rank) for process in one_pipeline]
-        assert sorted((process.worker[1], process.rank) for process in holders) == wanted, f"holders are {holders}"
-        return [found[stage_rank] for stage_rank in wanted]
+    def _parts(self, processes: Sequence[Process]) -> CheckpointParts:
+        """Returns the parts of a generation's processes."""
+        return CheckpointParts(
+            spec=self._spec_of(processes),
+            snapshots=self.snapshots,
+            by_rank=self.by_rank,
+            is_elastic=self._is_elastic,
+        )
 
     def _failure(self, command: CheckpointCommand, error: Exception) -> CommandFailed:
         why = " ".join(str(error).split())

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn, TextIO
@@ -72,7 +73,7 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
         possible = range(1, experiment.topology.num_expert_ranks + 1)
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
         return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
-    near = [failed, *sorted(neighbours(experiment.topology, failed), key=len, reverse=True)]
+    near = [failed, *sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)]
     jobs = [CompileJob(other, kinds, next(iter(failed - other), None)) for other in near]
     return jobs + [CompileJob(other, ("single",)) for other in near if experiment.window > 1]
 
@@ -110,7 +111,7 @@ class CompileService:
         configuration = self._configurator.configure(job.failed)
         spec = self._specs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
         clear_backends()
-        keys = self._keys(job, configuration, spec.live.num_ranks)
+        keys = self._keys(job, configuration, spec.at(replace(spec.live, places=configuration.places)))
         missing = [key for key in keys if key not in self._executables]
         if missing:
             num_devices = len(configuration.places) * spec.live.num_ranks
@@ -122,13 +123,14 @@ class CompileService:
                 raise OSError("compiled programs cannot be kept, see the log")
         return len(missing)
 
-    def _keys(self, job: CompileJob, configuration: Configuration, num_ranks: int) -> list[object]:
+    def _keys(self, job: CompileJob, configuration: Configuration, spec: StepSpec) -> list[object]:
+        num_ranks = spec.live.num_ranks
         keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
         has_R = _has_state(job, configuration)
         if not all(has_R):
-            keys.append(share_key(configuration, has_R))
+            keys.append(share_key(spec, has_R))
         if job.num_ranks is not None:
-            keys.append(slots_key(num_ranks, [place.stage for place in configuration.places]))
+            keys.append(slots_key(spec))
             keys += [neighbour_key(num_ranks, k) for k in self._experts_of_copies(job.num_ranks)]
         return keys
 

@@ -1,9 +1,9 @@
-"""Conversion between the state in a checkpoint, with a row for every stage, and the parts of processes.
+"""Conversion between a state on the host, with a row for every stage or worker, and the parts of processes.
 
 A process has ``Parts`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED ``[1, row, 1,
 ...]``, or SHARED ``[1, ...]``, equal on all devices.
 
-Legend: P stages, N expert ranks.
+Legend: P stages or workers, N expert ranks.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from jax.sharding import PartitionSpec
 from swift.mesh import RANKED, Parts, is_spec, map_specs
 
 
-def process_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> Any:
-    """Returns the part of a checkpoint's state that one process has.
+def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> Any:
+    """Returns the part of a state that one process has.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         tree: arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
-        stage: stage that the process serves.
+        index: which of the P is the process's.
         ranks: expert ranks of its devices.
 
     Returns:
@@ -32,19 +32,19 @@ def process_parts(specs: Any, tree: Any, stage: int, ranks: Sequence[int]) -> An
     """
 
     def cut(spec: PartitionSpec, whole: np.ndarray) -> Parts:
-        own = whole[stage : stage + 1]
+        own = whole[index : index + 1]
         return [own[:, :, rank : rank + 1] if spec == RANKED else own for rank in ranks]
 
     return map_specs(cut, specs, tree)
 
 
 def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
-    """Returns the arrays of a checkpoint from the parts of all processes.
+    """Returns whole arrays from the parts of all their processes.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         shapes: shapes of the result.
-        parts: trees of ``Parts`` of the processes of the first stage by rank, then those of the next.
+        parts: trees of ``Parts`` of the processes of the first stage or worker by rank, then those of the next.
 
     Returns:
         Arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.

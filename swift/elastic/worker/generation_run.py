@@ -16,6 +16,7 @@ from swift.elastic.transport import FormGroup, Halt, Planned, Record, SnapshotKe
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.mesh import fetch_parts
 from swift.pipeline import Steps, TrainState
+from swift.pipeline.reconfigure import saving_rows
 from swift.train import Experiment, LiveWorkers, StateKeeper, TrainLoop, is_due, plan_facts, window_length
 
 NUM_SNAPSHOTS = 3
@@ -121,12 +122,12 @@ class GenerationStates(StateKeeper):
         return is_due(done, experiment.checkpoint.every, experiment.num_steps)
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
-        """Keeps a state to be saved, on one worker of each stage."""
+        """Keeps a state to be saved, on workers that together have every stage, or chunk, once."""
         generation = self.generation
         # A record holds the loss before the update. A run about to stop has no time to compile for the loss after it.
         loss = evaluate() if generation.halt is None else None
-        live, stamp = generation.steps.spec.live, Stamp(generation.number, done)
-        if generation.process.worker in [live.workers[row] for row in live.first_rows]:
+        spec, stamp = generation.steps.spec, Stamp(generation.number, done)
+        if generation.process.worker in [spec.live.workers[row] for row in saving_rows(spec)]:
             try:
                 self.snapshots.save(stamp, fetch_parts(replace(state, slots={})))
             except OSError as error:

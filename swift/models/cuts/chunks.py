@@ -24,7 +24,7 @@ class Chunks(BlockRows):
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
         sizes: number of blocks of each chunk.
-        stage_DC: stage that holds each chunk, by pipeline.
+        stage_DC: stage that holds each chunk, by pipeline; a stage whose worker is down may hold none.
     """
 
     moe_layers: tuple[bool, ...]
@@ -32,14 +32,14 @@ class Chunks(BlockRows):
     stage_DC: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        stages = set(range(self.num_stages))
-        assert all(set(stage_C) == stages for stage_C in self.stage_DC), f"a stage without a chunk: {self.stage_DC}"
+        held = set().union(*self.stage_DC)
+        assert held == set(range(self.num_stages)), f"a stage without a chunk in all pipelines: {self.stage_DC}"
         assert all(len(stage_C) == len(self.sizes) for stage_C in self.stage_DC), "a chunk without a stage"
 
     @property
     def num_stages(self) -> int:
         """P."""
-        return max(self.stage_DC[0]) + 1
+        return max(map(max, self.stage_DC)) + 1
 
     @property
     def are_stages(self) -> bool:

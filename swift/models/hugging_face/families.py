@@ -44,7 +44,6 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (1.0, None),
     "attention_bias": (False, None),
-    "tie_word_embeddings": (False, None),
 }
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family

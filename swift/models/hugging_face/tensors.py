@@ -61,7 +61,8 @@ def tensor_places(family: Family, gpt: GPT) -> Iterator[TensorPlace]:
         yield from _moe(family, gpt, layer, row) if is_moe else _dense(gpt, layer, row)
         counts[is_moe] += 1
     yield TensorPlace("model.norm.weight", (config.model_dim,), "head", 0, "norm.scale")
-    yield TensorPlace("lm_head.weight", vocabulary, "head", 0, "out.kernel")
+    if not config.tied_embeddings:
+        yield TensorPlace("lm_head.weight", vocabulary, "head", 0, "out.kernel")
 
 
 def _attention(gpt: GPT, layer: int) -> Iterator[TensorPlace]:

@@ -4,9 +4,11 @@ The plan of a failure set, its compiled steps, the cache of executables, and mov
 workers.
 """
 
-from swift.pipeline.reconfigure.block_transfer import move_state
+from swift.pipeline.reconfigure.block_sharing import saving_rows, share_blocks
+from swift.pipeline.reconfigure.block_transfer import move_on_host, move_state
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
-from swift.pipeline.reconfigure.engine import PREPARE, Engine, Prepare, Reconfiguration
+from swift.pipeline.reconfigure.cut_search import CutSearch, Outages
+from swift.pipeline.reconfigure.engine import PREPARE, BetterCut, Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import (
     Configuration,
@@ -18,18 +20,23 @@ from swift.pipeline.reconfigure.failure_config import (
     survives,
 )
 from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots, share_key, slots_key
+from swift.pipeline.reconfigure.recut import Recut
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
 
 __all__ = [
     "PREPARE",
+    "BetterCut",
     "Configuration",
     "Configurator",
+    "CutSearch",
     "Engine",
     "ExecutableCache",
+    "Outages",
     "Plan",
     "PlanSettings",
     "Prepare",
     "Reconfiguration",
+    "Recut",
     "StateShape",
     "StepKind",
     "Steps",
@@ -38,11 +45,14 @@ __all__ = [
     "compiled_init",
     "compiled_share",
     "compiled_slots",
+    "move_on_host",
     "move_state",
     "neighbours",
     "program_key",
     "reshape_state",
     "reshaped",
+    "saving_rows",
+    "share_blocks",
     "share_key",
     "slots_key",
     "survives",

@@ -1,6 +1,7 @@
 """Moving a state to other workers, block by block where they hold other blocks than those that have them now.
 
-From device to device, within a single process, which has all of them.
+From device to device, within a single process, which has all of them, or on the host. Between processes, states are
+copied by a program, see ``block_sharing``.
 """
 
 from collections.abc import Sequence
@@ -57,6 +58,28 @@ def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainSt
     return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec), total
 
 
+def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
+    """Moves a state on the host, RANKED ``[worker, row, N, ...]`` and SHARED ``[worker, ...]``, to another spec's rows.
+
+    Args:
+        state: arrays of ``old``, with or without slots.
+        old: spec of the state, with a row for each worker that has it; its mesh may be on any devices.
+        new: spec of the state to make, of the same model and number of ranks.
+
+    Returns:
+        The state of ``new``; the same arrays where its rows hold what those of ``old`` do.
+    """
+    move = _BlockMove(old, new)
+    if move.changes_nothing:
+        return state
+    specs = new.specs if state.slots else replace(new.specs, slots={})
+
+    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:  # noqa: ARG001
+        return jax.tree_util.tree_map_with_path(lambda inner, leaf: move.on_host(_name((*path, *inner)), leaf), sub)
+
+    return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+
+
 class _BlockMove:
     """The pieces of which the arrays of every worker are made.
 
@@ -67,7 +90,7 @@ class _BlockMove:
     def __init__(self, old: StepSpec, new: StepSpec):
         self._old, self._new = old, new
         before = {place: row for row, place in enumerate(old.live.places)}
-        blocks = [[spec.chunks.blocks[holding] for holding in spec.holding_R] for spec in (old, new)]
+        self._blocks = blocks = [[spec.chunks.blocks[holding] for holding in spec.holding_R] for spec in (old, new)]
         # The row of the old mesh whose arrays a worker keeps, or -1.
         self._kept_R = [
             row if (row := before.get(place, -1)) >= 0 and blocks[0][row] == mine else -1
@@ -75,6 +98,20 @@ class _BlockMove:
         ]
         living = set(new.live.workers)
         self._order = sorted(range(old.live.num_live), key=lambda row: (old.live.workers[row] not in living, row))
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the rows hold the same blocks before and after."""
+        return self._blocks[0] == self._blocks[1] and all(map(self._is_as_long, KINDS))
+
+    def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
+        """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
+
+        def row_of(pieces: list[_Piece]) -> np.ndarray:
+            taken = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
+            return taken[0] if len(taken) == 1 else np.concatenate(taken, axis=1)
+
+        return np.concatenate([row_of(self._pieces(name, row)) for row in range(self._new.live.num_live)])
 
     def array(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> tuple[jax.Array, int]:
         """An array on the new mesh, and the bytes moved: of a group, of the ``placement``, or of neither (empty)."""
@@ -129,8 +166,11 @@ def _name(path: Sequence[Any]) -> str:
     return next((entry.key for entry in more if isinstance(entry, jax.tree_util.DictKey)), "")
 
 
-def _taken(part: jax.Array, piece: _Piece) -> jax.Array:
+def _taken(part: Any, piece: _Piece) -> Any:
+    """The rows of a piece, of an array on a device or on the host."""
     if piece.rows == _ALL:
         return part
     rows = part[:, piece.rows]
-    return jnp.zeros_like(rows) if piece.is_padding else rows
+    if not piece.is_padding:
+        return rows
+    return np.zeros_like(rows) if isinstance(rows, np.ndarray) else jnp.zeros_like(rows)

@@ -14,9 +14,10 @@ import jax
 from swift.data import Batch
 from swift.pipeline.reconfigure.block_transfer import move_state
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
-from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings, neighbours
+from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, Plan, PlanSettings, neighbours
+from swift.pipeline.reconfigure.recut import Recut, check_recut, find_recut, recut_settings, recut_spec
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
-from swift.schedules import FAULT_FREE, allocated_bytes
+from swift.schedules import FAULT_FREE, Kind, allocated_bytes
 from swift.topology import Worker
 
 Prepare = Literal["none", "next"]
@@ -42,6 +43,21 @@ class Reconfiguration:
     moved_bytes: int
 
 
+@dataclass(frozen=True)
+class BetterCut:
+    """A cut for the survivors of some failures, ready to run.
+
+    Attributes:
+        recut: cuts and micro-batches.
+        gain: share of the planned time of a re-routed iteration that it saves.
+        most_bytes: about how many bytes of state the worker that gets the most of them has to copy.
+    """
+
+    recut: Recut
+    gain: float
+    most_bytes: float
+
+
 class Engine:
     """The configurations of a run; a context manager, since it may compile in the background.
 
@@ -65,15 +81,17 @@ class Engine:
         prepare: Prepare = "none",
         failed: frozenset[Worker] = frozenset(),
     ):
-        self._spec, self._configurator, self._num_sequences = spec, Configurator(settings), num_sequences
+        self._num_sequences, self._settings = num_sequences, settings
+        self._recuts: dict[Recut | None, tuple[StepSpec, Configurator]] = {None: (spec, Configurator(settings))}
+        self._recut: Recut | None = None
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
-        self._steps: dict[frozenset[Worker], Steps] = {}
+        self._steps: dict[tuple[Recut | None, frozenset[Worker]], Steps] = {}
         self._background = ThreadPoolExecutor(1, "prepare")
         self._pending: list[Future[None]] = []
         self._troubles: SimpleQueue[str] = SimpleQueue()
         self._is_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        self._fault_free = self._configurator.configure(frozenset())
-        self.steps = self._steps_for(failed)
+        self._fault_free = self.configure(frozenset())
+        self.steps = self._steps_for(failed, None)
 
     def __enter__(self) -> Self:
         return self.open()
@@ -114,13 +132,19 @@ class Engine:
     @property
     def period_ratio(self) -> float:
         """The planned time of an iteration, as a multiple of that without failures."""
-        plan = self.steps.plan
-        return plan.period / self._fault_free.plans[plan.schedule.problem.num_iterations].period
+        return self._ratio(self.steps.plan)
+
+    def _ratio(self, plan: Plan) -> float:
+        fault_free = self._fault_free.plans[plan.schedule.problem.num_iterations]
+        # The unit of costs depends on the cuts; the work of a micro-batch does not.
+        of_all, of_now = (one.schedule.problem.time_4P[: Kind.U].sum() for one in (fault_free, plan))
+        return float(plan.period / fault_free.period * (of_all / of_now))
 
     @property
     def stash_bytes(self) -> int:
         """Bytes that every rank allocates for stashes and messages."""
-        return allocated_bytes(self.steps.plan.table, self._configurator.settings.sizes)
+        _, configurator = self._of(self._recut)
+        return allocated_bytes(self.steps.plan.table, configurator.settings.sizes)
 
     @property
     def bubble_share(self) -> float:
@@ -128,12 +152,37 @@ class Engine:
         return self.steps.plan.bubble_share
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
-        """The configuration for a failure set.
+        """The configuration for a failure set, with the run's own cuts.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for the failures.
         """
-        return self._configurator.configure(failed)
+        return self._of(None)[1].configure(failed)
+
+    def better_cut(self, failed: frozenset[Worker]) -> BetterCut | None:
+        """Plans and compiles the best cut for survivors that stay in their pipelines; None if it saves no time.
+
+        It takes as long as compiling does, and may be called from another thread than the rest.
+
+        Args:
+            failed: workers that are down.
+
+        Raises:
+            SettingError: the plan is not possible in the memory that there is.
+        """
+        with jax.enable_x64(self._is_x64):  # a setting of each thread
+            spec, configurator = self._of(None)
+            recut = find_recut(configurator.settings, spec, failed, self._num_sequences)
+            if recut is None:
+                return None
+            check_recut(recut, spec, failed)
+            steps, rerouted = self._steps_for(failed, recut), self._steps_for(failed, None)
+            gain = 1 - self._ratio(steps.plan) / self._ratio(rerouted.plan)
+            if gain <= 0:
+                return None
+            steps.compiled(steps.main)
+            sizes = spec.cut.sizes
+            return BetterCut(recut, gain, recut.most_moved(sizes) * spec.state_bytes / max(sizes))
 
     def settle(self) -> None:
         """Waits until everything is prepared."""
@@ -157,19 +206,24 @@ class Engine:
         """See ``Steps.put``."""
         return self.steps.put(batches)
 
-    def reconfigure(self, state: TrainState, failed: frozenset[Worker]) -> tuple[TrainState, Reconfiguration]:
-        """Switches to other live workers: plan, program, state.
+    def reconfigure(
+        self, state: TrainState, failed: frozenset[Worker], recut: Recut | None = None
+    ) -> tuple[TrainState, Reconfiguration]:
+        """Switches to other live workers, or to other cuts and numbers of micro-batches: plan, program, state.
 
         Args:
             state: current state; donated.
             failed: workers that are down from now on.
+            recut: cut and number of micro-batches of each pipeline from now on; None: those of the run.
 
         Raises:
-            SettingError: a stage has no survivor.
+            SettingError: a stage, or a chunk, has no survivor; or the cuts or micro-batches do not add up.
         """
         begun = time.perf_counter()
-        is_planned = failed in self._steps
-        steps = self._steps_for(failed)
+        if recut is not None:
+            check_recut(recut, self._of(None)[0], failed)
+        is_planned = (recut, failed) in self._steps
+        steps = self._steps_for(failed, recut)
         is_prepared = is_planned and steps.is_compiled(steps.main)
         planned = time.perf_counter()
         steps.compiled(steps.main)
@@ -177,43 +231,57 @@ class Engine:
         state, num_bytes = move_state(state, self.spec, steps.spec)
         jax.block_until_ready(state)
         moved = time.perf_counter()
-        self.steps = steps
+        self.steps, self._recut = steps, recut
         self._prepare_next()
         plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
         return state, Reconfiguration(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
-    def _steps_for(self, failed: frozenset[Worker]) -> Steps:
+    def _of(self, recut: Recut | None) -> tuple[StepSpec, Configurator]:
+        """The step spec on the mesh of all workers, and the plans, with some cuts; None: those of the run."""
+        found = self._recuts.get(recut)
+        if found is None:
+            assert recut is not None, "the run's own cuts are there from the start"
+            spec = recut_spec(self._of(None)[0], recut)
+            settings = recut_settings(self._settings, spec, recut, self._num_sequences)
+            found = self._recuts.setdefault(recut, (spec, Configurator(settings)))
+        return found
+
+    def _steps_for(self, failed: frozenset[Worker], recut: Recut | None) -> Steps:
         # Without a lock: two threads may plan the same, but neither waits for a plan that only the other needs.
-        steps = self._steps.get(failed)
+        steps = self._steps.get((recut, failed))
         if steps is None:
-            configuration = self._configurator.configure(failed)
-            spec = self._spec.at(self._spec.live.with_places(configuration.places))
-            steps = self._steps.setdefault(failed, Steps(spec, configuration, self._num_sequences))
+            of_all, configurator = self._of(recut)
+            configuration = configurator.configure(failed)
+            spec = of_all.at(of_all.live.with_places(configuration.places))
+            steps = self._steps.setdefault((recut, failed), Steps(spec, configuration, self._num_sequences))
         return steps
 
     def _prepare_next(self) -> None:
         """Drops configurations two changes away; plans and compiles those one change away, main programs first."""
         for future in self._pending:
             future.cancel()
-        failed = self.configuration.failed
-        near = [failed, *neighbours(self._spec.live.topology, failed, self._spec.chunks)]
+        failed, spec = self.configuration.failed, self._of(None)[0]
+        near = [(None, other) for other in (failed, *neighbours(spec.live.topology, failed, spec.chunks))]
+        kept = [*near, (self._recut, failed)]
         for planned in list(self._steps):
-            if planned not in near:
+            if planned not in kept and planned[1] != failed:
                 del self._steps[planned]
+        for recut in self._recuts.keys() - {None, *(planned[0] for planned in self._steps)}:
+            del self._recuts[recut]
         if self._looks_ahead:
-            jobs = [(failed, is_main) for is_main in (True, False) for failed in near]
+            jobs = [(*one, is_main) for is_main in (True, False) for one in dict.fromkeys(kept)]
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
 
-    def _make_ready(self, failed: frozenset[Worker], is_main: bool) -> None:
+    def _make_ready(self, recut: Recut | None, failed: frozenset[Worker], is_main: bool) -> None:
         """Compiles the main program of a configuration, or else all its others."""
         try:
             with jax.enable_x64(self._is_x64):  # a setting of each thread
                 if is_main:
-                    steps = self._steps_for(failed)
+                    steps = self._steps_for(failed, recut)
                     steps.compiled(steps.main)
-                elif failed in self._steps:  # if not, the job of the main program has reported why
-                    for kind in self._steps[failed].others:
-                        self._steps[failed].compiled(kind)
+                elif planned := self._steps.get((recut, failed)):  # if not, the first job has reported why
+                    for kind in planned.others:
+                        planned.compiled(kind)
         except Exception as error:  # of any kind: the run continues until it needs this configuration
             down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")

@@ -10,6 +10,7 @@ worker, N expert ranks, B sequences, T positions.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,11 @@ from swift.schedules import (
     SlotBytes,
     TickTable,
     lower,
-    moves,
     normalize,
     plan_with,
     round_of,
-    spread,
 )
-from swift.schedules.plans import after_moves
+from swift.schedules.plans import after_moves, moves_to_spread
 from swift.topology import Topology, Worker
 
 
@@ -99,6 +98,18 @@ class Configuration:
         """K."""
         return max(self.plans)
 
+    @property
+    def roles(self) -> list[Any]:
+        """The stage that every row serves, and in which pipeline unless all are alike: programs depend on it."""
+        is_alike = self.plans[1].schedule.problem.is_alike
+        return [place.stage if is_alike else place.role for place in self.places]
+
+    @property
+    def chunks(self) -> Any:
+        """Numbers of blocks of the chunks, where they are known, and the stage that holds each, by pipeline."""
+        problem = self.plans[1].schedule.problem
+        return [chunk.num_blocks for chunk in problem.chunks], problem.stage_of_chunk
+
 
 class Configurator:
     """Plans configurations, each canonical problem once; safe to use from several threads.
@@ -122,7 +133,7 @@ class Configurator:
         problem = replace(settings.problem, failed=failed)
         players: dict[Worker, Worker] = {}
         if settings.move_roles:
-            moved = moves(problem, spread(problem, len(failed)))
+            moved = moves_to_spread(problem)
             problem, players = after_moves(problem, moved), {move.role: move.worker for move in moved}
         normalized = normalize(problem)
         canonical = normalized.problem
@@ -130,7 +141,7 @@ class Configurator:
             self._plans[canonical] = self._shared_plan(canonical)
         parts = canonical.topology.live_workers(canonical.failed)
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in parts]
-        places = tuple(MeshRow(players.get(role, role), role[1]) for role in played)
+        places = tuple(_place(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
         return Configuration(failed, places, normalized.pipeline_D, self._plans[canonical])
 
     def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
@@ -149,6 +160,12 @@ class Configurator:
             alone = replace(schedule.problem, num_iterations=1)
             plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
         return plans
+
+
+def _place(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
+    """The row of a worker in a role; in which pipeline that is matters only where pipelines are not alike."""
+    is_in_own = is_alike or role[0] == worker[0]
+    return MeshRow(worker, role[1], None if is_in_own else role[0])
 
 
 def neighbours(

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from swift.mesh import giving_rows, share_rows
+from swift.pipeline.reconfigure.block_sharing import Routes, share_blocks
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.reconfigure.failure_config import Configuration
 from swift.pipeline.runtime import StepSpec, TrainState
 
 
@@ -14,7 +13,7 @@ def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable
     """The program that makes the state before the first iteration."""
     live = spec.live
     init = jax.jit(lambda: spec.init(jax.random.key(seed)))
-    key = "init", live.num_ranks, live.stage_R.tolist()
+    key = "init", live.num_ranks, spec.holding_R.tolist()
     return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
 
 
@@ -22,36 +21,30 @@ def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainSta
     """The program that fills the slots of a state without them, such as that of a checkpoint."""
     live = spec.live
     fill = jax.jit(spec.fill_slots)
-    key = slots_key(live.num_ranks, live.stage_R.tolist())
+    key = slots_key(spec)
     return store.get(key, lambda: fill.lower(spec.abstract()).compile(), list(live.mesh.devices.flat))
 
 
-def slots_key(num_ranks: int, stages: Sequence[int]) -> object:
-    """The cache key of the program of ``compiled_slots``."""
-    return "slots", num_ranks, list(stages)
+def slots_key(spec: StepSpec) -> object:
+    """The cache key of the program of ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
+    return "slots", spec.live.num_ranks, spec.holding_R.tolist()
 
 
 def compiled_share(
     spec: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
 ) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
-    """The program that copies the state to rows without one, see ``share_rows``.
+    """The program that copies the state to rows without one, see ``share_blocks``.
 
     Args:
         spec: step spec on the live mesh.
         store: cache of the run.
-        has_R: whether each row has the state; one of every stage has to.
+        has_R: whether each row has the state; one that holds it has to, for every chunk.
     """
-    live = spec.live
-    share = jax.jit(share_rows(live, spec.specs, has_R))
-    state = spec.abstract(with_slots=True)
-    key = _key(live.stage_R.tolist(), has_R)
-    return store.get(key, lambda: share.lower(state).compile(), list(live.mesh.devices.flat))
+    share = jax.jit(share_blocks(spec, spec, has_R))
+    state, devices = spec.abstract(with_slots=True), list(spec.live.mesh.devices.flat)
+    return store.get(share_key(spec, has_R), lambda: share.lower(state).compile(), devices)
 
 
-def share_key(configuration: Configuration, has_R: Sequence[bool]) -> object:
+def share_key(spec: StepSpec, has_R: Sequence[bool]) -> object:
     """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
-    return _key([place.stage for place in configuration.places], has_R)
-
-
-def _key(stages: list[int], has_R: Sequence[bool]) -> object:
-    return "share", stages, giving_rows(stages, has_R)
+    return "share", spec.holding_R.tolist(), Routes.of(spec, spec, has_R).giver_C

@@ -5,7 +5,16 @@ worker.
 """
 
 from swift.pipeline.batch_layout import sequences_per_rank, share_sequences
-from swift.pipeline.runtime.costs import counted_stage, plan_costs, split_stage, stage_costs, stash_bytes
+from swift.pipeline.runtime.chunk_rows import ChunkRows, group_of
+from swift.pipeline.runtime.costs import (
+    counted_stage,
+    embedding_and_head,
+    plan_costs,
+    rank_weights,
+    split_stage,
+    stage_costs,
+    stash_bytes,
+)
 from swift.pipeline.runtime.metrics import Sums, by_iteration
 from swift.pipeline.runtime.single_worker import (
     put_batch,
@@ -14,7 +23,7 @@ from swift.pipeline.runtime.single_worker import (
     single_worker_step,
 )
 from swift.pipeline.runtime.stage import Stage, block_function, block_shapes
-from swift.pipeline.runtime.step_spec import StepSpec, materialize_all
+from swift.pipeline.runtime.step_spec import Remat, StepSpec, materialize_all
 from swift.pipeline.runtime.tick_arrays import table_arrays
 from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, TrainState
@@ -22,7 +31,9 @@ from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, T
 __all__ = [
     "EMBEDDING_AND_HEAD",
     "KINDS",
+    "ChunkRows",
     "DeviceBatch",
+    "Remat",
     "Stage",
     "StepSpec",
     "Sums",
@@ -32,10 +43,13 @@ __all__ = [
     "block_shapes",
     "by_iteration",
     "counted_stage",
+    "embedding_and_head",
     "evaluation_step",
+    "group_of",
     "materialize_all",
     "plan_costs",
     "put_batch",
+    "rank_weights",
     "sequences_per_rank",
     "share_sequences",
     "single_worker_evaluation",

@@ -71,7 +71,7 @@ class ChunkRows:
             return state
 
         def part(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-            name = _group(path)
+            name = group_of(path)
             if name is None or name in EMBEDDING_AND_HEAD:
                 return leaf
             return _taken(leaf, self._index(KINDS[name], chunk), padding=None)
@@ -93,10 +93,11 @@ class ChunkRows:
         if self.spec.chunks.are_single:
             return part
         ends = EmbeddingAndHead.of(self.spec, chunk)
-        is_used = {"embedding": ends.is_first, "head": ends.is_last, None: ends_iteration}
+        embeds = ends_iteration if self.spec.ties_stages else ends.is_first
+        is_used = {"embedding": embeds, "head": ends.is_last, None: ends_iteration}
 
         def joined(path: tuple[Any, ...], old: jax.Array, new: jax.Array) -> jax.Array:
-            name = _group(path)
+            name = group_of(path)
             if name is None or name in is_used:
                 return jnp.where(is_used[name], new, old)
             return old.at[self._index(KINDS[name], chunk)].set(new, mode="drop")
@@ -158,7 +159,7 @@ class ChunkRows:
         return jnp.where(number_n < counts[chunk], first + number_n, chunks.num_rows(is_moe))
 
 
-def _group(path: Sequence[Any]) -> str | None:
+def group_of(path: Sequence[Any]) -> str | None:
     """The group of parameters of a leaf of a state; None for counters."""
     return next((entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)), None)
 

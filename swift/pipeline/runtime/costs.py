@@ -1,7 +1,7 @@
 """Costs of a stage's F, B and W for the planner: known before anything runs, and the same on every machine."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS
+from swift.models import Weights
 from swift.pipeline.runtime.stage import Extras, Stage, block_shapes
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.split_backward import SplitStage, dot_flops
@@ -55,8 +56,8 @@ def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
     """The costs of a stage's layers: times in units of F, from FLOPs of matmuls; memory in units of F's stash.
 
-    They are those of a chunk with as many blocks of each kind as any chunk has; see ``plan_costs`` for the others.
-    Embedding and head are not counted.
+    They are those of a chunk with as many blocks of each kind as any chunk has, without embedding and head; see
+    ``plan_costs`` for these and for other chunks.
 
     Args:
         spec: step spec, on any mesh.
@@ -68,7 +69,8 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
 def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
     """The costs as of ``stage_costs``, those of each chunk as factors of them, and bytes of the buffer slots of a rank.
 
-    Chunks that are all alike are none. A slot of a stash is as large for every chunk.
+    F of the last chunk has the loss and the whole backward pass of the head, B of the first one the gradient of the
+    embedding. A slot of a stash is as large for every chunk. A single chunk is none: it is what all workers hold.
     """
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
     counted = counted_stage(spec, stage, num_sequences)
@@ -80,24 +82,64 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     t_f, t_b, t_w = most_3.tolist()
     b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
     costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
+    sizes = SlotBytes(b, h, w, message, message)
+    if len(cut.sizes) == 1:
+        return costs, (), sizes
+    of_embedding, of_head = (flops_of(spec, *end) for end in embedding_and_head(spec, num_sequences, x))
+    times_C3[-1, 0] += of_head
+    times_C3[0, 1] += of_embedding
     factors = zip(cut.sizes, (times_C3 / most_3).tolist(), strict=True)
-    chunks = tuple(Chunk(size, *of_chunk) for size, of_chunk in factors)
-    chunks = chunks if len(set(chunks)) > 1 else ()
-    return costs, chunks, SlotBytes(b, h, w, message, message)
+    return costs, tuple(Chunk(size, *of_chunk) for size, of_chunk in factors), sizes
+
+
+def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The work of the first chunk's B and of the last one's F beside their blocks, as (function, shapes of arguments).
+
+    It is the gradient of the embedding; and the loss with its gradients with respect to the head and its input.
+
+    Args:
+        spec: step spec, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
+        x: shape of the input of a block, ``[B, T, D]``.
+    """
+    weights, shape = rank_weights(spec), (num_sequences, spec.gpt.config.sequence_length)
+    tokens, valid = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.bool_)
+
+    read = {name: weights[name] for name in spec.gpt.head_groups}
+
+    def embed(embedding: Any, inputs: jax.Array, dx: jax.Array) -> Any:
+        return jax.vjp(lambda one: spec.gpt.embed({"embedding": [one]}, inputs), embedding)[1](dx)
+
+    def loss(head: Any, y: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+        return spec.gpt.head_loss(head, y, labels, valid)
+
+    return (
+        (embed, weights["embedding"][0], tokens, x),
+        (jax.value_and_grad(loss, argnums=(0, 1)), read, x, tokens, valid),
+    )
+
+
+def rank_weights(spec: StepSpec) -> Weights:
+    """Shapes of a rank's weights."""
+
+    def unpack(slots: Mapping[str, jax.Array]) -> Weights:
+        return spec.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
+
+    return jax.eval_shape(unpack, dict(spec.row_shapes.slots))
+
+
+def flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
+    """FLOPs of the matmuls of a per-rank function."""
+    return dot_flops(jax.make_jaxpr(op, axis_env=[(EXPERT_AXIS, spec.live.num_ranks)])(*arguments))
 
 
 def _block_flops(spec: StepSpec, one: SplitStage, given: tuple[Any, Extras], x: Any) -> tuple[int, int, int]:
     """FLOPs of the matmuls in F, B and W of a block."""
-    axes = [(EXPERT_AXIS, spec.live.num_ranks)]
-
-    def flops(op: Callable[..., Any], *arguments: Any) -> int:
-        return dot_flops(jax.make_jaxpr(op, axis_env=axes)(*arguments))
-
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     return (
-        flops(one.forward, *given, x),
-        flops(one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
-        flops(one.backward_weight, *given, one.h_shapes, one.w_shapes),
+        flops_of(spec, one.forward, *given, x),
+        flops_of(spec, one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
+        flops_of(spec, one.backward_weight, *given, one.h_shapes, one.w_shapes),
     )
 
 

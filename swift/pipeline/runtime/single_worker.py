@@ -53,7 +53,7 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0)
     extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
     stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
-    aux_weight = spec.experts.aux_loss_coefficient * divisor / spec.num_microbatches
+    aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
     ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None])
     none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
     message, (b_stash, held) = _message(spec, batch), _empty(stage)

@@ -57,15 +57,16 @@ def block_function(spec: StepSpec) -> BlockFunction:
     gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
-        def moe(logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
+        def moe(logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
             assert experts is not None
             apply = partial(_fetched, experts, layout, state) if spec.experts.is_exact else experts.module(state)
-            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply)
+            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply, bias_E)
 
-        y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe, extras.document_BT)
+        wrap = jax.checkpoint if spec.remat == "attention" else None
+        y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe, extras.document_BT, wrap)
         return (y_BTD, aux), load
 
-    return jax.checkpoint(block) if spec.remat else block
+    return jax.checkpoint(block) if spec.remat == "block" else block
 
 
 def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:

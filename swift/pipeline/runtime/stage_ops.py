@@ -67,7 +67,8 @@ class EvaluationOps:
         return self.spec.gpt.embed({"embedding": [row_of(embedding, 0)]}, data.inputs)
 
     def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
-        return self.spec.gpt.head_loss({"head": [row_of(head, 0)]}, y, data.labels, data.valid)
+        weights = {name: [row_of(rows, 0)] for name, rows in head.items()}
+        return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
 
     def _data(self, op: TickOp) -> DeviceBatch:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from swift.mesh import RANKED, SHARED, LiveMesh, how_unequal
 from swift.models import GPT, Chunks, Cut, make_cut
 from swift.pipeline.chunk_rounds import Rounds
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, TrainState
+
+Remat: TypeAlias = Literal["none", "attention", "block"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class StepSpec:
         compute_dtype: dtype of slots and activations.
         num_microbatches: micro-batches of an iteration, of all pipelines together.
         decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
-        remat: whether a block keeps only its input for the backward pass and recomputes the rest.
+        remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
         cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
         chunks: what every worker holds; None: pipelines are cut alike, and a chunk is a stage.
         row_shapes: shapes of a worker's state, ``[row, ...]``; found by tracing unless given.
@@ -54,7 +56,7 @@ class StepSpec:
     compute_dtype: DTypeLike
     num_microbatches: int
     decays_matrices_only: bool = False
-    remat: bool = False
+    remat: Remat = "none"
     cut: Cut = None  # type: ignore[assignment]
     chunks: Chunks = None  # type: ignore[assignment]
     row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
@@ -136,7 +138,7 @@ class StepSpec:
     @cached_property
     def holding_R(self) -> np.ndarray:
         """The holding of the worker of each row, int32."""
-        return np.array([self.chunks.holding(worker[0], stage) for worker, stage in self.live.places], np.int32)
+        return np.array([self.chunks.holding(*place.role) for place in self.live.places], np.int32)
 
     @cached_property
     def peers_C(self) -> tuple[tuple[int, ...], ...]:
@@ -153,7 +155,15 @@ class StepSpec:
     @property
     def sums_need_all(self) -> bool:
         """Whether all workers take part in a sum over some of them."""
-        return any(peer_sum.is_tree for peer_sum in self.rounds.sums)
+        return self.ties_stages or any(peer_sum.is_tree for peer_sum in self.rounds.sums)
+
+    @property
+    def ties_stages(self) -> bool:
+        """Whether the head reads the embedding, and they are in different chunks.
+
+        Then every worker keeps an embedding that is up to date: its gradient is the sum over all workers.
+        """
+        return self.gpt.config.tied_embeddings and len(self.chunks.sizes) > 1
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage, which a checkpoint's state is on."""

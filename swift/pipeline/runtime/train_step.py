@@ -8,7 +8,9 @@ afterwards: so a window is a transaction, which leaves the old state unchanged a
 Legend: K iterations of the window, n micro-batches of a worker, B sequences of this rank, T positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +28,14 @@ from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage
 from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
-from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
+from swift.pipeline.runtime.update import (
+    EmbeddingAndHead,
+    apply_gradients,
+    clip_scale,
+    reduce_gradients,
+    reduce_tied,
+    square_norm,
+)
 from swift.pipeline.stage_weights import StageWeights
 from swift.pipeline.train_state import DeviceBatch, TrainState
 from swift.schedules import TickTable
@@ -99,16 +108,18 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _Rank.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state), 0, common.phases_H2[-1, 1], rank.start)
-        kept, parts = rank.nothing_kept(state, 1), []
-        for chunk, peer_sum in rank.chunks():
-            part, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum)
+        kept, parts, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
+        for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
+            with rank.named_round(turn):
+                part, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
             kept = rank.kept(kept, record, gradients, chunk, 0)
             parts.append((chunk, part, gradients, record))
         norm_K = rank.norm(kept[0].square_norm)
         scale = clip_scale(spec, norm_K[0])
-        for turn, (chunk, part, gradients, record) in enumerate(parts, 1):
-            after = apply_gradients(spec, part, gradients, record.load.popularity_E, rank.ends(chunk), scale)
-            state = rank.rows.put_state(state, after, chunk, ends_iteration=turn == len(parts))
+        for turn, (chunk, part, gradients, record) in enumerate(parts):
+            with rank.named_round(turn):
+                after = apply_gradients(spec, part, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+            state = rank.rows.put_state(state, after, chunk, ends_iteration=turn == len(parts) - 1)
         return state, rank.metrics(carry.sums, norm_K, kept[0])
 
     return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
@@ -199,6 +210,10 @@ class _Rank(NamedTuple):
         chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.rows.holding]
         return [(chunk_T[turn], peer_sum) for turn, peer_sum in enumerate(self.spec.rounds.sums)]
 
+    def named_round(self, turn: int) -> AbstractContextManager[None]:
+        """The context of the updates of a round, whose name instructions carry if there are several."""
+        return jax.named_scope(f"{scopes.ROUND}{turn}") if len(self.spec.rounds.sums) > 1 else nullcontext()
+
     def ends(self, chunk: Any) -> EmbeddingAndHead:
         """Whether a chunk is the model's first and last."""
         return EmbeddingAndHead.of(self.spec, chunk)
@@ -208,7 +223,7 @@ class _Rank(NamedTuple):
         spec = self.spec
         assert isinstance(self.stage, Stage)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.rows.holding)
-        aux_weight_K = spec.experts.aux_loss_coefficient * self.divisor_K / spec.num_microbatches
+        aux_weight_K = spec.experts.auxiliary_weight * self.divisor_K / spec.num_microbatches
         return StageOps(spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K)
 
     def reduce(
@@ -219,6 +234,7 @@ class _Rank(NamedTuple):
         iteration: Any,
         chunk: Any,
         peer_sum: PeerSum | SumInRound,
+        tied: Mapping[str, jax.Array] = MappingProxyType({}),
     ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
         """The first half of a chunk's U: its state, gradients of its master weights, and the record of the iteration.
 
@@ -229,15 +245,24 @@ class _Rank(NamedTuple):
             iteration: the iteration that ends.
             chunk: chunk to update.
             peer_sum: sum over the workers that hold it.
+            tied: gradients that are reduced already, see ``tied``; their norm counts with the first chunk.
         """
-        spec, part = self.spec, self.rows.state(state, chunk)
+        spec, part, ends = self.spec, self.rows.state(state, chunk), self.ends(chunk)
         packed = self.rows.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
-        gradients = reduce_gradients(spec, part, packed, self.divisor_K[iteration], self.ends(chunk), peer_sum)
+        packed = {name: rows for name, rows in packed.items() if name not in tied}
+        gradients = reduce_gradients(spec, part, packed, self.divisor_K[iteration], ends, peer_sum)
+        counted = gradients | {name: jnp.where(ends.is_first, g, jnp.zeros_like(g)) for name, g in tied.items()}
         load = self.rows.layers(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
         with jax.named_scope(scopes.UPDATE):
             load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
-        square = square_norm(spec, gradients, part.placement)
-        return part, gradients, UpdateRecord.of(spec, part, square, load)
+        square = square_norm(spec, counted, part.placement)
+        return part, {**gradients, **tied}, UpdateRecord.of(spec, part, square, load)
+
+    def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
+        """The gradient of an embedding that first and last chunk share, by group; none where they do not."""
+        if not self.spec.ties_stages:
+            return {}
+        return reduce_tied(self.spec, state, totals.packed_embedding(self.spec.gpt), self.divisor_K[0])
 
     def nothing_kept(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
         """Empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""

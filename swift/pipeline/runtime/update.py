@@ -7,7 +7,7 @@ chunks, they are called for each of them with the rows of that chunk.
 Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.mesh import EXPERT_AXIS, PeerSum
+from swift.experts import balancing_step
+from swift.mesh import EXPERT_AXIS, WORKER_AXIS, PeerSum
 from swift.pipeline import scopes
 from swift.pipeline.chunk_rounds import SumInRound
 from swift.pipeline.rows import Index
@@ -49,6 +50,8 @@ def used(
 ) -> Any:
     """Calls ``compute``, or ``otherwise`` for embedding and head of a chunk that does not use them."""
     if name not in EMBEDDING_AND_HEAD or len(spec.chunks.sizes) == 1:
+        return compute()
+    if name == "embedding" and spec.ties_stages:
         return compute()
     return where(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
@@ -95,6 +98,29 @@ def reduce_gradients(
 
 
 @jax.named_scope(scopes.UPDATE)
+def reduce_tied(
+    spec: StepSpec, state: TrainState, packed: jax.Array, divisor: Float[Array, ""]
+) -> dict[str, jax.Array]:
+    """Reduces the gradients of an embedding that the head reads, too: over all workers, each of which updates it.
+
+    Args:
+        spec: step spec.
+        state: this rank's state.
+        packed: gradients of the embedding, ``[row, slot, size]``, summed over the micro-batches of this worker.
+        divisor: tokens of the global batch.
+
+    Returns:
+        The gradient by group, in the layout of the master weights.
+    """
+    placement = spec.placements(state.placement, state.master)["embedding"]
+    with jax.named_scope(f"{scopes.COLLECT}/embedding"):
+        mine = spec.layouts["embedding"].collect(packed, placement)
+    with jax.named_scope(f"{scopes.PEERS}/embedding"):
+        total = lax.psum(mine, WORKER_AXIS) if spec.live.num_live > 1 else mine
+        return {"embedding": total / divisor}
+
+
+@jax.named_scope(scopes.UPDATE)
 def square_norm(
     spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> Float[Array, ""]:
@@ -133,7 +159,7 @@ def apply_gradients(
     if scale is not None:
         gradients = jax.tree.map(lambda g: g * scale, gradients)
     updates, moments = spec.optimizer.update(gradients, state.moments, _decayed(spec, state.master))
-    master = optax.apply_updates(state.master, updates)
+    master = _balanced(spec, optax.apply_updates(state.master, updates), state.master, popularity_LE)
 
     placement, policy = state.placement, state.policy
     if spec.num_moe_layers:
@@ -163,6 +189,22 @@ def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Arra
 
     kept = {name: matrices(name, leaf) for name, leaf in master.items() if name != "embedding"}
     return {name: kept.get(name, jnp.zeros_like(leaf)) for name, leaf in master.items()}
+
+
+def _balanced(
+    spec: StepSpec, master: dict[str, jax.Array], before: Mapping[str, jax.Array], popularity_LE: jax.Array
+) -> dict[str, jax.Array]:
+    """The master weights with the biases of routers as counts make them, whatever the optimizer did to these."""
+    if "router" not in master or not spec.gpt.config.router_bias:
+        return master
+    leaf = master["router"]
+    start, stop = spec.gpt.groups["router"].span("bias_E")
+    position_w = spec.layouts["router"].first_position(leaf.shape[-1]) + jnp.arange(leaf.shape[-1])
+    step_LE = balancing_step(popularity_LE, spec.experts.bias_update_rate, leaf.dtype)
+    step_Lw = step_LE[:, jnp.clip(position_w - start, 0, stop - start - 1)]
+    is_bias_w = (position_w >= start) & (position_w < stop)
+    moved = before["router"] + step_Lw.reshape(len(leaf), *[1] * (leaf.ndim - 2), -1)
+    return master | {"router": jnp.where(jnp.broadcast_to(is_bias_w, leaf.shape), moved, leaf)}
 
 
 def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:

@@ -76,6 +76,8 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
                 took_s = None
             if rejoined:
                 yield Incident("return", *at, tuple(rejoined), f"rejoined, {how}", took_s)
+            if "cuts" in event:
+                yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
         case "death":
             found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
             text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"

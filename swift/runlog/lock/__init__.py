@@ -6,7 +6,7 @@ directory and renews the lease.
 
 from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
 from swift.runlog.lock.owners import process_is_there, this_process
-from swift.runlog.lock.run_lock import Lease, last_beat, take, writes_checkpoints
+from swift.runlog.lock.run_lock import Lease, acquire_lease, last_beat, writes_checkpoints
 
 __all__ = [
     "BEAT_S",
@@ -17,10 +17,10 @@ __all__ = [
     "ProcessTable",
     "Verdict",
     "Watch",
+    "acquire_lease",
     "judge",
     "last_beat",
     "process_is_there",
-    "take",
     "this_process",
     "writes_checkpoints",
 ]

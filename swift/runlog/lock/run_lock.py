@@ -33,7 +33,7 @@ class Lease:
 
     Args:
         run_dir: the directory.
-        path: file of the lease, made by ``take``.
+        path: file of the lease, made by ``acquire_lease``.
         owner: owner of the lease.
         clock: clock in seconds that keeps running while the machine sleeps.
     """
@@ -104,7 +104,7 @@ class Lease:
                 self.renew()
 
 
-def take(
+def acquire_lease(
     run_dir: Path,
     owner: Owner | None = None,
     *,

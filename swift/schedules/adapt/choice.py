@@ -1,7 +1,7 @@
 """The choice after a failure: re-routing, moved roles or pipelines cut anew, by throughput and by what moving costs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -152,25 +152,38 @@ def adapt(
 
 def rerouted(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
     """Plans with peers that run the failed workers' micro-batches; nothing moves."""
-    schedule = (lockstep if in_lockstep else adaptive)(work.with_failures(failed))
-    verify(schedule)
-    return Adaptation("reroute", work, failed, schedule, _as_cut(work, failed), in_lockstep)
+    return _with_peers("reroute", work, failed, failed, in_lockstep)
 
 
 def with_roles_moved(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
     """Plans with failures spread over the stages, as live workers take the places of failed ones."""
-    spread_out = _spread(work, failed)
-    schedule = (lockstep if in_lockstep else adaptive)(work.with_failures(spread_out))
+    return _with_peers("roles", work, failed, _spread(work, failed), in_lockstep)
+
+
+def _with_peers(
+    mode: str, work: BlockProblem, failed: frozenset[Worker], empty: frozenset[Worker], in_lockstep: bool
+) -> Adaptation:
+    """Plans with peers that run the micro-batches of empty places."""
+    schedule = (lockstep if in_lockstep else adaptive)(work.with_failures(empty))
     verify(schedule)
-    return Adaptation("roles", work, failed, schedule, _as_cut(work, spread_out), in_lockstep)
+    return Adaptation(mode, work, failed, schedule, _as_cut(work, empty), in_lockstep)
 
 
-def recut(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation | None:
-    """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory."""
+def recut(
+    work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, stays: bool = False
+) -> Adaptation | None:
+    """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory.
+
+    Args:
+        work: problem without failures, and its blocks.
+        failed: failed workers.
+        in_lockstep: see ``adapt``.
+        stays: True if every survivor keeps its place, and so its pipeline.
+    """
     found: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
-    whole = whole_pipelines(work, failed)
-    for mixture in _mixtures(work, failed, whole, in_lockstep):
+    whole = None if stays else whole_pipelines(work, failed)
+    for mixture in _mixtures(work, layouts(work, failed, stays=stays), whole, in_lockstep):
         is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:
             continue
@@ -186,12 +199,11 @@ def recut(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = 
 
 
 def _mixtures(
-    work: BlockProblem, failed: frozenset[Worker], whole: BlockLayout | None, one_block: bool
+    work: BlockProblem, possible: Iterable[BlockLayout], whole: BlockLayout | None, one_block: bool
 ) -> list[BlockMixture]:
     """Lists what is worth planning, the least load first: layouts with the least loads, and whole pipelines."""
     ranked = sorted(
-        (least_load(*parts(work, layout, layout.bounds)), turn, layout)
-        for turn, layout in enumerate(layouts(work, failed))
+        (least_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)
     )
     found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout, one_block=one_block)]
     if whole is not None:

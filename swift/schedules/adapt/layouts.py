@@ -5,6 +5,7 @@ free, and matters twice: where the cut is next to the lost worker few blocks mov
 their peers can share work more evenly.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -17,10 +18,16 @@ _PHASES = (0.5, 0.25, 0.75, 0.0)
 """Positions at which even cuts are rounded, turn by turn, so that pipelines have long stages at different blocks."""
 
 
-def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[BlockLayout]:
-    """Yields layouts of the survivors, each once."""
+def layouts(work: BlockProblem, failed: frozenset[Worker], *, stays: bool = False) -> Iterator[BlockLayout]:
+    """Yields layouts of the survivors, each once.
+
+    Args:
+        work: problem without failures, and its blocks.
+        failed: failed workers.
+        stays: True if every survivor keeps its place.
+    """
     seen: set[BlockLayout] = set()
-    for lengths in _lengths(work, failed):
+    for lengths in itertools.islice(_lengths(work, failed), 1 if stays else None):
         places = _places(work, failed, lengths)
         for style in ("near", "even", "mixed"):
             runs: list[tuple[Run | None, ...]] = []

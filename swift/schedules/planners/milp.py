@@ -96,7 +96,7 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
     """
     if problem.costs.inbox and problem.memory_limit is not None:
         raise SettingError("solver", "milp", "does not count the memory of messages: use adaptive")
-    barrier = problem.if_drained()
+    barrier = problem.if_drained() if problem.has_equal_updates else problem
     first = replace(adaptive(problem), solver="milp")
     proof = Proof(first, tight_bound(barrier) if use_bound else 0.0)
     if not proof.proven:

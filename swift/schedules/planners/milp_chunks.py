@@ -87,7 +87,7 @@ class _Model:
         }
         longest, C = max(slots_of), problem.num_chunks
         # A worker begins less than its neighbours' slots after them: what it sends back is due there in time.
-        self.end = longest * C if problem.staggered else longest
+        self.end = longest if problem.begins_together else longest * C
         self.slots_T = np.arange(self.end)
         kinds = (F, B, W) if problem.decoupled else (F, B)
         size = len(kinds) * len(self.names) * sum(map(len, problem.survivors)) * self.end
@@ -110,7 +110,7 @@ class _Model:
 
     @property
     def latest_begin(self) -> int:
-        return self.end - 1 if self.problem.staggered else 0
+        return 0 if self.problem.begins_together else self.end - 1
 
     def time(self, kind: Kind, k: int) -> int:
         """Slots that an op takes; without decoupling, B includes W."""
@@ -266,12 +266,14 @@ class _Search:
             least, most = self.bound / self.grid.slot, period(self.schedule) / self.grid.slot
             low, high = max(low, math.ceil(least * (1 - _SAME))), math.ceil(most * (1 - _SAME))
             if low >= high:
+                if self.problem.begins_together:  # all ends are whole slots
+                    self.raise_bound(low)
                 return low
             probe = (low + high - 1) // 2
             if not self.fits([probe] * self.num_workers):
                 low = probe + 1
                 # The period is the mean over a cycle of workers that wait for each other.
-                self.raise_bound(probe + (1 / self.num_workers if self.problem.staggered else 1))
+                self.raise_bound(probe + (1 if self.problem.begins_together else 1 / self.num_workers))
 
     def exclude_parts_of_slots(self, low: int) -> None:
         """Proves, as ``milp`` does, that there is no shorter period with a part of a slot."""

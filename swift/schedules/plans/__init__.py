@@ -1,10 +1,11 @@
 """Plans that are ready before a failure.
 
-``normalize`` reduces problems to failure counts, ``store`` keeps plans on disk, and ``json_format`` describes a
-schedule as a JSON document.
+``normalize`` reduces problems to failure counts, ``moved_roles`` chooses which roles stay empty, ``store`` keeps plans
+on disk, and ``json_format`` describes a schedule as a JSON document.
 """
 
 from swift.schedules.plans.json_format import COST_NAMES, document
+from swift.schedules.plans.moved_roles import moves_between, moves_to_spread, roles_to_leave
 from swift.schedules.plans.normalize import (
     Normalized,
     after_moves,
@@ -30,10 +31,13 @@ __all__ = [
     "document",
     "failure_counts",
     "moves",
+    "moves_between",
+    "moves_to_spread",
     "normalize",
     "num_plans",
     "plan_document",
     "plans_to_prepare",
     "read_plan",
+    "roles_to_leave",
     "spread",
 ]

@@ -16,13 +16,14 @@ from swift.schedules.sequences.graph import SequencedOp, SequenceGraph
 def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]) -> Round:
     """Finds the round with the shortest period that keeps the sequences, every op as early as that period allows.
 
-    Without staggering all workers begin together, and the period is the longest path through the ops. With staggering a
-    worker may begin later than others: at the end of its last U of the previous iteration. Let a_pq be the longest path
-    from the beginning of worker q to the end of worker p. A schedule with period T exists if and only if there are
-    beginnings x with a_pq + x_q <= x_p + T for all p and q; the least such T is the largest cycle mean of a (its
-    eigenvalue in max-plus algebra). It is approached from below: a worker that ends after x_p + T begins that much
-    later, and the ops are timed again, until every worker keeps T, or workers that delay each other form a cycle, whose
-    mean is the next T. A few passes over the ops suffice, and a is never built explicitly.
+    Without staggering, and in a window of one iteration, all workers begin together, and the period is the longest path
+    through the ops. With staggering a worker may begin later than others: at the end of its last U of the previous
+    iteration. Let a_pq be the longest path from the beginning of worker q to the end of worker p. A schedule with
+    period T exists if and only if there are beginnings x with a_pq + x_q <= x_p + T for all p and q; the least such T
+    is the largest cycle mean of a (its eigenvalue in max-plus algebra). It is approached from below: a worker that ends
+    after x_p + T begins that much later, and the ops are timed again, until every worker keeps T, or workers that delay
+    each other form a cycle, whose mean is the next T. A few passes over the ops suffice, and a is never built
+    explicitly.
 
     The order alone decides which stashes a worker holds at once; how long messages occupy inboxes depends on the times.
 
@@ -34,9 +35,9 @@ def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[S
             nothing. A worker's Us come last, by chunk, unless the sequence has them.
     """
     graph = SequenceGraph.of(problem, executor_DMP, sequences)
-    starts = _settled(graph) if problem.staggered else graph.time([0.0] * graph.num_lines)
+    starts = graph.time([0.0] * graph.num_lines) if problem.begins_together else _settled(graph)
     ends_L, firsts_L = graph.line_ends(starts), graph.first_starts(starts)
-    if not problem.staggered:
+    if problem.begins_together:
         ends_L, firsts_L = [max(ends_L)], [min(firsts_L)]
     offset, period = min(firsts_L), max(end - first for end, first in zip(ends_L, firsts_L, strict=True))
     start_3DMP = np.full((3, *executor_DMP.shape), np.nan)

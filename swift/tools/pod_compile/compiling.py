@@ -39,9 +39,6 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
     if experiment.ranks == "virtual":
         allowed = "runs on one device only; set 'devices' to compile for a pod"
         raise SettingError("Experiment.ranks", "virtual", allowed)
-    if not experiment.chunks.is_one_cut:
-        allowed = "must be one for all pipelines, to be compiled for a pod"
-        raise SettingError("Experiment.cut", experiment.cut, allowed)
     if experiment.planner in SHAPES:
         allowed = "plans two runs of layers a worker, which is not compiled for a pod"
         raise SettingError("Experiment.planner", experiment.planner, allowed)
@@ -82,7 +79,7 @@ def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, 
 def _near(experiment: Experiment, down: Down) -> Iterator[Down]:
     topology = experiment.topology
     if topology.num_pipelines > 1:
-        yield from (Down(failed, frozenset()) for failed in neighbours(topology, down.workers))
+        yield from (Down(failed, frozenset()) for failed in neighbours(topology, down.workers, experiment.chunks))
         return
     lost = {rank for _, rank in down.ranks}
     left = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]

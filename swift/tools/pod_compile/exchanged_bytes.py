@@ -15,7 +15,7 @@ import numpy as np
 
 from swift.experts import Decoupled, exchange_bytes
 from swift.mesh import Collective
-from swift.pipeline import scopes
+from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, scopes
 from swift.tools.pod_compile.repetitions import Runs
 
 _EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
@@ -69,17 +69,19 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     if num_ranks == 1:
         return 0  # all data stays on the device
     is_first, is_last = runs.end_rows
-    num_rows = {"embedding": is_first.sum(), "head": is_last.sum()}.get(name, spec.live.num_live)
+    embeds = runs.num_updates if spec.ties_stages else is_first.sum()
+    num_updates = {"embedding": embeds, "head": is_last.sum()}.get(name, runs.num_updates)
+    num_rows = 1 if name in EMBEDDING_AND_HEAD else spec.chunks.ops.num_rows(KINDS[name])
     num_slots = spec.row_shapes.slots[name].shape[2]
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
-    both = [exchange_bytes(spec.num_layers[name], num_ranks, num_slots, layout.size, size) for size in sizes]
-    return int(num_rows) * sum(both) / 2
+    both = [exchange_bytes(num_rows, num_ranks, num_slots, layout.size, size) for size in sizes]
+    return int(num_updates) * sum(both) / 2
 
 
 def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
     """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
 
-    Recomputation (``Experiment.remat``) has no closed form.
+    Recomputation of blocks (``Experiment.remat``) has no closed form.
 
     Args:
         found: collectives of the program.
@@ -91,7 +93,7 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
         moved_bytes(one, runs.of(one), ranks) for one in found if runs.part(one) in _TOKENS and one.kind == "all-to-all"
     )
     total = {"compiled_bytes": compiled / runs.num_iterations}
-    if spec.remat:
+    if spec.remat == "block":
         return total
     local_tokens = num_sequences * spec.gpt.config.sequence_length
     width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize

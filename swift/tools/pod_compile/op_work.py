@@ -12,14 +12,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from swift.data import Batch
 from swift.mesh import EXPERT_AXIS, Chip
-from swift.models import Weights
-from swift.pipeline import StepSpec, block_shapes, counted_stage, scopes, split_stage, stash_bytes
+from swift.pipeline import (
+    StepSpec,
+    block_shapes,
+    counted_stage,
+    embedding_and_head,
+    rank_weights,
+    scopes,
+    split_stage,
+    stash_bytes,
+)
 from swift.pipeline.split_backward import SplitStage, dot_bytes, dot_flops
 
 HEAD, EMBEDDING = "head", "embedding"
-"""Additional work: of the last stage's F for the loss, its gradient and the head's; of the first stage's B for the
+"""Additional work: of the last chunk's F for the loss, its gradient and the head's; of the first chunk's B for the
 gradient of the embedding."""
 
 
@@ -52,7 +59,7 @@ class Work:
 def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
     """Work of each part of a step per run, by the names of ``swift.pipeline.scopes``.
 
-    Ops of stages with unequal layers are there by stage, such as ``F/0``.
+    Ops of chunks with unequal layers are there by chunk, such as ``F/0``; a chunk is a stage if all cuts are alike.
 
     Args:
         spec: specification of the step, on any mesh.
@@ -69,16 +76,17 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
     counted = counted_stage(spec, stage, num_sequences)
     ranks, d_out = spec.live.num_ranks, (x, jax.ShapeDtypeStruct((), spec.accumulate_dtype))
     names = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
-    of_stages = [names] if spec.cut.is_uniform else [[f"{name}/{p}" for name in names] for p in range(spec.num_stages)]
-    total = {name: Work(0, 0) for of_stage in of_stages for name in of_stage}
+    cut = spec.chunks.ops
+    of_chunks = [names] if cut.is_uniform else [[f"{name}/{c}" for name in names] for c in range(len(cut.sizes))]
+    total = {name: Work(0, 0) for of_chunk in of_chunks for name in of_chunk}
     for is_moe, one in stage.kinds.items():
         given = block_shapes(layers, extras, is_moe)
         b, h, w = map(stash_bytes, (one.b_shapes, one.h_shapes, one.w_shapes))
         real, known = (_of_block(block, given, x, d_out, ranks) for block in (one, counted.kinds[is_moe]))
         more = b + h, w, _added(spec, given[0])
         of_block = [Work(c.num_flops, r.num_bytes + m) for c, r, m in zip(known, real, more, strict=True)]
-        for of_stage, count in zip(of_stages, spec.cut.counts(is_moe), strict=False):
-            for name, work in zip(of_stage, of_block, strict=True):
+        for of_chunk, count in zip(of_chunks, cut.counts(is_moe), strict=False):
+            for name, work in zip(of_chunk, of_block, strict=True):
                 total[name] += work * count
     return total | _embedding_and_head(spec, num_sequences, x)
 
@@ -93,23 +101,11 @@ def _of_block(one: SplitStage, given: tuple[Any, Any], x: Any, d_out: Any, num_r
 
 
 def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStruct) -> dict[str, Work]:
-    rank_weights, data, ranks = _rank_weights(spec), _microbatch(spec, num_sequences), spec.live.num_ranks
-    head, embedding = rank_weights["head"][0], rank_weights["embedding"][0]
+    def work(end: Callable[..., Any], weights: Any, *others: Any) -> Work:
+        return Work.of(end, (weights, *others), spec.live.num_ranks, _added(spec, weights))
 
-    def loss(head: Any, y: jax.Array) -> jax.Array:
-        return spec.gpt.head_loss({"head": [head]}, y, jnp.asarray(data.labels), jnp.asarray(data.valid))
-
-    def end(head: Any, y: jax.Array) -> Any:
-        return jax.value_and_grad(loss, argnums=(0, 1))(head, y)
-
-    def embed(embedding: Any, dx: jax.Array) -> Any:
-        look_up = lambda state: spec.gpt.embed({"embedding": [state]}, jnp.asarray(data.inputs))  # noqa: E731
-        return jax.vjp(look_up, embedding)[1](dx)
-
-    return {
-        HEAD: Work.of(end, (head, x), ranks, _added(spec, head)),
-        EMBEDDING: Work.of(embed, (embedding, x), ranks, _added(spec, embedding)),
-    }
+    embedding, head = embedding_and_head(spec, num_sequences, x)
+    return {HEAD: work(*head), EMBEDDING: work(*embedding)}
 
 
 def _update(spec: StepSpec) -> Work:
@@ -121,21 +117,7 @@ def _update(spec: StepSpec) -> Work:
         placement = spec.placements(jnp.zeros(state.placement.shape, jnp.int32))[name]
         num_flops += Work.of(spec.layouts[name].collect, (gradients, placement), ranks).num_flops
     held, slots = (_bytes(tree) // ranks for tree in ((state.master, state.moments), state.slots))
-    return Work(num_flops, 2 * held + slots + _added(spec, _rank_weights(spec)) // 2)
-
-
-def _rank_weights(spec: StepSpec) -> Weights:
-    """Shapes of a rank's weights."""
-
-    def unpack(slots: Mapping[str, jax.Array]) -> Weights:
-        return spec.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
-
-    return jax.eval_shape(unpack, dict(spec.row_shapes.slots))
-
-
-def _microbatch(spec: StepSpec, num_sequences: int) -> Any:
-    shape = (num_sequences, spec.gpt.config.sequence_length)
-    return Batch(*(jnp.zeros(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
+    return Work(num_flops, 2 * held + slots + _added(spec, rank_weights(spec)) // 2)
 
 
 def _added(spec: StepSpec, weights: Any) -> int:

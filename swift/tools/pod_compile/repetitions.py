@@ -2,7 +2,7 @@
 
 A collective carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
 
-R: rows of the axis ``worker``.
+R: rows of the axis ``worker``, C: chunks.
 """
 
 import math
@@ -48,32 +48,43 @@ class Runs:
 
     def of(self, one: Collective) -> np.ndarray:
         """Runs of a collective in a call, int64 ``[R]``."""
-        name = self._name(one)
-        return self._trips_R(one) * self._runs(name, one.path)
+        name, trips_C = self._name(one), self._trips_C(one)
+        if name in _OPS:
+            return self.ops(name) @ trips_C
+        return int(trips_C.max()) * self._runs(name, one.path)
 
     def trips(self, one: Collective) -> int:
-        """Runs of a collective per run of its part, in the row that has most."""
-        return int(self._trips_R(one).max())
+        """Runs of a collective per run of its part, for the chunk that has most."""
+        return int(self._trips_C(one).max())
 
-    def _trips_R(self, one: Collective) -> np.ndarray:
+    def _trips_C(self, one: Collective) -> np.ndarray:
         name = self._name(one)
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
-        # Only blocks with experts have collectives; in a stage of both kinds they are in a branch.
-        blocks_R = np.array(self.spec.cut.counts(is_moe=True))[self.spec.live.stage_R]
-        return trips * (blocks_R if over_blocks else np.ones_like(blocks_R))
+        # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
+        blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
+        return trips * (blocks_C if over_blocks else np.ones_like(blocks_C))
 
     def ops(self, name: str) -> np.ndarray:
-        """Runs of F, B or W in a call, int64 ``[R]``."""
+        """Runs of F, B or W of each chunk in a call, int64 ``[R, C]``."""
         assert self.table is not None
-        return (self.table.opcode_TR == _OPS[name] + 1).sum(axis=0)
+        is_op_TR, chunk_TR = self.table.opcode_TR == _OPS[name] + 1, self.table.chunk_TR
+        return np.stack([(is_op_TR & (chunk_TR == c)).sum(axis=0) for c in range(len(self.spec.peers_C))], axis=1)
 
     @property
     def end_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that serve the first stage, and those that serve the last, bool ``[R]`` each."""
-        stage_R = self.spec.live.stage_R
-        return stage_R == 0, stage_R == self.spec.num_stages - 1
+        """Rows that hold the first chunk, and those that hold the last, bool ``[R]`` each."""
+        return self._holds_RC[:, 0], self._holds_RC[:, -1]
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of chunks in an iteration, on all rows."""
+        return int(self._holds_RC.sum())
+
+    @property
+    def _holds_RC(self) -> np.ndarray:
+        return self.spec.chunks.holds_HC[self.spec.holding_R]
 
     def _name(self, one: Collective) -> str:
         return next((name for name in _NAMES if name in one.path), OTHER)
@@ -96,17 +107,26 @@ class Runs:
         if name == scopes.MICROBATCH:
             return everywhere * self.spec.num_microbatches
         if name == scopes.UPDATE:
-            return self._of_ends(path) * self.num_iterations
+            return self._of_updates(path) * self.num_iterations
         return everywhere
 
-    def _of_ends(self, path: tuple[str, ...]) -> np.ndarray:
-        """Rows in which the update of a parameter group runs: only those that use it, for one in a branch."""
-        is_first, is_last = self.end_rows
-        if "branch_1_fun" in path and "embedding" in path:
-            return is_first.astype(np.int64)
-        if "branch_1_fun" in path and "head" in path:
-            return is_last.astype(np.int64)
-        return np.ones(self.spec.live.num_live, np.int64)
+    def _of_updates(self, path: tuple[str, ...]) -> np.ndarray:
+        """Runs of a part of the updates in an iteration: of embedding and head, in a branch, only where they are used.
+
+        Where workers hold several chunks, either an update is in the program once and runs for each of them, or once
+        for each round of sums over peers; its sum is in the branch of a round in any case.
+        """
+        is_used_RC = self._holds_RC.copy()
+        ends = [chunk for name, chunk in (("embedding", 0), ("head", -1)) if name in path and "branch_1_fun" in path]
+        for chunk in ends:
+            is_used_RC = is_used_RC & (np.arange(is_used_RC.shape[1]) == chunk % is_used_RC.shape[1])
+        turns = [name for name in path if name.startswith(scopes.ROUND)]
+        if not turns:
+            return is_used_RC.sum(axis=1)
+        is_in_round_C = self.spec.rounds.round_C == int(turns[-1].removeprefix(scopes.ROUND))
+        runs_R = (is_used_RC & is_in_round_C).sum(axis=1)
+        is_in_branch = bool(ends) or path.index(turns[-1]) > path.index(scopes.UPDATE)
+        return runs_R if is_in_branch else np.ones_like(runs_R)
 
 
 def _number(path: tuple[str, ...], first: int, prefix: str) -> int:

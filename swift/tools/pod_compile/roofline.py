@@ -31,12 +31,10 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
         total += runs.spec.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
         for name in _OPS.values():
-            total += sum(
-                int(ops) * one.num_flops for ops, one in zip(runs.ops(name), _by_row(runs, work, name), strict=True)
-            )
-        is_first_R, is_last_R = runs.end_rows
-        total += int(runs.ops(scopes.BACKWARD_INPUT)[is_first_R].sum()) * work[EMBEDDING].num_flops
-        total += int(runs.ops(scopes.FORWARD)[is_last_R].sum()) * work[HEAD].num_flops
+            num_ops_C = runs.ops(name).sum(axis=0).tolist()
+            total += sum(ops * one.num_flops for ops, one in zip(num_ops_C, _by_chunk(runs, work, name), strict=True))
+        total += int(runs.ops(scopes.BACKWARD_INPUT)[:, 0].sum()) * work[EMBEDDING].num_flops
+        total += int(runs.ops(scopes.FORWARD)[:, -1].sum()) * work[HEAD].num_flops
     return total * live.num_ranks // K
 
 
@@ -83,20 +81,21 @@ def predict(
     return {"step_ms": sum(parts_ms.values()), **parts_ms}
 
 
-def _by_row(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
-    """Value of an op in every row; stages may be unlike."""
-    return [by_name[name] if name in by_name else by_name[f"{name}/{stage}"] for stage in runs.spec.live.stage_R]
+def _by_chunk(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
+    """Value of an op of every chunk; they may be unlike."""
+    chunks = range(len(runs.spec.chunks.sizes))
+    return [by_name[name] if name in by_name else by_name[f"{name}/{chunk}"] for chunk in chunks]
 
 
 def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -> float:
     """Seconds of all ops of a call, where all workers wait for the longest op of every tick."""
     if runs.table is None:
         return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
-    is_first_R, is_last_R = runs.end_rows
-    opcode_TR = runs.table.opcode_TR[: runs.table.phase_bounds[-1]]
+    num_ticks = runs.table.phase_bounds[-1]
+    opcode_TR, chunk_TR = runs.table.opcode_TR[:num_ticks], runs.table.chunk_TR[:num_ticks]
     took_TR = np.zeros(opcode_TR.shape)
     for kind, name in _OPS.items():
-        took_TR += (opcode_TR == kind + 1) * (np.array(_by_row(runs, busy, name)) + inside[name])
-    took_TR += (opcode_TR == Kind.F + 1) * is_last_R * busy[HEAD]
-    took_TR += (opcode_TR == Kind.B + 1) * is_first_R * busy[EMBEDDING]
+        took_TR += (opcode_TR == kind + 1) * (np.array(_by_chunk(runs, busy, name))[chunk_TR] + inside[name])
+    took_TR += (opcode_TR == Kind.F + 1) * (chunk_TR == len(runs.spec.chunks.sizes) - 1) * busy[HEAD]
+    took_TR += (opcode_TR == Kind.B + 1) * (chunk_TR == 0) * busy[EMBEDDING]
     return float(took_TR.max(axis=1).sum())

@@ -1,17 +1,18 @@
 """Charts of a page as data for its script, which redraws them as the reader chooses.
 
-Shape suffixes: T steps, B bins of steps.
+Shape suffixes: T steps, N runs, B bins of steps.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from swift.runlog import Run, history_of, ratio, scalars
 from swift.tools.palette import variable
-from swift.tools.report.sections import Chart, Curve, LayerMaps, bins_of
+from swift.tools.report.sections import Band, Chart, Curve, LayerMaps, bins_of
 from swift.tools.report.together import RunStyle
 
 NUM_BINS = 1000
@@ -35,7 +36,9 @@ def page_data(
           points by axis.
         - ``charts``, by the pictures' names: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each
           with its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where a point stands
-          for several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis.
+          for several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis; ``bands`` and
+          ``ringBands``, groups of seeds, each with its ``name``, ``color`` and ``dash``, positions ``x`` by axis, and
+          ``members``: of each the ``run``, and ``mean``, its points.
         - ``maps``, by the pictures' names: first and last of ``steps``; the number of ``bins`` that are drawn, and how
           many consecutive ones are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a percent.
     """
@@ -77,7 +80,9 @@ def _chart(chart: Chart, axes: Sequence[Axes]) -> dict[str, Any]:
         "exact": chart.is_exact,
         "levels": [*chart.levels],
         "lines": [_line(curve) for curve in chart.curves],
+        "bands": [_band(band, axes, binned=_points) for band in chart.bands],
         "rings": [_ring(curve, axes[curve.index]) for curve in chart.rings],
+        "ringBands": [_band(band, axes, binned=np.asarray) for band in map(_known, chart.ring_bands)],
         "marks": [{"run": 0, "x": _at(axes[0], np.searchsorted(axes[0]["step"], chart.marks))}] if chart.marks else [],
     }
 
@@ -95,6 +100,31 @@ def _line(curve: Curve) -> dict[str, Any]:
     mean_B, low_B, high_B = _binned(curve.values_T)
     line: dict[str, Any] = {"run": curve.index, "mean": _numbers(mean_B)}
     return line | ({"low": _numbers(low_B), "high": _numbers(high_B)} if len(mean_B) < len(curve.values_T) else {})
+
+
+def _band(band: Band, axes: Sequence[Axes], binned: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+    """On every axis, a step stands at the mean of its positions in the runs."""
+    of_members = [axes[index] for index in band.members]
+    names = [name for name in of_members[0] if all(name in one for one in of_members)]
+    x = {}
+    for name in names:
+        at_NT = [one[name][np.isin(one["step"], band.steps_T)] for one in of_members]
+        x[name] = _numbers(binned(np.mean(at_NT, axis=0)))
+    members = [
+        {"run": index, "mean": _numbers(binned(values_T))}
+        for index, values_T in zip(band.members, band.values_NT, strict=True)
+    ]
+    return {"name": band.name, "color": variable(band.color), "dash": DASHES[band.style], "x": x, "members": members}
+
+
+def _known(band: Band) -> Band:
+    """Keeps the steps at which every run has a value, as rings are few."""
+    is_known_T = np.isfinite(band.values_NT).all(axis=0)
+    return replace(band, steps_T=band.steps_T[is_known_T], values_NT=band.values_NT[:, is_known_T])
+
+
+def _points(values_T: np.ndarray) -> np.ndarray:
+    return _binned(values_T)[0]
 
 
 def _ring(curve: Curve, axes: Axes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from swift.tools.report.sections import (
     draw_bars,
     draw_drops,
     draw_layer,
+    evaluations_section,
     layer_maps,
     new_figure,
     plans_section,
@@ -43,7 +44,7 @@ def sections_of_all(runs: Sequence[Run]) -> list[Section]:
 
 
 def sections_of(run: Run, index: int) -> list[Section]:
-    """Makes the sections on one run: its experts, failures, configurations and checkpoints.
+    """Makes the sections on one run: its experts, failures, configurations, checkpoints and answers.
 
     Args:
         run: run to show.
@@ -59,6 +60,7 @@ def sections_of(run: Run, index: int) -> list[Section]:
         timeline_section(run, history, prefix),
         plans_section(run, history, prefix),
         coverage_section(run, history, prefix),
+        *evaluations_section(run),
     ]
 
 

@@ -33,7 +33,7 @@ TABLE_KINDS = (TableKind("few", 4, 24), TableKind("some", 6, 32), TableKind("man
 def section_html(section: Section, name: str) -> str:
     """Formats a section, to which ``#name`` links."""
     parts = [f"<h3>{html.escape(section.title)}</h3>"] if section.title else []
-    tables = [table_html(table) for table in section.tables]
+    tables = [table_html(table, section.title) for table in section.tables]
     shown, folded = [*section.pictures[:NUM_OPEN]], section.pictures[NUM_OPEN:]
     if tables and shown and not shown[0].is_wide:
         # The first picture and the numbers stand beside each other, the other pictures below.
@@ -51,8 +51,14 @@ def section_html(section: Section, name: str) -> str:
     return f'<section id="{name}">{"".join(parts)}</section>'
 
 
-def table_html(table: Table, marks: Sequence[str] = ()) -> str:
-    """Formats a table as a card, with ``marks``, which are HTML, before the texts of its first column."""
+def table_html(table: Table, name: str, marks: Sequence[str] = ()) -> str:
+    """Formats a table as a card.
+
+    Args:
+        table: table to format.
+        name: name for readers who do not see where it stands.
+        marks: HTML before each text of its first column.
+    """
 
     def cell(column: int, text: str, mark: str = "") -> str:
         kind = ' class="text"' if column < table.num_text else ""
@@ -70,7 +76,8 @@ def table_html(table: Table, marks: Sequence[str] = ()) -> str:
     kind = next(kind.name for kind in TABLE_KINDS if len(table.headings) <= kind.most_columns)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return (
-        f'<div class="card {kind}"><div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="card {kind}"><div class="wide" tabindex="0" role="group" aria-label="table: {html.escape(name)}">'
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div></div>"
     )
 
@@ -100,6 +107,7 @@ def _picture(picture: Picture) -> str:
     if picture.maps is not None:
         chart = f' data-maps="{picture.name}"'
     svg = inline_svg(picture.figure, picture.name, picture.caption)
+    caption = html.escape(picture.caption)
     # Focusable, so that it can be scrolled by keyboard.
-    frame = f'<div class="frame"{" tabindex=0" * picture.is_wide}>{svg}</div>'
-    return f"<figure{kind}{chart}>{frame}<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+    scrolls = f' tabindex="0" role="group" aria-label="{caption}"' * picture.is_wide
+    return f'<figure{kind}{chart}><div class="frame"{scrolls}>{svg}</div><figcaption>{caption}</figcaption></figure>'

@@ -21,12 +21,14 @@ from swift.tools.report.compare import COLUMNS, cells, comparison_rows
 from swift.tools.report.figures import sections_of, sections_of_all
 from swift.tools.report.html_parts import TABLE_KINDS, link, section_html, swatch, table_html
 from swift.tools.report.sections import LayerMaps, Section, Table
+from swift.tools.report.seeds import NOTE, SeedGroup, seed_groups, seeds_table
 from swift.tools.report.together import RunStyle, run_styles
 
 MAX_EVENTS = 1000
 HELP = (
     "Point at a chart for its values (smoothed in brackets), drag to zoom, double-click for the whole. "
-    "Keys in a chart: \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} + - 0."
+    "Keys in a chart: \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} + - 0, in the maps of a layer also \N{UPWARDS ARROW} "
+    "\N{DOWNWARDS ARROW}."
 )
 
 PAGE = """<!DOCTYPE html>
@@ -58,7 +60,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
     Raises:
         SettingError: the record of a run is damaged.
     """
-    styles = run_styles(runs)
+    styles, groups = run_styles(runs), seed_groups(runs)
     title = html.escape("Swift: " + ", ".join(one.label for one in styles))
     together, spending = sections_of_all(runs)
     charts = {picture.name: picture.chart for picture in together.pictures if picture.chart is not None}
@@ -67,7 +69,8 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         f"<header><h1>{title}</h1>{_contents(styles)}</header>",
         "<main>",
         f'<div id="runs"><h2 class="unseen">All runs together</h2>{_comparison(runs, styles)}</div>',
-        _controls(styles),
+        _seeds(runs, styles, groups),
+        _controls(styles, has_seeds=bool(groups)),
         section_html(together, "charts"),
         section_html(spending, "time"),
     ]
@@ -108,27 +111,37 @@ def _contents(styles: Sequence[RunStyle]) -> str:
     return f'<nav aria-label="Parts of the page">{"".join(f"<span>{one}</span>" for one in links)}</nav>'
 
 
-def _controls(styles: Sequence[RunStyle]) -> str:
+def _controls(styles: Sequence[RunStyle], *, has_seeds: bool) -> str:
     """Formats the controls of the charts, hidden until the script runs."""
     runs = [
         f'<label><input type="checkbox" name="run" value="{index}" autocomplete="off" checked>'
         f"{swatch(one.color)}{html.escape(one.label)}</label>"
         for index, one in enumerate(styles)
     ]
+    seeds = '<label><input type="checkbox" name="apart" autocomplete="off">seeds apart</label>' * has_seeds
     axes = "".join(f'<option value="{name}">{name}</option>' for name in ("step", "tokens", "time"))
     return (
-        f'<div id="controls" role="group" aria-label="What the charts show" hidden>{"".join(runs)}'
+        f'<div id="controls" role="group" aria-label="What the charts show" hidden>{"".join(runs)}{seeds}'
         f'<label>over <select name="axis" autocomplete="off">{axes}</select></label>'
         '<label>smoothing <input type="range" name="smoothing" min="0" max="30" value="5" autocomplete="off"></label>'
         '<button type="button" name="whole" disabled>whole range</button>'
-        f'<p class="faint">{HELP}</p><span id="told" class="unseen" aria-live="polite"></span></div>'
+        f'<p class="faint" id="help">{HELP}</p><span id="told" class="unseen" aria-live="polite"></span></div>'
     )
 
 
 def _comparison(runs: Sequence[Run], styles: Sequence[RunStyle]) -> str:
     rows = [cells(row) for row in comparison_rows(runs)]
     table = Table([heading for heading, _ in COLUMNS.values()], rows, num_text=2)
-    return table_html(table, [swatch(one.color) for one in styles])
+    return table_html(table, "all runs", [swatch(one.color) for one in styles])
+
+
+def _seeds(runs: Sequence[Run], styles: Sequence[RunStyle], groups: Sequence[SeedGroup]) -> str:
+    """Formats the table of runs that differ in their seed alone, if there are any."""
+    if not groups:
+        return ""
+    marks = [swatch(styles[group.members[0]].color) for group in groups]
+    table = table_html(seeds_table(runs, groups), "over seeds", marks)
+    return f'<section id="seeds"><h3>Over seeds</h3>{table}<p class="note">{NOTE}</p></section>'
 
 
 def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> Iterator[str]:
@@ -164,7 +177,7 @@ def _events(run: Run, name: str) -> str:
     if not run.events:
         return ""
     rows = [[*(str(event.get(key, "-")) for key in ("time", "event", "step")), _more(event)] for event in run.events]
-    table = table_html(Table(["time", "event", "step", "more"], rows[-MAX_EVENTS:], num_text=4))
+    table = table_html(Table(["time", "event", "step", "more"], rows[-MAX_EVENTS:], num_text=4), "events")
     which = f", the last {MAX_EVENTS:,}" * (len(rows) > MAX_EVENTS)
     return f'<details id="{name}"><summary>events ({len(rows):,}{which})</summary>{table}</details>'
 

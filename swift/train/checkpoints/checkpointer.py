@@ -123,9 +123,9 @@ class Checkpointer:
         begun, config = time.perf_counter(), self._experiment.checkpoint
         chosen_LK = self._ledger.choose(config.selection, full=full)
         try:
-            take = begin_snapshot(self._split, *to_store(spec, state), chosen_LK, self._room)
+            finish = begin_snapshot(self._split, *to_store(spec, state), chosen_LK, self._room)
         except RuntimeError as error:  # such as no memory on the devices
-            take = partial(_fail, error)
+            finish = partial(_fail, error)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
         self._is_hurried.clear()
@@ -138,14 +138,14 @@ class Checkpointer:
             extra=extra_of(spec, position),
             num_kept=config.num_kept,
         )
-        self._saving = self._thread.submit(self._save, take, self._write)
+        self._saving = self._thread.submit(self._save, finish, self._write)
 
-    def _save(self, take: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
+    def _save(self, finish: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
         self._room = None  # its buffers are overwritten, and must not pass for those of this iteration
-        snapshot = take()
+        snapshot = finish()
         dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
-            raise _Spoilt("its numbers are not finite")
+            raise _Spoilt("its values are not finite")
         self._room = snapshot
         for pause_s in RETRY_PAUSES_S:
             try:

@@ -1,6 +1,6 @@
 """Rescue of a checkpoint that cannot be written to its run directory: kept elsewhere until ``--resume`` takes it back.
 
-The place follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the
+The refuge follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the
 directory of the run: a run may be moved to another disk, and a copy of a run is another run.
 """
 
@@ -22,8 +22,8 @@ _MEMORY = Path("/dev/shm")
 _PREFIX, _ORIGIN = "kept-by-swift", "origin"
 
 
-def places(checkpoints: Path) -> list[Path]:
-    """Returns directories for checkpoints of a run that cannot be written to its own, the best first.
+def refuges(checkpoints: Path) -> list[Path]:
+    """Returns refuges: directories for checkpoints of a run that cannot be written to its own, the best first.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -33,7 +33,7 @@ def places(checkpoints: Path) -> list[Path]:
 
 
 def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
-    """Writes a checkpoint to the first of ``places`` that takes it.
+    """Writes a checkpoint to the first of ``refuges`` that can hold it.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -41,27 +41,27 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
         write: function that writes it into a directory for checkpoints.
 
     Returns:
-        A phrase on the place, and on how to resume from it.
+        A phrase on the refuge, and on how to resume from it.
 
     Raises:
-        RunError: none takes it; the message says why.
+        RunError: none can hold it; the message says why.
     """
     troubles = []
-    for place in places(checkpoints):
+    for refuge in refuges(checkpoints):
         try:
-            place.mkdir(mode=0o700, exist_ok=True)
-            if not _is_own(place):
+            refuge.mkdir(mode=0o700, exist_ok=True)
+            if not _is_own(refuge):
                 raise PermissionError("belongs to somebody else")
-            (place / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
-            write(place)
-        except Exception as error:  # whatever the reason: the next place may take it
-            troubles.append(f"{place}: {' '.join(str(error).split())}")
-            if not checkpoint_steps(place) and _is_own(place):
-                shutil.rmtree(place, ignore_errors=True)
+            (refuge / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
+            write(refuge)
+        except Exception as error:  # whatever the reason: the next may hold it
+            troubles.append(f"{refuge}: {' '.join(str(error).split())}")
+            if not checkpoint_steps(refuge) and _is_own(refuge):
+                shutil.rmtree(refuge, ignore_errors=True)
             continue
-        memory = ", which is memory and does not outlast a restart of the machine" if place.parent == _MEMORY else ""
+        memory = ", which is memory and does not outlast a restart of the machine" if refuge.parent == _MEMORY else ""
         return (
-            f"the state after iteration {step} is kept in {place} on {socket.gethostname()}{memory}; make room, then "
+            f"the state after iteration {step} is kept in {refuge} on {socket.gethostname()}{memory}; make room, then "
             f"resume there with --run-dir {checkpoints.parent} --resume, which takes it from that directory"
         )
     raise RunError("; ".join(troubles))
@@ -80,27 +80,27 @@ def take_back(checkpoints: Path) -> list[str]:
         RunError: it still cannot be written.
     """
     lines = []
-    for place in dict.fromkeys((*filter(_is_own, places(checkpoints)), *_left_behind(checkpoints))):
-        step = max(checkpoint_steps(place), default=0)
+    for refuge in dict.fromkeys((*filter(_is_own, refuges(checkpoints)), *_left_behind(checkpoints))):
+        step = max(checkpoint_steps(refuge), default=0)
         if step > max(checkpoint_steps(checkpoints), default=0):
             try:
-                _copy(place, checkpoints, step)
+                _copy(refuge, checkpoints, step)
             except SettingError as error:  # damaged: the run may resume from an older one
-                lines.append(f"passed over: {place / checkpoint_path(place, step).name} {error.allowed}")
+                lines.append(f"passed over: {refuge / checkpoint_path(refuge, step).name} {error.allowed}")
                 continue
             except OSError as error:
                 where = (
-                    f"the state after iteration {step}, which is kept in {place}, cannot be brought to {checkpoints}"
+                    f"the state after iteration {step}, which is kept in {refuge}, cannot be brought to {checkpoints}"
                 )
                 raise RunError(f"{where}: {error.strerror or error}: make room, then --resume again") from error
-            lines.append(f"the checkpoint of iteration {step} was kept in {place} and is now in {checkpoints}")
-        shutil.rmtree(place, ignore_errors=True)
+            lines.append(f"the checkpoint of iteration {step} was kept in {refuge} and is now in {checkpoints}")
+        shutil.rmtree(refuge, ignore_errors=True)
     return lines
 
 
-def _copy(place: Path, checkpoints: Path, step: int) -> None:
+def _copy(refuge: Path, checkpoints: Path, step: int) -> None:
     """Copies a checkpoint and reads the copy back before it counts; raises SettingError if it is damaged."""
-    source = checkpoint_path(place, step)
+    source = checkpoint_path(refuge, step)
     manifest = read_manifest(source, "checkpoint")
     temporary = begin_save(checkpoints, step)
     try:
@@ -122,31 +122,31 @@ def _tops() -> list[Path]:
 
 
 def _name(checkpoints: Path) -> str:
-    """Prefix of the names of a run's places, wherever its directory is."""
+    """Prefix of the names of a run's refuges, wherever its directory is."""
     return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
 
 
 def _left_behind(checkpoints: Path) -> list[Path]:
-    """Finds the places of a run that has been moved since."""
+    """Finds the refuges of a run that has been moved since."""
     if not _begun(checkpoints.parent / EVENTS):
         return []
-    found = [place for top in _tops() for place in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(place)]
-    return [place for place in found if _is_for(place, checkpoints.resolve())]
+    found = [refuge for top in _tops() for refuge in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(refuge)]
+    return [refuge for refuge in found if _is_for(refuge, checkpoints.resolve())]
 
 
-def _is_for(place: Path, checkpoints: Path) -> bool:
-    """Whether a place belongs to this directory or, as far as is known, to it before it was moved."""
+def _is_for(refuge: Path, checkpoints: Path) -> bool:
+    """Whether a refuge belongs to this directory or, as far as is known, to it before it was moved."""
     try:
-        origin = Path((place / _ORIGIN).read_text(encoding="utf-8"))
+        origin = Path((refuge / _ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return origin.resolve() == checkpoints or not origin.parent.exists()
 
 
-def _is_own(place: Path) -> bool:
+def _is_own(refuge: Path) -> bool:
     """Whether a directory exists that no other user can have filled."""
     try:
-        found = place.lstat()
+        found = refuge.lstat()
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

@@ -17,12 +17,13 @@ from swift.files import check_room
 from swift.models import GPT, Weights
 from swift.models.hugging_face import FAMILIES, Decoder, TensorPlace, read_decoder, tensor_places, write_decoder
 from swift.train.checkpoints import check_new, new_model, pure
-from swift.train.hugging_face.importing import CONFIG, TOKENIZER
+from swift.train.hugging_face.importing import BEGIN, CONFIG, END, TOKENIZER
 from swift.train.hugging_face.tensor_files import write_tensors
 from swift.train.interrupt import Interrupt
 from swift.train.settings import Experiment
 
 BYTES_OF_A_FILE = 5 * 10**9
+GENERATION = "generation_config.json"
 
 
 def export_hugging_face(
@@ -55,15 +56,17 @@ def export_hugging_face(
     types = [np.dtype(dtype or arrays[place.parameter].dtype) for place in places]
     sizes = [int(np.prod(place.shape)) * kind.itemsize for place, kind in zip(places, types, strict=True)]
     config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
-    tokenizer = experiment.data.tokenizer
+    tokenizer, ends = experiment.data.tokenizer, dict[str, int]()
     if isinstance(tokenizer, TokenizerFile):
-        config["eos_token_id"] = tokenizer.separator
+        begin = {} if tokenizer.begin is None else {BEGIN: tokenizer.begin}
+        ends = begin | {END: tokenizer.separator}
     with new_model(out) as (made, interrupt):
         check_room(made, sum(sizes))
         write_tensors(made, _tensors(arrays, places, types, interrupt), sizes, most)
-        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (made / CONFIG).write_text(json.dumps(config | ends, indent=2) + "\n")
         if isinstance(tokenizer, TokenizerFile):
             shutil.copyfile(tokenizer.path, made / TOKENIZER)
+            (made / GENERATION).write_text(json.dumps(ends) + "\n")
 
 
 def decoder_of(experiment: Experiment) -> Decoder:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from swift.train.interrupt import Interrupt
 from swift.train.settings import GIN_NAME, Experiment, config_text, write_config
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+BEGIN, END = "bos_token_id", "eos_token_id"
 
 
 def import_hugging_face(directory: Path, out: Path) -> Experiment:
@@ -45,13 +47,12 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     gpt = GPT(decoder.model, decoder.vocab_size, decoder.num_experts)
     places = list(tensor_places(decoder.family, gpt))
     _check_tensors(files, places)
-    end_of_document = _end_of_document(config, directory / TOKENIZER)
-    num_tokens = TokenizerFile(str(directory / TOKENIZER), end_of_document).vocab_size
-    if num_tokens > decoder.vocab_size:
-        allowed = f"has {num_tokens} tokens, and vocab_size is {decoder.vocab_size} in {CONFIG}"
+    tokenizer = _read_tokenizer(config, directory / TOKENIZER)
+    if tokenizer.vocab_size > decoder.vocab_size:
+        allowed = f"has {tokenizer.vocab_size} tokens, and vocab_size is {decoder.vocab_size} in {CONFIG}"
         raise SettingError("DIR", str(directory / TOKENIZER), allowed)
     try:
-        experiment = experiment_of(decoder, TokenizerFile(str(out.resolve() / TOKENIZER), end_of_document))
+        experiment = experiment_of(decoder, replace(tokenizer, path=str(out.resolve() / TOKENIZER)))
     except SettingError as error:
         raise SettingError("DIR", str(directory / CONFIG), f"has sizes that do not fit: {error}") from error
     with new_model(out) as (made, interrupt):
@@ -105,9 +106,17 @@ def _read_parameters(
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in shapes])
 
 
+def _read_tokenizer(config: Mapping[str, Any], path: Path) -> TokenizerFile:
+    """The tokenizer, with the tokens that the model begins and ends a text with."""
+    tokenizer = TokenizerFile(str(path), _end_of_document(config, path))
+    begin = tokenizer.put_before()
+    begun = tokenizer if begin is None else replace(tokenizer, begin_of_prompt=begin)
+    return begun if begun.begin == config.get(BEGIN) else tokenizer
+
+
 def _end_of_document(config: Mapping[str, Any], path: Path) -> str:
     """The token that the model ends a text with."""
-    ends = config.get("eos_token_id")
+    ends = config.get(END)
     end = ends[0] if isinstance(ends, list) and ends else ends
     said = read_object(path)
     model, added = said.get("model"), said.get("added_tokens") or []
@@ -118,5 +127,5 @@ def _end_of_document(config: Mapping[str, Any], path: Path) -> str:
     texts = [token.get("content") for token in added if isinstance(token, dict) and token.get("id") == end]
     texts += [text for text, number in of_model if number == end]
     if not texts or not isinstance(texts[0], str):
-        raise SettingError("DIR", str(path), f"has no token {end!r:.40}, which {CONFIG} names as eos_token_id")
+        raise SettingError("DIR", str(path), f"has no token {end!r:.40}, which {CONFIG} names as {END}")
     return texts[0]

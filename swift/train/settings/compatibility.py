@@ -1,15 +1,16 @@
 """Checks for settings that exclude each other, such as snapshots and peers, or tied state and failures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig
-from swift.errors import SettingError
+from swift.errors import SettingError, check_number
 from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import RankKind
 from swift.models import KERNELS, Chunks, ModelConfig
+from swift.pipeline import Remat
 from swift.schedules import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
 from swift.topology import Topology
 
@@ -25,8 +26,9 @@ _CHOICES = {
     "compute_dtype": ("float32", "bfloat16", "float64"),
     "wire_dtype": ("compute", "float32", "bfloat16"),
     "attention": ("auto", *KERNELS),
+    "adapt": ("reroute", "recut", "auto"),
 }
-_SWITCHES = ("remat", "move_roles", "separate_documents")
+_SWITCHES = ("move_roles", "separate_documents")
 
 
 def check_parts(settings: Mapping[str, Any]) -> None:
@@ -47,6 +49,10 @@ def check_choices(settings: Mapping[str, Any]) -> None:
     for name in _SWITCHES:
         if not isinstance(settings[name], bool):
             raise SettingError(f"Experiment.{name}", settings[name], "must be True or False")
+    remat = settings["remat"]
+    if not isinstance(remat, bool) and remat not in get_args(Remat):
+        allowed = f"must be True or False, or one of {', '.join(get_args(Remat))}"
+        raise SettingError("Experiment.remat", remat, allowed)
 
 
 def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
@@ -54,6 +60,13 @@ def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
     if optimizer.schedule is None and optimizer.decay_steps is None and optimizer.warmup_steps >= num_steps:
         allowed = f"must be below Experiment.num_steps = {num_steps}"
         raise SettingError("OptimizerConfig.warmup_steps", optimizer.warmup_steps, allowed)
+
+
+def recomputed(remat: bool | Remat) -> Remat:
+    """Names what is computed again, which older configurations say as True or False."""
+    if isinstance(remat, bool):
+        return "block" if remat else "none"
+    return remat
 
 
 def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
@@ -104,10 +117,7 @@ def check_coupled(
 
 
 def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
-    """Raises SettingError if a run cannot have such experts, or they follow rules that their placement does not."""
-    if experts.is_exact:
-        allowed = "is for the layer alone (swift.experts.expert_parallel_moe); in a run choose one of slot, rank"
-        raise SettingError("ExpertConfig.capacity", experts.capacity, allowed)
+    """Raises SettingError if experts follow rules that their placement does not."""
     if experts.is_deepspeed and not isinstance(placement, Static):
         allowed = "needs Experiment.placement = @Static(), with which every expert has as many replicas as others"
         raise SettingError("ExpertConfig.rules", experts.rules, allowed)
@@ -141,11 +151,30 @@ def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, n
         raise SettingError(setting, microbatches, f"must add up to {mean}, and add up to {sum(microbatches)}")
 
 
-def check_cuts(chunks: Chunks, planner: str | OwnPlanner, *, move_roles: bool) -> None:
-    """Raises SettingError if stages differ between pipelines where workers may change theirs, or have several runs."""
-    if move_roles and not chunks.is_one_cut:
-        allowed = "must be False where Experiment.cut differs between pipelines"
-        raise SettingError("Experiment.move_roles", move_roles, allowed)
+def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
+    """Raises SettingError if blocks cannot move after a failure, or nobody asked for it but said when it pays."""
+    adapt, planner, expected_s = settings["adapt"], settings["planner"], settings["expected_downtime"]
+    if expected_s is not None:
+        check_number("Experiment.expected_downtime", expected_s, above=0)
+        if adapt != "auto":
+            raise SettingError("Experiment.expected_downtime", expected_s, "needs Experiment.adapt = 'auto'")
+    if adapt == "reroute":
+        return
+    needs = {
+        "several pipelines: with one, nobody has what a worker loses": settings["topology"].num_pipelines > 1,
+        "Experiment.move_roles = False: workers stay in their pipelines": not settings["move_roles"],
+        "pipelines that are cut alike, and have equally many micro-batches": chunks.is_one_cut
+        and settings["microbatches"] is None,
+        "a planner for one run of layers a stage, and for failures": not isinstance(planner, str)
+        or planner not in (*SHAPES, *FAULT_FREE),
+    }
+    for what, is_so in needs.items():
+        if not is_so:
+            raise SettingError("Experiment.adapt", adapt, f"needs {what}")
+
+
+def check_cuts(chunks: Chunks, planner: str | OwnPlanner) -> None:
+    """Raises SettingError if stages differ between pipelines where the planner gives each worker several runs."""
     if isinstance(planner, str) and planner in SHAPES and not chunks.is_one_cut:
         allowed = "plans pipelines that are alike, and Experiment.cut differs between them"
         raise SettingError("Experiment.planner", planner, allowed)

@@ -14,11 +14,11 @@ from swift.errors import SettingError, check_count, check_seed, renamed_settings
 from swift.experts import ExpertConfig, Layout, OptimizerConfig, check_exact, exact_slots, learning_rate, make_optimizer
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
-from swift.models import GPT, Chunks, Cut, ModelConfig, choose_kernel, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, StepSpec, plan_costs, sequences_per_rank
+from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
+from swift.pipeline import Engine, PlanSettings, Prepare, Remat, StepSpec, plan_costs, sequences_per_rank
 from swift.schedules import Chunk, Costs, OwnPlanner, Problem, shape_of
 from swift.topology import Topology, Worker
-from swift.train.settings import compatibility
+from swift.train.settings import compatibility, layouts
 from swift.train.settings.cutting import chunks_of, cut_model
 from swift.train.settings.failure_list import FailureList, parse_failures
 from swift.train.settings.layouts import make_layouts
@@ -52,13 +52,17 @@ class Experiment:
         memory_limit: memory that the plan gives a worker, as a multiple of what F keeps of one micro-batch; None: no
             limit. Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the
             events.
-        remat: keep only a layer's input for the backward pass, and compute the rest again: a third more FLOPs.
+        remat: what keeps only its input for the backward pass and is computed again: ``none``, ``attention``, or
+            the whole ``block``, which is a third more FLOPs; True is ``block``.
         cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``; of each
             run with the planner ``v``. None: equally many if that makes all alike; otherwise the longest is shortest.
         failures: workers (pipeline:stage) that fail or rejoin before an iteration, such as ``['step 20: fail 1:2',
             'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
             within a window lasts for the whole window.
         move_roles: spread failures over the stages by letting workers change their stage.
+        adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a plan with other cuts is
+            ready, move blocks too: ``recut`` in any case, ``auto`` if that pays before a worker is expected to return.
+        expected_downtime: expected time until a worker returns, in seconds; None: learnt from those that have returned.
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if it is not a multiple of their
             number, some ranks compute on padding.
         eval_every: iterations between evaluations on the validation split; 0: none.
@@ -85,10 +89,12 @@ class Experiment:
     planner: str | OwnPlanner = "lockstep"
     window: int = 1
     memory_limit: float | None = None
-    remat: bool = False
+    remat: bool | Remat = False
     cut: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     failures: tuple[str, ...] = ()
     move_roles: bool = False
+    adapt: Literal["reroute", "recut", "auto"] = "reroute"
+    expected_downtime: float | None = None
     sequences_per_microbatch: int = 16
     eval_every: int = 100
     num_eval_batches: int = 8
@@ -109,7 +115,8 @@ class Experiment:
             check_exact(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         self.checkpoint.check_classes(self.experts.num_classes)
         compatibility.check_microbatches(self.microbatches, self.topology, self.num_microbatches)
-        compatibility.check_cuts(self.chunks, self.planner, move_roles=self.move_roles)
+        compatibility.check_cuts(self.chunks, self.planner)
+        compatibility.check_adapting(vars(self), self.chunks)
         # Refused here, before anything is written or JAX has started.
         compatibility.check_warmup(self.optimizer, self.num_steps)
         learning_rate(self.optimizer, self.num_steps)
@@ -193,7 +200,10 @@ class Experiment:
         live = live or self.live_mesh()
         # Not in __post_init__: this reads the tokenizer's file, which a stored configuration may have lost.
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
-        gpt = self._gpt(live.mesh.devices.flat[0].platform)
+        separator = self.data.separator if self.separate_documents else None
+        kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
+        sizes = self.vocab_size, self.experts.num_classes
+        gpt = GPT(self.model, *sizes, kernel, separator, has_slices=self.experts.is_exact)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(
                 gpt=gpt,
@@ -207,19 +217,10 @@ class Experiment:
                 layouts=self._layouts(gpt),
                 compute_dtype=jnp.dtype(self.compute_dtype),
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
-                remat=self.remat,
+                remat=compatibility.recomputed(self.remat),
                 cut=self.blocks,
                 chunks=self.chunks,
             )
-
-    def _gpt(self, platform: str) -> GPT:
-        separator = self.data.separator if self.separate_documents else None
-        with renamed_settings({"choose_kernel.asked": "Experiment.attention"}):
-            kernel = choose_kernel(
-                self.attention, platform, self.compute_dtype, self.model, separates=self.separate_documents
-            )
-        sizes = self.vocab_size, self.experts.num_classes
-        return GPT(self.model, *sizes, kernel, separator, has_slices=self.experts.is_exact)
 
     def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
         """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.
@@ -260,15 +261,20 @@ class Experiment:
         With optimizer state tied to ranks and slots (the layout ``coupled``), these are part of it.
         """
         places = {"ExpertConfig.slots_per_rank": self.experts.slots_per_rank, "Topology": repr(self.topology)}
-        return (places if self.optimizer.layout == "coupled" else {}) | {
-            "ModelConfig": repr(self.model),
-            "vocabulary": self.vocab_size,
-            "ExpertConfig.num_classes": self.experts.num_classes,
-            "OptimizerConfig.name": self.optimizer.moments_of,
-            "OptimizerConfig.layout": self.optimizer.layout,
-            "Experiment.placement": repr(self.placement),
-            "Experiment.compute_dtype": self.compute_dtype,
-        }
+        narrow = {} if self.optimizer.moments == "master" else {"OptimizerConfig.moments": self.optimizer.moments}
+        return (
+            (places if self.optimizer.layout == "coupled" else {})
+            | narrow
+            | {
+                "ModelConfig": repr(self.model),
+                "vocabulary": self.vocab_size,
+                "ExpertConfig.num_classes": self.experts.num_classes,
+                "OptimizerConfig.name": self.optimizer.moments_of,
+                "OptimizerConfig.layout": self.optimizer.layout,
+                "Experiment.placement": repr(self.placement),
+                "Experiment.compute_dtype": self.compute_dtype,
+            }
+        )
 
     @cached_property
     def chunks(self) -> Chunks:

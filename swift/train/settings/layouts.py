@@ -1,9 +1,11 @@
-"""The layout of each group's master weights, by the settings of a run."""
+"""The layout of each group's master weights, and the kernel of attention, by the settings of a run."""
 
 import jax.numpy as jnp
 
+from swift.errors import renamed_settings
 from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, ReplicaShards
-from swift.models import GPT
+from swift.mesh import LiveMesh
+from swift.models import GPT, AttentionKernel, ModelConfig, choose_kernel
 
 
 def make_layouts(
@@ -32,3 +34,9 @@ def make_layouts(
         else:
             layouts[name] = Instances(*shape, compute, wire)
     return layouts
+
+
+def kernel(asked: str, live: LiveMesh, dtype: str, model: ModelConfig, *, separates: bool) -> AttentionKernel:
+    """Chooses the kernel of attention for the devices of a mesh; see ``choose_kernel``."""
+    with renamed_settings({"choose_kernel.asked": "Experiment.attention"}):
+        return choose_kernel(asked, live.mesh.devices.flat[0].platform, dtype, model, separates=separates)

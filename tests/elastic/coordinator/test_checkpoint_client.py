@@ -7,7 +7,7 @@ import pytest
 
 from swift.elastic.coordinator import checkpoint_client
 from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE, CheckpointClient
-from swift.elastic.membership import Member, Process, Stamp
+from swift.elastic.membership import Member, Process, Stamp, processes_of
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -18,6 +18,7 @@ from swift.elastic.transport.checkpoint_messages import (
     Saved,
 )
 from swift.elastic.transport.worker_messages import SnapshotKept
+from swift.topology import Topology
 
 ONLY = Process((0, 0))
 START_S, DEADLINE_S = 10.0, 30.0
@@ -45,7 +46,7 @@ class Listed:
 class Keeping:
     """A ``CheckpointClient``, its checkpoint_service and its clock."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, processes=(ONLY,), **settings):
         self.now, self.children = 0.0, Listed()
         log, checkpoints = directory / "log", directory / "checkpoints"
         self.saving = CheckpointClient(
@@ -53,14 +54,15 @@ class Keeping:
             command=["keep"],
             log=log,
             directory=checkpoints,
-            processes=[ONLY],
+            processes=processes,
             start_s=START_S,
             deadline_s=DEADLINE_S,
             clock=lambda: self.now,
+            **settings,
         )
 
-    def add(self, step):
-        self.saving.add(SnapshotKept(Member(ONLY, 0), Stamp(1, step), 1.0))
+    def add(self, step, process=ONLY):
+        self.saving.add(SnapshotKept(Member(process, 0), Stamp(1, step), 1.0))
 
     def is_ended_after(self, seconds):
         self.now += seconds
@@ -240,3 +242,30 @@ def test_nothing_is_kept_elsewhere_where_all_is_saved(keeping):
     keeping.answers(5)
     keeping.saving.keep_elsewhere()
     assert keeping.children.asked == [save(5)]
+
+
+def test_what_is_saved_has_every_chunk_and_what_a_worker_kept_before_it_died_counts(tmp_path):
+    """0:0 has the first two of three chunks, 0:1 the last, 1:0 the first, 1:1 the last two."""
+    processes = processes_of(Topology(2, 2))
+    first, second, third, fourth = processes
+    keeping = Keeping(tmp_path, processes, stage_of_chunk=((0, 0, 1), (0, 1, 1)))
+    keeping.add(5, third)
+    keeping.add(5, second)
+    assert keeping.children.asked == []
+    keeping.saving.set_processes([first, second, third])
+    keeping.add(5, fourth)
+    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), (second, third, fourth))]
+    keeping.answers(5)
+    keeping.add(8, first)
+    keeping.add(8, second)
+    assert keeping.children.asked[1:] == [SaveCheckpoint(Stamp(1, 8), (first, second))]
+
+
+def test_of_a_worker_that_is_not_needed_no_ranks_are_saved(tmp_path):
+    """1:0 and 1:1 have every chunk; of 0:0 one rank has kept its part before them."""
+    processes = processes_of(Topology(2, 2, 2), by_rank=True)
+    keeping = Keeping(tmp_path, processes, stage_of_chunk=((0, 0, 1), (0, 1, 1)))
+    for process in (processes[0], *processes[4:]):
+        assert keeping.children.asked == []
+        keeping.add(5, process)
+    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), processes[4:])]

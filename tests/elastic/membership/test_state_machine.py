@@ -53,8 +53,8 @@ A, B, C, D = processes_of(Topology(2, 2))
 class Script:
     """A membership that is told events; the time is that of the last ``wait``."""
 
-    def __init__(self, processes=(A, B, C, D), limits=LIMITS, is_elastic=False):
-        self.time, self.membership = 0.0, Membership.of(processes, limits, 0.0, RecoveryPolicy(is_elastic=is_elastic))
+    def __init__(self, processes=(A, B, C, D), limits=LIMITS, **policy):
+        self.time, self.membership = 0.0, Membership.of(processes, limits, 0.0, RecoveryPolicy(**policy))
 
     def tell(self, make, process, *args, incarnation=None):
         """Tells an event of a process, which then has the newest incarnation unless told."""
@@ -109,7 +109,11 @@ class Script:
 @pytest.fixture
 def live():
     """A run whose first generation is live, with everybody in iteration 5."""
-    script = Script()
+    return script_live()
+
+
+def script_live(**policy):
+    script = Script(**policy)
     script.start(A, B, C, D)
     script.ready(A, B, C, D)
     script.tick()
@@ -787,3 +791,34 @@ def test_a_generation_whose_members_have_done_all_they_were_to_do_has_no_deadlin
     for _ in range(9):
         live.alive()
         assert live.tick(1.5) == []
+
+
+APART = (0, 0, 1), (0, 1, 1)
+"""Pipelines that are cut differently: A has the first two of three chunks, B the last, C the first, D the last two."""
+
+
+def test_where_pipelines_are_cut_differently_those_who_have_every_chunk_go_on():
+    live = script_live(stage_of_chunk=APART)
+    live.die(B, C)
+    assert live.tick() == [Form(2, live.now(A, D))]
+    live.formed({A: {4, 5}, D: {4}})
+    assert live.tick() == [GoLive(2, Stamp(1, 4), live.now(A, D))]
+
+
+def test_a_chunk_that_nobody_has_is_waited_for_though_each_stage_has_a_worker():
+    live = script_live(stage_of_chunk=APART)
+    live.die(A, D)
+    assert live.tick() == [StageLost((0, 1))]
+    assert live.membership.lost_without([A, D]) == (0, 1)
+    assert live.membership.lost_without([A]) == live.membership.lost_without([B, C]) == ()
+    live.start(A)
+    live.ready(A)
+    assert live.tick() == [Form(2, live.now(A, B, C))]
+
+
+def test_a_state_is_gone_on_with_only_if_workers_that_have_every_chunk_hold_it():
+    live = script_live(stage_of_chunk=APART)
+    live.die(D)
+    live.tick()
+    live.formed({A: {4}, B: {4, 5}, C: {4, 5}})
+    assert live.tick() == [GoLive(2, Stamp(1, 4), live.now(A, B, C))]

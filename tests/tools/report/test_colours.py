@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from importlib.resources import files
 
 import pytest
 
@@ -10,30 +9,12 @@ from swift.data import DataConfig, InMemory
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.tools import palette
 from swift.tools.report import comparison_rows
+from swift.tools.report.sections.layers import layer_colors
 from swift.tools.report.together import run_styles
 from swift.tools.simulate import STRATEGIES
 from swift.train import Experiment
 from swift.train.settings import config_text, write_config
-
-
-def luminance(color):
-    """Luminance as the web's guidelines on accessible content define it."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one, other):
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def text_colors():
-    """Colours of text and of what it stands on, by name, on the page in light and in dark."""
-    style = (files("swift.tools.report") / "assets" / "page.css").read_text()
-    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in re.findall(r":root \{([^}]*)\}", style))
-    own = {"ink": palette.INK, "card": palette.GROUND}
-    return [own | light, {name: palette.ON_DARK[color] for name, color in own.items()} | dark]
+from tests.tools.report.contrast import contrast, text_colors
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
@@ -48,6 +29,7 @@ def test_text_can_be_read(scheme):
 def test_lines_can_be_told_from_the_ground(scheme):
     own = (palette.POLICY_COLORS, palette.STRATEGY_COLORS, palette.CHECKPOINT_COLORS, palette.MOMENT_COLORS)
     used = {color for colors in own for color in colors.values()} | {*palette.SPARE_COLORS, *palette.EXPERT_COLORS}
+    used |= {color for number in (1, 2, 5, 60) for color in layer_colors(number)}
     shown = (lambda color: palette.ON_DARK.get(color, color)) if scheme else (lambda color: color)
     for color in used:
         assert contrast(shown(color), shown(palette.GROUND)) >= 3, color

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from swift.runlog import CLASS_COUNTS, METRICS, Metrics, Run, RunDirectory, measure, read_run
 from swift.tools.palette import ON_DARK
 from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
-from swift.tools.report.sections.curves import draw_layer
+from swift.tools.report.sections.layers import draw_layer
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
 

@@ -18,6 +18,7 @@ from swift.schedules import (
     spread,
     verify,
 )
+from swift.schedules.plans import moves_to_spread, plan_document
 from swift.schedules.plans.normalize import after_moves, moves
 from swift.tools.report.sections.coverage import coverage_of, coverage_section
 from swift.tools.report.sections.plans import plans_section, schedule_of
@@ -47,6 +48,18 @@ def test_roles_that_have_moved_are_told(planned):
     (move,) = moves(problem, counts)
     assert players == {move.role: move.worker}
     assert schedule.problem == after_moves(problem, (move,))
+    verify(schedule)
+
+
+def test_roles_of_another_cut_are_told():
+    """1:0 and 2:0 are down; the last worker of the pipeline that is cut differently takes a first stage."""
+    apart = (0, 0, 1), (0, 1, 1), (0, 1, 1)
+    problem = Problem(Topology(3, 2), 2, frozenset({(1, 0), (2, 0)}), stage_of_chunk=apart)
+    moved = moves_to_spread(problem)
+    plan = plan_document(lockstep(after_moves(problem, moved)))
+    schedule, players = schedule_of({"plan": plan, "failed": ["1:0", "2:0"]})
+    assert players == {(2, 0): (0, 1)} == {move.role: move.worker for move in moved}
+    assert schedule.problem.failed == {(1, 0), (0, 1)}
     verify(schedule)
 
 

@@ -7,7 +7,7 @@ from swift.errors import SettingError
 from swift.runlog import running_mean, scalars
 from swift.runlog.class_counts import KINDS
 from swift.tools.report import sections_of
-from swift.tools.report.sections.curves import layer_maps
+from swift.tools.report.sections.layers import layer_maps
 from swift.tools.report.sections.series import bins_of, class_series, shares, smooth, thin
 
 
@@ -33,7 +33,7 @@ def plain_series(run):
 
 @pytest.mark.parametrize("num_steps", [3, 300, 301, 700])
 def test_counts_are_summed_some_at_a_time_as_all_at_once(make_run, monkeypatch, num_steps):
-    monkeypatch.setattr("swift.runlog.class_counts._BLOCK_BYTES", 2000)
+    monkeypatch.setattr("swift.runlog.class_counts.reader._BLOCK_BYTES", 2000)
     run = make_run(num_steps=num_steps)
     series = class_series(run)
     for found, expected in zip(dataclasses.astuple(series), [*plain_series(run), []], strict=True):

@@ -1,5 +1,5 @@
 // One chart of lines: draws values of several runs over an axis, and tells which value is under the pointer.
-// A view says what to draw: {axis, smoothing, shown, range, cursor}; charts only read it.
+// A view says what to draw: {axis, smoothing, shown, apart, range, cursor}; charts only read it.
 "use strict";
 
 const HEIGHT = 270, EDGE = {left: 56, right: 12, top: 30, bottom: 40};
@@ -56,6 +56,14 @@ function smooth(values, share) {
   });
 }
 
+// Mean, smallest and largest of several runs at each point; null where one of them is unknown.
+function overRuns(rows) {
+  const all = rows[0].map((_, index) => rows.map(row => row[index]));
+  const [mean, low, high] = [column => column.reduce((a, b) => a + b) / column.length, column => Math.min(...column),
+    column => Math.max(...column)].map(of => all.map(column => column.includes(null) ? null : of(column)));
+  return {mean, low, high};
+}
+
 function nearest(xs, x) {
   let best = -1;
   xs.forEach((at, index) => { if (at !== null && (best < 0 || Math.abs(at - x) < Math.abs(xs[best] - x))) best = index; });
@@ -68,16 +76,38 @@ class Chart {
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.svg = document.createElementNS(SPACE, "svg");
-    for (const [key, value] of Object.entries({role: "img", tabindex: 0, "aria-label": caption, class: "live"}))
+    for (const [key, value] of Object.entries({role: "img", tabindex: 0, "aria-label": caption, "aria-describedby": "help", class: "live"}))
       this.svg.setAttribute(key, value);
     frame.replaceChildren(this.svg, this.tip);
   }
 
+  // Groups of seeds as they are drawn: those with at least two runs that are switched on.
+  groups(bands, view) {
+    if (view.apart) return [];
+    return bands.map(band => ({...band, members: band.members.filter(one => view.shown.has(one.run))}))
+      .filter(band => band.members.length > 1);
+  }
+
+  // What is left of lines or rings when groups are drawn: those of single runs.
+  single(all, groups, view) {
+    const grouped = new Set(groups.flatMap(group => group.members.map(one => one.run)));
+    return all.filter(one => view.shown.has(one.run) && !grouped.has(one.run));
+  }
+
   lines(view) {
-    return this.chart.lines.filter(line => view.shown.has(line.run)).map(line => ({
-      ...line, x: this.runs[line.run].x[view.axis], smooth: this.smoothed(line, view.smoothing),
+    const groups = this.groups(this.chart.bands, view);
+    return [...groups.map(group => this.mean(group, view)), ...this.single(this.chart.lines, groups, view).map(line => ({
+      ...line, ...this.runs[line.run], x: this.runs[line.run].x[view.axis], smooth: this.smoothed(line, view.smoothing),
       low: line.low ?? line.mean, high: line.high ?? line.mean,
-    }));
+    }))];
+  }
+
+  // The mean of several runs, each smoothed before, with the smallest and largest value at each point.
+  mean(group, view) {
+    const raw = overRuns(group.members.map(one => one.mean));
+    const {mean, low, high} = overRuns(group.members.map(one => this.smoothed(one, view.smoothing)));
+    return {...group, label: `${group.name}, mean of ${group.members.length}`, x: group.x[view.axis], raw, mean: raw.mean,
+      smooth: mean, low, high};
   }
 
   // A line's smoothed values, computed again only for another share.
@@ -87,10 +117,11 @@ class Chart {
     return this.kept.get(line).values;
   }
 
-  // Where the points lie that the cursor can be at: those of the first line whose run is switched on.
+  // Where the points lie that the cursor can be at: those of the first line that is drawn.
   positions(view) {
-    const first = this.chart.lines.find(line => view.shown.has(line.run));
-    return first ? this.runs[first.run].x[view.axis].filter(x => x !== null) : [];
+    const groups = this.groups(this.chart.bands, view), first = this.single(this.chart.lines, groups, view)[0];
+    const xs = groups.length ? groups[0].x[view.axis] : first ? this.runs[first.run].x[view.axis] : [];
+    return xs.filter(x => x !== null);
   }
 
   draw(view) {
@@ -164,15 +195,28 @@ class Chart {
   }
 
   drawBand(line) {
+    if (line.members) {
+      make("path", {class: "range", style: `fill: var(${line.color})`, d: this.area(line)}, this.plot);
+      return;
+    }
     // Of a point that stands for several steps, from its smallest to its largest value.
     const xs = line.x.flatMap(x => [x, x]), ys = line.x.flatMap((_, i) => [line.low[i], line.high[i]]);
-    const style = `stroke: var(${this.runs[line.run].color})`;
+    const style = `stroke: var(${line.color})`;
     make("path", {class: "raw", style, d: this.path(line.low === line.mean ? line.x : xs, line.low === line.mean ? line.mean : ys)}, this.plot);
   }
 
+  // The area between the smallest and the largest values, in as many pieces as gaps make.
+  area(line) {
+    const pieces = [[]];
+    line.x.forEach((x, index) => x === null || line.low[index] === null ? pieces.push([]) : pieces.at(-1).push(index));
+    const at = (index, ys) => `${this.x(line.x[index]).toFixed(1)} ${this.y(ys[index]).toFixed(1)}`;
+    return pieces.filter(piece => piece.length).map(piece => "M" + [...piece.map(index => at(index, line.high)),
+      ...piece.toReversed().map(index => at(index, line.low))].join("L") + "Z").join("");
+  }
+
   drawLine(line, view) {
-    const {color, dash} = this.runs[line.run], style = `stroke: var(${color})`;
-    make("path", {class: "line", style, "stroke-dasharray": dash, d: this.path(line.x, line.smooth), "data-run": line.run}, this.plot);
+    const {color, dash} = line, style = `stroke: var(${color})`, run = line.run ?? line.members.map(one => one.run);
+    make("path", {class: "line", style, "stroke-dasharray": dash, d: this.path(line.x, line.smooth), "data-run": run}, this.plot);
     if (line.x.length === 1 && line.smooth[0] !== null)
       make("circle", {cx: this.x(line.x[0]), cy: this.y(line.smooth[0]), r: 3, style: `fill: var(${color})`}, this.plot);
   }
@@ -182,7 +226,15 @@ class Chart {
       make("line", {class: "level", x1: EDGE.left, x2: width - EDGE.right, y1: this.y(level), y2: this.y(level)}, this.plot);
       make("text", {x: width - EDGE.right - 4, y: this.y(level) - 4, "text-anchor": "end"}, this.plot, `target ${show(level)}`);
     }
-    for (const ring of this.chart.rings.filter(one => view.shown.has(one.run)))
+    const groups = this.groups(this.chart.ringBands, view);
+    for (const group of groups) {
+      const {mean, low, high} = overRuns(group.members.map(one => one.mean)), style = `stroke: var(${group.color})`;
+      group.x[view.axis].forEach((x, index) => {
+        make("line", {class: "bar", style, x1: this.x(x), x2: this.x(x), y1: this.y(low[index]), y2: this.y(high[index])}, this.plot);
+        make("circle", {class: "ring", style, r: 3.5, cx: this.x(x), cy: this.y(mean[index])}, this.plot);
+      });
+    }
+    for (const ring of this.single(this.chart.rings, groups, view))
       ring.x[view.axis].forEach((x, index) => make("circle", {class: "ring", r: 3.5, cx: this.x(x), cy: this.y(ring.values[index]),
         style: `stroke: var(${this.runs[ring.run].color})`}, this.plot));
     for (const mark of this.chart.marks.filter(one => view.shown.has(one.run)))
@@ -204,9 +256,10 @@ class Chart {
       const index = nearest(line.x, view.cursor), value = line.mean[index];
       if (index < 0 || value === null) continue;
       make("circle", {cx: this.x(line.x[index]), cy: this.y(line.smooth[index]), r: 3.5,
-        style: `fill: var(${this.runs[line.run].color})`}, group);
-      const mean = view.smoothing && !this.chart.exact ? ` (${show(line.smooth[index])})` : "";
-      rows.push([this.runs[line.run].color, `${this.runs[line.run].label}: ${show(value)}${mean}`]);
+        style: `fill: var(${line.color})`}, group);
+      const told = (mean, {low, high}) => show(mean[index]) + (line.members ? `, ${show(low[index])} to ${show(high[index])}` : "");
+      const smooth = view.smoothing && !this.chart.exact ? ` (${told(line.smooth, line)})` : "";
+      rows.push([line.color, `${line.label}: ${told(line.mean, line.raw ?? line)}${smooth}`]);
     }
     const [size, unit] = axis.unit(view.cursor);
     this.tip.replaceChildren(...[["", `${axis.title} ${show(view.cursor / size)}${unit}`], ...rows].map(([color, text]) => {

@@ -4,7 +4,7 @@
   const drawn = [...document.querySelectorAll("figure[data-chart]")].map(figure => new Chart(
     figure.querySelector(".frame"), charts[figure.dataset.chart], runs, figure.querySelector("figcaption").textContent));
   const bar = document.getElementById("controls"), told = document.getElementById("told");
-  const view = {axis: "step", smoothing: 0.05, shown: new Set(runs.keys()), range: null, cursor: null, active: null};
+  const view = {axis: "step", smoothing: 0.05, shown: new Set(runs.keys()), apart: false, range: null, cursor: null, active: null};
   let start = null;
 
   const draw = () => {
@@ -19,6 +19,7 @@
     view.shown[box.checked ? "add" : "delete"](Number(box.value));
     draw();
   });
+  bar.querySelector("[name=apart]")?.addEventListener("change", event => { view.apart = event.target.checked; draw(); });
   const axis = bar.querySelector("[name=axis]");
   for (const option of axis.options) option.disabled = !runs.every(run => option.value in run.x || !run.x.step.length);
   axis.addEventListener("change", () => { Object.assign(view, {axis: axis.value, range: null, cursor: null}); draw(); });
@@ -79,6 +80,9 @@
     svg.addEventListener("pointerleave", () => { if (start === null) { view.cursor = null; mark(); } });
     svg.addEventListener("blur", () => { view.cursor = null; mark(); });
   }
-  new ResizeObserver(draw).observe(document.body);
+  // Room for the controls above what is scrolled to, where they stay at the top.
+  const room = () => { document.documentElement.style.scrollPaddingTop = getComputedStyle(bar).position === "sticky"
+    ? `${bar.offsetHeight + 8}px` : ""; };
+  new ResizeObserver(() => { draw(); room(); }).observe(document.body);
   draw();
 }

@@ -1,24 +1,18 @@
-"""Curves and heat maps, drawn on Matplotlib's objects without pyplot, so that no global state is touched.
+"""Charts of several runs over the steps, drawn on Matplotlib's objects without pyplot: no global state is touched.
 
-Shape suffixes: T steps, B bins of steps, L MoE layers, E experts.
+Shape suffixes: T steps, N runs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from swift.runlog import ratio
-from swift.tools.palette import EXPERT_COLORS, GROUND, INK, MOMENT_COLORS
-from swift.tools.report.sections.axes import FONT_SIZE, new_figure, put_legend, put_title
-from swift.tools.report.sections.series import shares, smooth, thin
-
-MAX_LAYER_LABELS = 8
+from swift.tools.palette import GROUND, INK, MOMENT_COLORS
+from swift.tools.report.sections.axes import FONT_SIZE, new_figure, put_legend
+from swift.tools.report.sections.series import mean_and_range, smooth, thin
 
 
 @dataclass(frozen=True)
@@ -39,13 +33,39 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Band:
+    """Runs that differ in their seed alone, drawn as their mean and a band from the smallest to the largest of them.
+
+    Attributes:
+        name, color, style: name of the group, its colour, and its line style as Matplotlib writes it.
+        members: index of each run in the report.
+        steps_T: steps that all runs have recorded.
+        values_NT: values of each run at these steps, NaN where unknown.
+    """
+
+    name: str
+    color: str
+    style: str
+    members: Sequence[int]
+    steps_T: np.ndarray
+    values_NT: np.ndarray
+
+    @property
+    def label(self) -> str:
+        """Name of the line in a legend, with the number of runs."""
+        return f"{len(self.members)} seeds: {self.name}"
+
+
+@dataclass(frozen=True)
 class Chart:
     """Lines of several runs over the steps.
 
     Attributes:
         ylabel: quantity and unit.
         curves: lines, in the order of the legend.
+        bands: groups of seeds; their members are drawn one by one only where the reader asks for it.
         rings: values that only some steps have, drawn as rings.
+        ring_bands: groups of seeds among the rings.
         levels: target values, marked by dotted lines.
         top: largest possible value, if there is one.
         is_exact: True if the values are not to be smoothed.
@@ -55,7 +75,9 @@ class Chart:
 
     ylabel: str
     curves: Sequence[Curve]
+    bands: Sequence[Band] = ()
     rings: Sequence[Curve] = ()
+    ring_bands: Sequence[Band] = ()
     levels: Sequence[float] = ()
     top: float | None = None
     is_exact: bool = False
@@ -63,77 +85,80 @@ class Chart:
     marks: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class LayerMaps:
-    """Data of the two heat maps of a layer.
-
-    Attributes:
-        first_step, last_step: steps at the edges.
-        num_bins: bins of steps that are drawn.
-        num_merged: drawn bins of each bin of the arrays; the last one may have fewer.
-        tokens_BE, replicas_BE: share of the layer's tokens and replicas by bin of steps and expert, in percent.
-    """
-
-    first_step: int
-    last_step: int
-    num_bins: int
-    num_merged: int
-    tokens_BE: np.ndarray
-    replicas_BE: np.ndarray
-
-
-def layer_maps(steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray, num_merged: int) -> LayerMaps:
-    """Computes what the heat maps of a layer show, with some bins merged."""
-    starts = np.arange(0, len(popularity_BE), num_merged)
-    tokens_BE, held_BE = (100 * shares(np.add.reduceat(one_BE, starts)) for one_BE in (popularity_BE, replicas_BE))
-    return LayerMaps(int(steps_T[0]), int(steps_T[-1]), len(popularity_BE), num_merged, tokens_BE, held_BE)
-
-
 def draw_curves(chart: Chart) -> Figure:
-    """Draws lines over the steps, raw values faint and smoothed ones strong."""
-    curves, marks, top = chart.curves, chart.marks, chart.top
+    """Draws lines over the steps, raw values faint and smoothed ones strong, and groups of seeds as bands."""
+    curves, marks, top = _apart(chart.curves, chart.bands), chart.marks, chart.top
     figure, (axes,) = new_figure(height=3.4)
+    for band in chart.bands:
+        _draw_band(axes, band, is_exact=chart.is_exact)
     for curve in curves:
         points = thin(curve.values_T)
         axes.plot(curve.steps_T[points], curve.values_T[points], color=curve.color, alpha=0.22, linewidth=0.8)
     for curve in curves:
         smooth_T = curve.values_T if chart.is_exact else smooth(curve.values_T)
-        points = thin(smooth_T)
-        marker = "o" if len(points) == 1 else None
-        axes.plot(
-            curve.steps_T[points],
-            smooth_T[points],
-            color=curve.color,
-            linestyle=curve.style,
-            linewidth=2.0,
-            marker=marker,
-        )
-    _draw_rings(axes, chart.rings)
+        _draw_line(axes, curve, smooth_T)
+    _draw_rings(axes, _apart(chart.rings, chart.ring_bands), chart.ring_bands)
     _draw_levels(axes, chart.levels)
     if marks:
         color, edge = MOMENT_COLORS["failure"], axes.get_xaxis_transform()
         axes.plot(marks, [1.0] * len(marks), "v", markersize=7, color=color, transform=edge, clip_on=False)
     if top is not None:
-        low = min(np.nanmin(curve.values_T) for curve in curves)
+        low = min(np.nanmin(line.values_T) for line in chart.curves)
         axes.set_ylim(max(0.0, low - 0.06 * (top - low) - 0.2), top + 0.04 * (top - low) + 0.2)
     if chart.from_zero:
         axes.set_ylim(bottom=0.0)
     axes.set_ylabel(chart.ylabel)
     axes.set_xlabel("step")
-    put_legend(figure, [(curve.label, curve.color) for curve in curves], [curve.style for curve in curves])
+    lines: list[Curve | Band] = [*chart.bands, *curves]
+    put_legend(figure, [(line.label, line.color) for line in lines], [line.style for line in lines])
     return figure
 
 
-def _draw_rings(axes: Axes, rings: Sequence[Curve]) -> None:
-    for curve in rings:
-        known_T = np.isfinite(curve.values_T)
+def _apart(curves: Sequence[Curve], bands: Sequence[Band]) -> list[Curve]:
+    """Curves of runs that are in no band."""
+    grouped = {index for band in bands for index in band.members}
+    return [curve for curve in curves if curve.index not in grouped]
+
+
+def _draw_band(axes: Axes, band: Band, *, is_exact: bool) -> None:
+    """Draws the mean and the range of a group; each run is smoothed first, so that noise does not widen the band."""
+    smooth_NT = band.values_NT if is_exact else np.stack([smooth(values_T) for values_T in band.values_NT])
+    mean_T, low_T, high_T = mean_and_range(smooth_NT)
+    points = thin(mean_T)
+    steps = band.steps_T[points]
+    axes.fill_between(steps, low_T[points], high_T[points], color=band.color, alpha=0.2, linewidth=0)
+    _draw_line(axes, band, mean_T)
+
+
+def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray) -> None:
+    points = thin(values_T)
+    marker = "o" if len(points) == 1 else None
+    axes.plot(
+        line.steps_T[points],
+        values_T[points],
+        color=line.color,
+        linestyle=line.style,
+        linewidth=2.0,
+        marker=marker,
+    )
+
+
+def _draw_rings(axes: Axes, rings: Sequence[Curve], bands: Sequence[Band]) -> None:
+    """Draws rings; one of several seeds stands at their mean, on a bar from the smallest to the largest value."""
+    points: list[tuple[Curve | Band, np.ndarray]] = [(curve, curve.values_T) for curve in rings]
+    for band in bands:
+        mean_T, low_T, high_T = mean_and_range(band.values_NT)
+        axes.vlines(band.steps_T, low_T, high_T, color=band.color, linewidth=1.4)
+        points.append((band, mean_T))
+    for line, values_T in points:
+        known_T = np.isfinite(values_T)
         axes.plot(
-            curve.steps_T[known_T],
-            curve.values_T[known_T],
+            line.steps_T[known_T],
+            values_T[known_T],
             "o",
             markersize=5,
             markerfacecolor=GROUND,
-            markeredgecolor=curve.color,
+            markeredgecolor=line.color,
             markeredgewidth=1.4,
         )
 
@@ -152,66 +177,3 @@ def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
             fontsize=FONT_SIZE - 1,
             color=INK,
         )
-
-
-def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarray) -> Figure:
-    """Draws the smoothed share of tokens that each MoE layer drops; deeper layers are greener."""
-    num_layers = routed_TL.shape[1]
-    drops_TL = 100 * ratio(dropped_TL, routed_TL)
-    colors = [colormaps["viridis"](0.3 + 0.55 * layer / max(1, num_layers - 1)) for layer in range(num_layers)]
-    figure, (axes,) = new_figure(height=3.0)
-    for layer, color in enumerate(colors):
-        smooth_T = smooth(drops_TL[:, layer])
-        points = thin(smooth_T)
-        marker = "o" if len(points) == 1 else None
-        axes.plot(steps_T[points], smooth_T[points], color=color, linewidth=1.6, marker=marker)
-    axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))
-    axes.set_ylabel("tokens dropped (%)")
-    axes.set_xlabel("step")
-    shown = sorted(set(np.linspace(0, num_layers - 1, min(num_layers, MAX_LAYER_LABELS)).astype(int).tolist()))
-    put_legend(figure, [(f"layer {layer}", colors[layer]) for layer in shown])
-    return figure
-
-
-def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray) -> Figure:
-    """Draws how the replicas of one MoE layer follow the popularity of its experts.
-
-    Above, the experts whose share of tokens varies most, as lines: tokens thin, replicas thick. Below, all experts:
-    a heat map of shares of tokens, and one of shares of replicas in the same colours.
-    """
-    tokens_BE, replicas_BE = (100 * shares(counts_BE) for counts_BE in (popularity_BE, replicas_BE))
-    figure, (lines, *maps) = new_figure(height=6.6, num_rows=3)
-    put_title(lines, f"layer {layer}, what varies most: tokens thin, replicas thick")
-    _draw_classes(lines, np.linspace(steps_T[0], steps_T[-1], len(tokens_BE)), tokens_BE, replicas_BE)
-    classes = _varying_classes(tokens_BE)
-    put_legend(figure, [(f"expert {expert}", color) for expert, color in zip(classes, EXPERT_COLORS, strict=False)])
-    largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
-    # Most experts have a small share; the square root spreads small shares over the colours.
-    norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
-    extent = (steps_T[0] - 0.5, steps_T[-1] + 0.5, tokens_BE.shape[1] - 0.5, -0.5)
-    for axes, shares_BE, title in zip(maps, (tokens_BE, replicas_BE), ("tokens", "replicas"), strict=True):
-        image = axes.imshow(shares_BE.T, aspect="auto", norm=norm, interpolation="nearest", extent=extent)
-        put_title(axes, f"layer {layer}, all experts: share of {title}")
-        axes.set_ylabel("expert")
-        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-        axes.grid(visible=False)
-    maps[-1].set_xlabel("step")
-    bar = figure.colorbar(image, ax=maps, pad=0.02, aspect=30)
-    bar.set_label("share in the layer (%)", fontsize=FONT_SIZE, color=INK)
-    bar.ax.tick_params(colors=INK, labelsize=FONT_SIZE - 1)
-    return figure
-
-
-def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replicas_BE: np.ndarray) -> None:
-    for expert, color in zip(_varying_classes(tokens_BE), EXPERT_COLORS, strict=False):
-        markers = ("o", "s") if len(steps_B) == 1 else (None, None)
-        axes.plot(steps_B, tokens_BE[:, expert], color=color, linewidth=0.8, alpha=0.6, marker=markers[0])
-        axes.plot(steps_B, replicas_BE[:, expert], color=color, linewidth=2.0, drawstyle="steps-mid", marker=markers[1])
-    axes.set_ylim(bottom=0.0)
-    axes.set_ylabel("share (%)")
-
-
-def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
-    """Selects the experts with the widest range of shares, as many as there are colours, in order."""
-    range_E = np.nanmax(tokens_BE, axis=0, initial=0.0) - np.nanmin(tokens_BE, axis=0, initial=100.0)
-    return sorted(np.argsort(-range_E, kind="stable")[: len(EXPERT_COLORS)].tolist())

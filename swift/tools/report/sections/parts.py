@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from swift.tools.figure_file import figure_file
-from swift.tools.report.sections.curves import Chart, LayerMaps
+from swift.tools.report.sections.curves import Chart
+from swift.tools.report.sections.layers import LayerMaps
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from swift.errors import SettingError
 from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
 from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
-from swift.schedules.plans import after_moves, failure_counts
+from swift.schedules.plans import after_moves, failure_counts, moves_between
 from swift.tools.draw.picture import draw_picture
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.topology import Worker, read_worker
@@ -49,8 +49,10 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
         DamagedPlanError, SettingError: the event has no valid schedule.
     """
     planned = read_plan(event["plan"])
-    problem = replace(planned.problem, failed=frozenset(map(_worker, names_in(event, "failed"))))
-    counts = failure_counts(planned.problem)
+    failed = frozenset(map(_worker, names_in(event, "failed")))
+    if not planned.problem.is_alike:
+        return planned, {move.role: move.worker for move in moves_between(failed, planned.problem.failed)}
+    problem, counts = replace(planned.problem, failed=failed), failure_counts(planned.problem)
     if failure_counts(problem) == counts:
         return denormalize(planned, normalize(problem)), {}
     moved = moves(problem, counts)

@@ -1,6 +1,6 @@
 """Metrics of a run as arrays over its steps, smoothed and thinned for drawing.
 
-Shape suffixes: T steps, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E experts.
+Shape suffixes: T steps, N runs, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E experts.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class ClassSeries:
 def class_series(run: Run) -> ClassSeries | None:
     """Reads the counts by expert, some megabytes at a time; None for a run without MoE layers."""
     counts, steps_T = run.metrics.counts, run.metrics.steps_T
-    if counts is None or not len(steps_T) or not counts.num_rows:
+    if counts is None or not len(steps_T) or not counts.num_entries:
         return None
     bin_T, (num_layers, num_classes) = bins_of(len(steps_T)), counts.shape
     routed_TL, dropped_TL = (np.zeros((len(steps_T), num_layers)) for _ in range(2))
@@ -76,6 +76,17 @@ def class_series(run: Run) -> ClassSeries | None:
 def shares(counts: np.ndarray) -> np.ndarray:
     """Divides counts by their sum over the last dim; NaN where that is zero."""
     return ratio(counts, counts.sum(axis=-1, keepdims=True))
+
+
+def mean_and_range(values_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Computes what an error bar or band shows: mean, smallest and largest value over the first dim.
+
+    Not an interval of confidence: runs are repeated a few times, and their range says no more than was seen.
+
+    Returns:
+        (mean, smallest, largest), each float64[T]; NaN where one of the values is.
+    """
+    return values_NT.mean(axis=0), values_NT.min(axis=0), values_NT.max(axis=0)
 
 
 def smooth(values_T: np.ndarray) -> np.ndarray:

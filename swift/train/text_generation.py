@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swift.data import Tokenizer
+from swift.data import Tokenizer, prompt_tokens
 from swift.errors import SettingError, check_count
 from swift.generate import Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
 from swift.train.checkpoints import load_wide
@@ -41,7 +41,7 @@ def generate(
         raise SettingError("--tokens", num_tokens, f"must be at most {MAX_TOKENS:,}")
     gpt, weights = load_wide(experiment, path)
     tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
-    texts = [[int(token) for token in tokenizer.encode(prompt)] or [tokenizer.separator] for prompt in prompts]
+    texts = [prompt_tokens(tokenizer, prompt) for prompt in prompts]
     longest = sorted(min(length, len(text) + num_tokens) for text in texts)[-_MOST_AT_ONCE:]
     config = TextEngineConfig(batch=len(longest), cache_tokens=sum(longest))
     engine = TextEngine(gpt, experiment.experts, weights, config)

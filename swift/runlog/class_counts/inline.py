@@ -5,7 +5,9 @@ import tempfile
 import weakref
 from typing import Any
 
-from swift.runlog.class_counts import ClassCounts, CountsWriter, counts_array
+from swift.runlog.class_counts.layout import counts_array
+from swift.runlog.class_counts.reader import ClassCounts
+from swift.runlog.class_counts.writer import CountsWriter
 
 
 class InlineCounts:
@@ -23,5 +25,5 @@ class InlineCounts:
         self._writer.write(step, counts_array(self._name, step, inline))
 
     def finish(self) -> ClassCounts:
-        """Returns all rows; no more can be added."""
+        """Returns all entries; no more can be added."""
         return ClassCounts(os.dup(self._descriptor), self._name)

@@ -1,0 +1,150 @@
+"""``swift evaluate``: models asked the questions of a file, one model after the other."""
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console, RenderableType
+
+from swift.cli.commands import prepare
+from swift.cli.models.results_files import ResultsFiles
+from swift.cli.models.scores_table import scores_tables
+from swift.cli.models.stored_model import StoredModel, find_model
+from swift.errors import SettingError
+from swift.evaluate import TaskFile, document_of, read_tasks
+from swift.evaluate.asking import ask, prepare_questions
+from swift.generate import TextEngine
+from swift.models import GPT, Weights
+from swift.train import Interrupt, StepTimer, Terminal, progress_lines
+
+_MOST_MISTAKES = 20
+"""Lines of a task file that are named at most."""
+_WRITTEN_EVERY_S = 60.0
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """``swift evaluate DIR ... --tasks TASKS.jsonl``."""
+    tasks = _read(options.tasks)
+    models = [find_model(path, "DIR", options.config, options.step) for path in options.models]
+    files = ResultsFiles(tasks, models, options.out)
+    prepare([model.experiment for model in models], num_devices=1)
+    files.locate(resume=options.resume)
+    with Interrupt(answer=_say_stopping).hold() as interrupt:
+        for number, model in enumerate(models):
+            _evaluate(tasks, options.tasks, model, number, files, interrupt)
+    evaluations = files.evaluations
+    if options.format == "json":
+        print(json.dumps(document_of(evaluations, with_answers=False)))
+        return
+    console = Console()
+    for table in scores_tables(evaluations):
+        console.print(table)
+    for line in files.lines():
+        print(line)
+
+
+def _say_stopping() -> None:
+    print("swift: stopping; --resume continues; a second Ctrl-C ends at once", file=sys.stderr)
+
+
+def _read(path: Path) -> TaskFile:
+    """Reads the questions; names every line that is wrong."""
+    tasks, mistakes = read_tasks(path)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        for mistake in mistakes[:_MOST_MISTAKES]:
+            print(f"swift: {mistake}", file=sys.stderr)
+        raise SettingError("--tasks", str(path), f"has {len(mistakes)} lines that are wrong")
+    return tasks
+
+
+def _evaluate(
+    tasks: TaskFile, path: Path, model: StoredModel, number: int, files: ResultsFiles, interrupt: Interrupt
+) -> None:
+    """Asks a model what it has not answered yet."""
+    with _Progress(files.titles[number], len(tasks.questions)) as progress:
+        gpt, weights = _load(model)
+        evaluation = files.begin(number, _digest(weights))
+        interrupt.check()
+        known = {judgement.line for judgement in evaluation.judgements}
+        missing = [question for question in tasks.questions if question.line not in known]
+        engine, tokenizer = TextEngine(gpt, model.experiment.experts, weights), model.experiment.data.tokenizer
+        asked = prepare_questions(engine, tokenizer, str(path), missing)
+        progress.begin(len(known))
+        began = written = time.monotonic()
+        judgements = list(evaluation.judgements)
+
+        def keep() -> None:
+            files.keep(number, judgements, evaluation.seconds + time.monotonic() - began)
+
+        try:
+            for found in ask(engine, tokenizer, asked) if asked else ():
+                judgements += found
+                if found:
+                    progress.update(len(judgements), engine)
+                if time.monotonic() - written > _WRITTEN_EVERY_S:
+                    keep()
+                    written = time.monotonic()
+                interrupt.check()
+        finally:
+            keep()
+
+
+def _load(model: StoredModel) -> tuple[GPT, Weights]:
+    """Reads a model, its weights in the type of master weights; no document is told apart from others."""
+    experiment = model.experiment
+    _, weights = model.load()
+    wide, device = jnp.promote_types(experiment.compute_dtype, jnp.float32), jax.devices()[0]
+    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
+    return gpt, jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wide), device), weights)
+
+
+def _digest(weights: Weights) -> str:
+    """Computes the SHA-256 of all weights, with their names."""
+    digest = hashlib.sha256()
+    for place, leaf in jax.tree_util.tree_leaves_with_path(weights):
+        digest.update(f"{jax.tree_util.keystr(place)} {leaf.dtype} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+class _Progress:
+    """Questions answered so far, on stderr: a bar on a terminal, about ten lines elsewhere; a context manager."""
+
+    def __init__(self, title: str, count: int):
+        self._title, self._count, self._done, self._parts = title, count, 0, ["loads the model"]
+        self._timer, self._terminal = StepTimer(count), Terminal(self._draw)
+
+    def __enter__(self) -> "_Progress":
+        self._terminal.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._terminal.is_transient = True
+        self._terminal.__exit__(None, None, None)
+
+    def begin(self, done: int) -> None:
+        """Notes that the model is loaded, and how many questions it has answered before."""
+        self._done, self._parts = done, ["waiting for the first answer, which compiles"]
+        if not self._terminal.is_live:
+            before = f", {done:,} of them answered before" if done else ""
+            self._terminal.print(f"{self._title}: {self._count:,} questions{before}")
+
+    def update(self, done: int, engine: TextEngine) -> None:
+        """Shows the questions that are answered."""
+        is_due = self._timer.passed(done, time.monotonic())
+        computed = engine.computed
+        self._done, self._parts = done, [f"{computed.prompt_tokens:,} tokens read, {computed.new_tokens:,} written"]
+        if is_due and not self._terminal.is_live:
+            parts = [f"{self._title}: {done:,}/{self._count:,}", *self._parts, self._timer.left()]
+            self._terminal.print("  ".join(filter(None, parts)))
+
+    def _draw(self) -> RenderableType:
+        return progress_lines(self._title, self._done, self._count, self._timer.left(), self._parts)

@@ -1,0 +1,95 @@
+"""The loss of tokens under a head, without all logits in memory at once.
+
+A chunk of tokens is scored, and what follows from its logits is computed at once: the loss and, where it is
+differentiated, the gradients of the tokens and of the head, which later are only scaled. So there are as many matmuls
+as with all logits, three, and none is repeated.
+
+Legend: R tokens, C chunks, D model dim, V vocabulary.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from swift.models.modules import at_least_float32
+
+LOGITS_AT_ONCE = 2**25
+"""Logits of a chunk: 128 MiB in float32."""
+
+
+def are_many(num_tokens: int, vocab_size: int) -> bool:
+    """Whether the logits of so many tokens are more than a chunk's."""
+    return num_tokens * vocab_size > LOGITS_AT_ONCE
+
+
+def sum_of_losses(
+    x_RD: Float[Array, "R D"],
+    kernel_DV: Float[Array, "D V"],
+    labels_R: Int[Array, " R"],
+    valid_R: Bool[Array, " R"],
+) -> Float[Array, ""]:
+    """Sums the cross-entropies of the valid tokens, in nats, a chunk of them at a time.
+
+    Args:
+        x_RD: normed residual stream.
+        kernel_DV: matrix of the head.
+        labels_R: int32, tokens to predict.
+        valid_R: False for padding.
+    """
+    num_tokens, size = len(x_RD), max(1, LOGITS_AT_ONCE // kernel_DV.shape[1])
+    num_chunks = -(-num_tokens // size)
+
+    def chunks(of: jax.Array) -> jax.Array:
+        padded = jnp.pad(of, [(0, num_chunks * size - num_tokens), *[(0, 0)] * (of.ndim - 1)])
+        return padded.reshape(num_chunks, size, *of.shape[1:])
+
+    return _sum(chunks(x_RD), kernel_DV, chunks(labels_R), chunks(valid_R))
+
+
+def _losses(x_RD: Any, kernel_DV: Any, labels_R: Any, valid_R: Any) -> tuple[jax.Array, jax.Array]:
+    """(sum of a chunk's losses, what its tokens' log-probabilities are: logits less the logarithm of their sum)."""
+    logits_RV = jnp.einsum("rd,dv->rv", x_RD, kernel_DV, preferred_element_type=at_least_float32(x_RD.dtype))
+    log_probs_RV = jax.nn.log_softmax(logits_RV)
+    chosen_R = jnp.take_along_axis(log_probs_RV, labels_R[:, None], axis=-1)[:, 0]
+    return -jnp.sum(jnp.where(valid_R, chosen_R, jnp.zeros_like(chosen_R))), log_probs_RV
+
+
+@jax.custom_vjp
+def _sum(x_CRD: jax.Array, kernel_DV: jax.Array, labels_CR: jax.Array, valid_CR: jax.Array) -> jax.Array:
+    def step(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
+        x_RD, labels_R, valid_R = chunk
+        return total + _losses(x_RD, kernel_DV, labels_R, valid_R)[0], None
+
+    none = jnp.zeros((), at_least_float32(x_CRD.dtype))
+    return lax.scan(step, none, (x_CRD, labels_CR, valid_CR))[0]
+
+
+def _sum_forward(
+    x_CRD: jax.Array, kernel_DV: jax.Array, labels_CR: jax.Array, valid_CR: jax.Array
+) -> tuple[jax.Array, tuple]:
+    wide = at_least_float32(x_CRD.dtype)
+
+    def step(totals: Any, chunk: Any) -> tuple[Any, jax.Array]:
+        (total, d_kernel_DV), (x_RD, labels_R, valid_R) = totals, chunk
+        loss, log_probs_RV = _losses(x_RD, kernel_DV, labels_R, valid_R)
+        is_label_RV = labels_R[:, None] == jnp.arange(kernel_DV.shape[1], dtype=labels_R.dtype)[None]
+        d_logits_RV = jnp.where(valid_R[:, None], jnp.exp(log_probs_RV) - is_label_RV.astype(wide), 0)
+        narrow_RV = d_logits_RV.astype(x_RD.dtype)
+        d_x_RD = jnp.einsum("rv,dv->rd", narrow_RV, kernel_DV, preferred_element_type=wide)
+        more_DV = jnp.einsum("rd,rv->dv", x_RD, narrow_RV, preferred_element_type=wide)
+        return (total + loss, d_kernel_DV + more_DV), d_x_RD.astype(x_RD.dtype)
+
+    none = jnp.zeros((), wide), jnp.zeros(kernel_DV.shape, wide)
+    (total, d_kernel_DV), d_x_CRD = lax.scan(step, none, (x_CRD, labels_CR, valid_CR))
+    return total, (d_x_CRD, d_kernel_DV.astype(kernel_DV.dtype))
+
+
+def _sum_backward(kept: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+    d_x_CRD, d_kernel_DV = (of * d_total.astype(of.dtype) for of in kept)
+    return d_x_CRD, d_kernel_DV, None, None
+
+
+_sum.defvjp(_sum_forward, _sum_backward)

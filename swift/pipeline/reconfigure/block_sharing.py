@@ -1,0 +1,152 @@
+"""Copying a state between the rows of a mesh of several processes, chunk by chunk and bit for bit.
+
+A process that joins has no state. Each chunk that it holds comes from a worker that has it, over the mesh: where
+pipelines are cut differently, its blocks may come from several workers. In one process, which has all devices, states
+move without a program, see ``block_transfer``.
+
+C chunks, R rows of the mesh, T rounds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from swift.mesh import RANKED, SHARED, PeerSum, copy_bits, how_unequal, map_specs
+from swift.models import Chunks
+from swift.pipeline.chunk_rounds import NONE, Rounds
+from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkRows, StepSpec, TrainState, group_of
+
+
+def saving_rows(spec: StepSpec) -> tuple[int, ...]:
+    """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
+    chosen: list[int] = []
+    for rows in spec.peers_C:
+        if not set(rows) & set(chosen):
+            chosen.append(rows[0])
+    return tuple(chosen)
+
+
+def share_blocks(
+    old: StepSpec, new: StepSpec, has_R: Sequence[bool]
+) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
+    """Makes a function, to be jitted, that gives every row all chunks that it is to hold.
+
+    Args:
+        old: spec of the state that rows have.
+        new: spec of the state that they get, on the same rows of the same mesh; the same unless they hold other blocks.
+        has_R: whether each row has its state; every chunk needs a row that has.
+
+    Returns:
+        A function from the state of ``old`` to (that of ``new``, bool[worker]: True where all that was received has the
+        checksum of what was sent).
+    """
+    routes = Routes.of(old, new, has_R)
+    is_same = old.chunks == new.chunks and old.live.places == new.live.places
+
+    def per_rank(state: TrainState) -> tuple[TrainState, jax.Array]:
+        row = new.live.row_index()
+        shared = state if is_same else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), routes.shapes)
+        num_wrong = jnp.int32(0)
+        for turn in range(len(routes.sums)):
+            shared, wrong = routes.take(turn, row, state, shared)
+            num_wrong += wrong
+        return shared, num_wrong == 0
+
+    return new.live.per_rank(per_rank, (old.specs,), (new.specs, SHARED))
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """The rows that give and get each chunk, in rounds in which a row has a single chunk to do with.
+
+    Attributes:
+        old, new: see ``share_blocks``, both in the same chunks: those that are whole before and after.
+        giver_C: row that gives each chunk.
+        chunk_RT: chunk that each row gives or gets in each round, int32; ``NONE`` where it does neither.
+        takes_RC: whether each row gets each chunk; a row that gives it and holds it gets it, too.
+        sums: sum over the rows that a chunk has to do with, of each round.
+    """
+
+    old: StepSpec
+    new: StepSpec
+    giver_C: tuple[int, ...]
+    chunk_RT: np.ndarray
+    takes_RC: np.ndarray
+    sums: tuple[PeerSum, ...]
+
+    @classmethod
+    def of(cls, old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> "Routes":
+        """The routes on which the lowest row that has a chunk gives it."""
+        if old.chunks != new.chunks:
+            old, new = (
+                replace(one, chunks=chunks) for one, chunks in zip((old, new), _in_common(old, new), strict=True)
+            )
+        had_RC = old.chunks.holds_HC[old.holding_R] & np.array(has_R)[:, None]
+        takes_RC = new.chunks.holds_HC[new.holding_R]
+        missing = np.flatnonzero(~had_RC.any(axis=0)).tolist()
+        assert not missing, f"no row has the chunks {missing}"
+        giver_C = had_RC.argmax(axis=0)
+        concerns_RC = takes_RC.copy()
+        concerns_RC[giver_C, np.arange(len(giver_C))] = True
+        groups = [np.flatnonzero(rows).tolist() for rows in concerns_RC.T]
+        rounds = Rounds.of(groups, concerns_RC, how_unequal(new.live.mesh.devices.flat[0].platform))
+        return cls(old, new, tuple(giver_C.tolist()), rounds.chunk_HT, takes_RC, rounds.sums)
+
+    @property
+    def shapes(self) -> TrainState:
+        """Shapes of the state of a row, as a per-rank function sees it."""
+
+        def shape(spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            dims = (leaf.shape[0], *leaf.shape[2:]) if spec == RANKED else leaf.shape
+            return jax.ShapeDtypeStruct(dims, leaf.dtype)
+
+        return map_specs(shape, self.new.specs, self.new.row_shapes)
+
+    def take(self, turn: int, row: jax.Array, state: TrainState, shared: TrainState) -> tuple[TrainState, jax.Array]:
+        """``shared`` with the chunks of a round, from ``state``; and on how many ranks they have not arrived."""
+        chunk = jnp.asarray(self.chunk_RT[:, turn])[row]
+        gives = jnp.asarray(self._gives_R(turn))[row]
+        takes = (chunk != NONE) & jnp.asarray(self.takes_RC)[row, chunk]
+        before, after = (ChunkRows(spec, jnp.asarray(spec.holding_R)[row]) for spec in (self.old, self.new))
+        part = before.state(state, chunk)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(part)
+        is_sent = [self._is_sent(group_of(path), turn) for path, _ in leaves]
+        sent = [leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True) if is_so]
+        given, num_wrong = copy_bits(sent, gives, self.sums[turn])
+        arrived = iter(given)
+        parts = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
+        part = jax.tree.unflatten(tree, parts)
+        with_part = after.put_state(shared, part, chunk, ends_iteration=True)
+        return jax.tree.map(lambda new, old: jnp.where(takes, new, old), with_part, shared), num_wrong
+
+    def _gives_R(self, turn: int) -> np.ndarray:
+        chunk_R = self.chunk_RT[:, turn]
+        return (chunk_R != NONE) & (np.array(self.giver_C)[chunk_R] == np.arange(len(chunk_R)))
+
+    def _is_sent(self, group: str | None, turn: int) -> bool:
+        """Whether a group of parameters goes with the chunks of a round; embedding and head with one chunk each.
+
+        A tied embedding is in use in every worker, so it goes with every chunk.
+        """
+        if group == "embedding" and self.new.ties_stages:
+            return True
+        last = len(self.giver_C) - 1
+        return group not in EMBEDDING_AND_HEAD or {"embedding": 0, "head": last}[group] in self.chunk_RT[:, turn]
+
+
+def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
+    """The chunks of two specs, cut finer where needed, so that those of both are the same blocks."""
+    ends = sorted({end for spec in (old, new) for end in accumulate(spec.chunks.sizes)})
+    sizes = tuple(end - begin for begin, end in pairwise([0, *ends]))
+
+    def finer(chunks: Chunks) -> Chunks:
+        chunk_of = np.searchsorted(list(accumulate(chunks.sizes)), ends)
+        stages = tuple(tuple(stage_C[chunk] for chunk in chunk_of.tolist()) for stage_C in chunks.stage_DC)
+        return Chunks(chunks.moe_layers, sizes, stages)
+
+    return finer(old.chunks), finer(new.chunks)

@@ -1,0 +1,43 @@
+"""Real processes of pipelines that are cut differently: killed, back again, and going back to a checkpoint."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from swift.runlog import read_run
+from tests.elastic.runs import NO_CHECKPOINTS, losses, tell, whole, write_config
+
+pytestmark = pytest.mark.slow
+APART = {"Experiment__cut": ((3, 1), (1, 3)), "Experiment__microbatches": (1, 3)}
+"""One pipeline has stages of three layers and one, the other, which runs most micro-batches, of one and three."""
+SMALL = {"ModelConfig__num_layers": 4, "ModelConfig__model_dim": 16, "ModelConfig__sequence_length": 16}
+
+
+def apart(tmp_path, ranks, steps, **settings):
+    """Two pipelines of two stages that hold three chunks; no two workers hold the same."""
+    return write_config(tmp_path, (2, 2, ranks), steps, **SMALL, **APART, **settings)
+
+
+@pytest.mark.parametrize(("ranks", "who"), [(1, "0:0"), (1, "1:1"), (2, "1:1")])
+def test_who_is_killed_gets_its_blocks_back_from_several_others(tmp_path, ranks, who):
+    """A process for each worker, or one for each expert rank; the others continue, and then all do."""
+    config, run_dir = apart(tmp_path, ranks, 400), tmp_path / "run"
+    chaos = ["--chaos", f"step 20: kill {who}", f"step 21: restart {who}"]
+    code, said = tell(config, "--processes", 4 * ranks, "--run-dir", run_dir, *chaos)
+    assert code == 0, said
+    np.testing.assert_allclose(losses(run_dir), whole(config), rtol=1e-8)
+    run = read_run(run_dir)
+    live = [count for count, _ in itertools.groupby(record["live_workers"] for record in run.metrics)]
+    assert live == [4, 3, 4]
+    assert [event["event"] for event in run.events].count("recovery") == 1
+
+
+def test_a_chunk_that_nobody_has_comes_from_a_checkpoint(tmp_path):
+    """Both workers that hold the middle chunk die at once, while each stage has a live worker."""
+    config, run_dir = apart(tmp_path, 1, 30, CheckpointConfig__every=10), tmp_path / "run"
+    chaos = ["step 15: kill 0:0", "step 15: kill 1:1"]
+    code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--chaos", *chaos, "--prepare", "none")
+    assert code == 0, said
+    assert "layers of stages 0 and 1 have no process left: the others wait" in said
+    np.testing.assert_allclose(losses(run_dir), whole(config, *NO_CHECKPOINTS), rtol=1e-8)

@@ -1,0 +1,50 @@
+"""The loss a chunk of tokens at a time, against all logits at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swift.models import GPT, ModelConfig, token_losses
+from tests.oracles import softmax
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+VOCABULARY = 11
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("tokens_at_once", [1, 4, 6])
+def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
+    """Loss and gradients of twelve tokens, three of them padding, from gradients by hand."""
+    monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
+    random = np.random.default_rng(0)
+    x_RD, kernel_DV = random.standard_normal((12, 5)), random.standard_normal((5, VOCABULARY))
+    labels_R, valid_R = random.integers(0, VOCABULARY, 12), np.arange(12) < 9
+    value, gradients = jax.jit(jax.value_and_grad(token_losses.sum_of_losses, argnums=(0, 1)))(
+        x_RD, kernel_DV, labels_R, valid_R
+    )
+    log_probs_RV = np.log(softmax(x_RD @ kernel_DV))
+    np.testing.assert_allclose(value, -log_probs_RV[np.arange(12), labels_R][valid_R].sum(), rtol=1e-12)
+    d_logits_RV = (np.exp(log_probs_RV) - np.eye(VOCABULARY)[labels_R]) * valid_R[:, None]
+    np.testing.assert_allclose(gradients[0], d_logits_RV @ kernel_DV.T, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(gradients[1], x_RD.T @ d_logits_RV, rtol=1e-10, atol=1e-12)
+    evaluated = token_losses.sum_of_losses(*map(jnp.asarray, (x_RD, kernel_DV, labels_R, valid_R)))
+    np.testing.assert_allclose(evaluated, value, rtol=1e-12)
+
+
+def test_no_array_of_a_step_has_all_logits(monkeypatch):
+    """Nor one as large, in the loss and its gradient."""
+    monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", 32 * 640)
+    config = ModelConfig(1, 16, 2, 8, sequence_length=64, moe_pattern=(False,))
+    gpt = GPT(config, 640, 1)
+    weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
+    shape = (2, 64)
+    x, labels, valid = (
+        jax.ShapeDtypeStruct(of, dtype)
+        for of, dtype in (((*shape, 16), jnp.float32), (shape, jnp.int32), (shape, bool))
+    )
+    text = str(jax.make_jaxpr(jax.value_and_grad(gpt.head_loss, argnums=(0, 1)))(weights, x, labels, valid))
+    assert "[32,640]" in text
+    assert "[2,64,640]" not in text
+    assert "[128,640]" not in text

@@ -1,0 +1,105 @@
+"""States copied between rows by a program, and on the host, where workers hold other blocks than their peers."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.pipeline.reconfigure import move_on_host, saving_rows, share_blocks
+from swift.pipeline.reconfigure.block_sharing import Routes
+from tests.pipeline.held_rows import rows_of
+
+pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+
+APART = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))}
+
+
+@pytest.fixture(scope="module")
+def apart(rig):
+    """Stages of three layers and one, and of one and three."""
+    return rig(**APART)
+
+
+@pytest.fixture(scope="module")
+def state(apart):
+    """A state of which all blocks differ."""
+    return apart.start(apart.draw(0))
+
+
+def emptied(spec, state, rows):
+    """The state where some rows have zeros, as processes that join have."""
+    host = jax.tree.map(np.array, jax.device_get(state))
+    for leaf in jax.tree.leaves(host):
+        leaf[list(rows)] = 0
+    return spec.live.put(host, spec.specs)
+
+
+@pytest.mark.parametrize("missing", [[0], [1, 2]])
+def test_who_joins_gets_each_block_from_whoever_has_it(apart, state, missing):
+    """With the second stage of one pipeline and the first of the other gone, blocks come from two workers."""
+    spec, has_R = apart.spec, [row not in missing for row in range(4)]
+    shared, has_arrived = jax.jit(share_blocks(spec, spec, has_R))(emptied(spec, state, missing))
+    assert jax.device_get(has_arrived).all()
+    assert rows_of(spec, shared) == rows_of(spec, state)
+
+
+def test_who_is_to_hold_other_blocks_gets_them_and_who_joins_meanwhile_does(rig, apart, state):
+    """Both pipelines are cut anew, so that a layer leaves its only workers; the first worker has just joined."""
+    old = apart.spec
+    anew = rig(**APART | {"cut": ((2, 2), (2, 2))}).spec
+    new = replace(anew, live=old.live)
+    has_R = [False, True, True, True]
+    shared, has_arrived = jax.jit(share_blocks(old, new, has_R))(emptied(old, state, [0]))
+    assert jax.device_get(has_arrived).all()
+    whole = {key: value for mine in rows_of(old, state) for key, value in mine.items()}
+    found = rows_of(new, shared)
+    attention = [[path for path, _ in mine if "'master'" in path and "'attention'" in path] for mine in found]
+    assert [len(paths) for paths in attention] == [2, 2, 2, 2]
+    for mine in found:
+        assert all(whole[key] == value for key, value in mine.items())
+    assert {key for mine in found for key in mine} == set(whole)
+
+
+def test_a_block_that_nobody_has_is_not_made_up(apart):
+    with pytest.raises(AssertionError, match=r"no row has the chunks \[1\]"):
+        share_blocks(apart.spec, apart.spec, [False, True, True, False])
+
+
+def test_in_a_round_every_row_has_to_do_with_one_chunk_and_one_row_gives_it(rig, apart):
+    old, anew = apart.spec, rig(**APART | {"cut": ((2, 2), (3, 1))}).spec
+    routes = Routes.of(old, replace(anew, live=old.live), [True] * 4)
+    assert routes.old.chunks.sizes == routes.new.chunks.sizes == (1, 1, 1, 1)
+    for chunk, giver in enumerate(routes.giver_C):
+        assert routes.old.chunks.holds_HC[routes.old.holding_R[giver], chunk]
+        (turn,) = np.flatnonzero((routes.chunk_RT == chunk).any(axis=0))
+        rows = {giver, *np.flatnonzero(routes.takes_RC[:, chunk])}
+        assert rows == set(np.flatnonzero(routes.chunk_RT[:, turn] == chunk))
+        assert tuple(sorted(rows)) in routes.sums[turn].groups
+
+
+def test_those_who_save_have_every_block_and_the_host_puts_them_in_the_order_of_a_checkpoint(rig, apart, state):
+    """Those who save are one pipeline here; what is kept by more workers than are needed is one state all the same."""
+    spec = apart.spec
+    assert saving_rows(spec) == (0, 1)
+    assert saving_rows(rig(**APART, failed=[(0, 0)]).spec) == (1, 2)
+    host = jax.device_get(replace(state, slots={}))
+    rows = [1, 2, 3]
+    kept = spec.at(replace(spec.live, places=tuple(spec.live.places[row] for row in rows), virtual=True))
+    stored = move_on_host(jax.tree.map(lambda leaf: leaf[rows], host), kept, spec.stored)
+    assert stored.master["attention"].shape[:2] == (2, 3)
+    whole = {key: value for mine in rows_of(spec, host) for key, value in mine.items()}
+    for mine in rows_of(spec.stored, stored):
+        assert all(whole[key] == value for key, value in mine.items())
+    back = move_on_host(stored, spec.stored, spec)
+    assert rows_of(spec, back) == rows_of(spec, host)
+    assert move_on_host(host, spec, spec) is host
+
+
+def test_a_tied_embedding_goes_to_every_worker(rig):
+    spec = (one := rig(topology=(2, 2, 1), decoder="tied", window=1)).spec
+    state = one.start(one.draw(0))
+    shared, has_arrived = jax.jit(share_blocks(spec, spec, [True, False, True, True]))(emptied(spec, state, [1]))
+    assert jax.device_get(has_arrived).all()
+    for held, before in ((shared.master, state.master), (shared.slots, state.slots)):
+        np.testing.assert_array_equal(held["embedding"], before["embedding"])

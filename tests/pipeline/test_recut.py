@@ -1,0 +1,105 @@
+"""Other cuts and numbers of micro-batches while a worker is down: the state moves live, and no loss changes."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from swift.errors import SettingError
+from swift.pipeline import Recut, move_state
+from swift.pipeline.reconfigure.recut import check_recut, recut_settings, recut_spec
+from tests.pipeline.held_rows import rows_of
+
+pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+
+FOUR = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": (2, 2)}
+"""Two pipelines with two layers on each stage, two micro-batches each."""
+WITHOUT_LAST = Recut(((4, 0), (2, 2)), (1, 3))
+WITHOUT_FIRST = Recut(((1, 3), (0, 4)), (3, 1))
+"""A worker that holds all layers, and runs one micro-batch of four."""
+
+
+def test_blocks_go_to_the_worker_that_is_left_and_back(rig):
+    one = rig(**FOUR)
+    state, failed = one.start(one.draw(0)), rig(**FOUR, failed=[(0, 1)])
+    home, rerouted = one.spec, failed.spec
+    alone = recut_spec(home, WITHOUT_LAST)
+    alone = alone.at(rerouted.live)
+    without, num_bytes = move_state(state, home, rerouted)
+    assert num_bytes == 0, "re-routing moves nothing"
+    moved, num_bytes = move_state(without, rerouted, alone)
+    assert num_bytes > 0
+    whole = {key: value for mine in rows_of(home, state) for key, value in mine.items()}
+    found = rows_of(alone, moved)
+    assert found[0] == whole, "the worker that is left holds all of the model"
+    assert alone.stored.model_rows["attention"].tolist() == home.stored.model_rows["attention"].tolist()
+    back, _ = move_state(moved, alone, home)
+    assert rows_of(home, back) == rows_of(home, state)
+
+
+def test_a_worker_has_as_much_memory_as_before(rig):
+    """Eight stashes of two layers are four of four layers."""
+    one = rig(**FOUR)
+    settings = replace(one.experiment, memory_limit=8.0).plan_settings(one.spec)
+    divided = recut_settings(settings, recut_spec(one.spec, WITHOUT_LAST), WITHOUT_LAST, 2)
+
+    def in_bytes(settings):
+        problem, sizes = settings.problem, settings.sizes
+        return problem.memory_limit / problem.costs.f_stash * (sizes.b_stash + sizes.held)
+
+    assert in_bytes(divided) == pytest.approx(in_bytes(settings))
+    assert divided.problem.stage_of_chunk == ((0, 0), (0, 1))
+    assert divided.problem.microbatches == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "microbatches", "wrong"),
+    [
+        (((4, 0),), (2, 2), r"Recut.cuts = \(\(4, 0\),\): must be a number for each of 2 stages, for each of 2"),
+        (((4, 0), (2, 1)), (2, 2), r"Recut.cuts\[1\] = \(2, 1\): must add up to 4 layers, and adds up to 3"),
+        (((4, 0), (0, 4)), (2, 2), r"Recut.cuts\[1\]\[0\] = 0: must be a whole number of at least 1"),
+        (((4, 0), (2, 2)), (2, 3), r"Recut.microbatches = \(2, 3\): must be a number for each of 2 pipelines"),
+        (((4, 0), (2, 2)), (0, 4), "Recut.microbatches = 0: must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_is_one_line(rig, cuts, microbatches, wrong):
+    with pytest.raises(SettingError, match=wrong):
+        check_recut(Recut(cuts, microbatches), rig(**FOUR).spec, frozenset({(0, 1)}))
+
+
+@pytest.mark.slow
+def test_sixty_steps_with_two_failures_two_moves_and_two_returns(rig):
+    """After a failure its micro-batches are re-routed for some iterations; then the blocks move, and later back."""
+    one = rig(**FOUR)
+    drawn = one.draw(1, num_batches=60)
+    expected, params, _ = one.plain(drawn)
+    changes = {
+        10: ({(0, 1)}, None),
+        16: ({(0, 1)}, WITHOUT_LAST),
+        26: (set(), None),
+        34: ({(1, 0)}, None),
+        40: ({(1, 0)}, WITHOUT_FIRST),
+        50: (set(), None),
+    }
+    found, ratios, moved = [], [], []
+    with one.experiment.engine(frozenset(), "none") as engine:
+        state = one.start(drawn)
+        for start in range(0, 60, 2):
+            if start in changes:
+                failed, recut = changes[start]
+                state, change = engine.reconfigure(state, frozenset(failed), recut)
+                ratios.append(engine.period_ratio)
+                moved.append(change.moved_bytes)
+            batches = drawn.batches[start : start + 2]
+            result = engine.start(state, batches, engine.put(batches))()
+            state = result.state
+            found += result.metrics
+    for metrics, iteration in zip(found, expected, strict=True):
+        np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
+        np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
+    one.check_params(state, params, 1e-8)
+    assert ratios[2] == ratios[5] == 1
+    assert all(ratio > 1 for ratio in (*ratios[:2], *ratios[3:5]))
+    assert [num_bytes > 0 for num_bytes in moved] == [False, True, True, False, True, True]
+    assert jax.device_get(state.step).tolist() == [60] * 4

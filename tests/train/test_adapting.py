@@ -1,0 +1,185 @@
+"""Runs that move blocks among the survivors of a failure, and back: they lose nothing, and resume amid it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from swift.checkpoint import CheckpointConfig
+from swift.errors import SettingError
+from swift.experts import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
+from swift.models import ModelConfig
+from swift.pipeline import BetterCut, CutSearch, Outages, Reconfiguration, Recut
+from swift.runlog import history_of, incidents_of
+from swift.topology import Topology
+from swift.train import Experiment
+from tests.train.runs import measured, run
+
+pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
+
+AWAY = ("step 4: fail 0:1", "step 9: rejoin 0:1")
+
+
+@pytest.fixture(scope="module")
+def experiment(corpus):
+    """Two pipelines of two stages with one layer each, which drops tokens."""
+    return Experiment(
+        model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
+        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
+        topology=Topology(2, 2, 1),
+        data=corpus,
+        optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
+        compute_dtype="float64",
+        num_steps=12,
+        num_microbatches=4,
+        sequences_per_microbatch=2,
+        eval_every=0,
+        checkpoint=CheckpointConfig(every=0),
+        adapt="recut",
+    )
+
+
+@pytest.fixture(scope="module")
+def fault_free(experiment, tmp_path_factory):
+    return run(experiment, tmp_path_factory.mktemp("fault_free") / "run")
+
+
+@pytest.fixture(scope="module")
+def with_move(experiment, tmp_path_factory):
+    """A worker is down in iterations 4 to 8; blocks move before iteration 5, and back before iteration 9."""
+    setup = replace(experiment, failures=AWAY, checkpoint=CheckpointConfig(every=6))
+    return run(setup, tmp_path_factory.mktemp("with_move") / "run")
+
+
+def values(record, name):
+    return np.array([step[name] for step in record.metrics])
+
+
+def changes(record):
+    return [told for told in record.events if told["event"] == "reconfigure"]
+
+
+def assert_nothing_is_lost(record, fault_free):
+    np.testing.assert_allclose(values(record, "loss"), values(fault_free, "loss"), rtol=1e-8)
+    for name in ("popularity", "replicas", "dropped", "tokens"):
+        np.testing.assert_array_equal(values(record, name), values(fault_free, name))
+
+
+def test_blocks_move_to_the_survivors_and_back_and_nothing_is_lost(with_move, fault_free):
+    assert_nothing_is_lost(with_move, fault_free)
+    assert values(with_move, "live_workers").tolist() == [4] * 3 + [3] * 5 + [4] * 4
+    rerouted, moved, back = changes(with_move)
+    assert (rerouted["step"], rerouted["failed"], rerouted["moved_bytes"]) == (4, ["0:1"], 0)
+    assert (moved["step"], moved["failed"], moved["rejoined"]) == (5, [], [])
+    assert moved["cuts"] == [[2, 0], [1, 1]]
+    assert sum(moved["microbatches"]) == 8
+    assert moved["moved_bytes"] > 0
+    assert (back["step"], back["rejoined"], back["period_ratio"]) == (9, ["0:1"], 1)
+    ratios = values(with_move, "period_ratio")
+    assert 1 == ratios[2] < ratios[4] < ratios[3]
+    told = [one.what for one in incidents_of(with_move, history_of(with_move))]
+    assert any("blocks move among the survivors" in what for what in told)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_a_checkpoint_of_moved_blocks(experiment, with_move, fault_free, tmp_path):
+    """After iteration 6 blocks are moved. The run that goes on re-routes again, and moves them one iteration later."""
+    setup = replace(experiment, failures=AWAY, checkpoint=CheckpointConfig(every=6))
+    run(setup, tmp_path / "run", stop_at=6)
+    record = run(setup, tmp_path / "run", resume=True)
+    assert_nothing_is_lost(record, fault_free)
+    assert [told["step"] for told in changes(record)] == [4, 5, 7, 9]
+    assert measured(record)[:6] == measured(with_move)[:6]
+
+
+@pytest.fixture(scope="module")
+def three(experiment):
+    """Three pipelines of two stages, each a dense layer and one of experts, which take longer than the head."""
+    model = replace(experiment.model, num_layers=4, ffn_dim=512, moe_pattern=(False, True))
+    return replace(experiment, model=model, topology=Topology(3, 2, 1), num_steps=60)
+
+
+@pytest.fixture(scope="module")
+def three_fault_free(three, tmp_path_factory):
+    return run(three, tmp_path_factory.mktemp("three") / "run")
+
+
+@pytest.mark.slow
+def test_sixty_steps_with_two_failures_two_moves_and_two_returns(three, three_fault_free, tmp_path):
+    """With both workers down there is no better cut than the run's own, and blocks are where they were."""
+    failures = ("step 11: fail 0:1", "step 25: fail 2:0", "step 39: rejoin 0:1", "step 51: rejoin 2:0")
+    record = run(replace(three, failures=failures), tmp_path / "run")
+    assert_nothing_is_lost(record, three_fault_free)
+    assert [told["step"] for told in changes(record)] == [11, 12, 25, 39, 40, 51]
+    assert ["cuts" in told for told in changes(record)] == [False, True, False, False, True, False]
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_taken_blocks_fails(three, three_fault_free, tmp_path):
+    """Worker 0:0 holds all of pipeline 0 when it fails, and nobody of the pipeline is left; then it returns first."""
+    failures = ("step 11: fail 0:1", "step 25: fail 0:0", "step 39: rejoin 0:0", "step 51: rejoin 0:1")
+    record = run(replace(three, failures=failures), tmp_path / "run")
+    assert_nothing_is_lost(record, three_fault_free)
+    assert [told["step"] for told in changes(record)] == [11, 12, 25, 39, 40, 51]
+
+
+@pytest.mark.slow
+def test_windows_with_moved_blocks_lose_nothing(three, tmp_path):
+    setup = replace(three, num_steps=24, window=2, optimizer=replace(three.optimizer, clip_norm=None))
+    expected = run(setup, tmp_path / "fault_free")
+    record = run(replace(setup, failures=("step 5: fail 0:1", "step 17: rejoin 0:1")), tmp_path / "run")
+    assert_nothing_is_lost(record, expected)
+    assert [told["step"] for told in changes(record)] == [5, 7, 17]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "setting", "allowed"),
+    [
+        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, recut, auto"),
+        ({"topology": Topology(1, 2, 1)}, "Experiment.adapt = 'recut'", "needs several pipelines"),
+        ({"move_roles": True}, "Experiment.adapt = 'recut'", "needs Experiment.move_roles = False"),
+        ({"microbatches": (3, 5)}, "Experiment.adapt = 'recut'", "needs pipelines that are cut alike"),
+        ({"planner": "zero_bubble"}, "Experiment.adapt = 'recut'", "needs a planner for one run of layers"),
+        ({"expected_downtime": 60.0}, "Experiment.expected_downtime = 60.0", "needs Experiment.adapt = 'auto'"),
+        ({"adapt": "auto", "expected_downtime": 0}, "Experiment.expected_downtime = 0", "must be a number above 0"),
+    ],
+)
+def test_what_cannot_adapt_is_told(experiment, wrong, setting, allowed):
+    with pytest.raises(SettingError) as told:
+        replace(experiment, **wrong)
+    assert setting in str(told.value)
+    assert allowed in str(told.value)
+
+
+class Slow:
+    """An engine whose better cut saves a quarter of an iteration, and moves a billion bytes."""
+
+    better = BetterCut(Recut(((4, 0), (2, 2)), (1, 3)), gain=0.25, most_bytes=1e9)
+
+    def better_cut(self, failed):
+        assert failed
+        return self.better
+
+
+def test_a_move_is_made_if_it_pays_before_the_worker_returns():
+    """At the first guess of 12.5 GB/s two moves take 0.16 s, which a gain of a quarter makes up for in 0.64 s."""
+    down = frozenset({(0, 1)})
+    for expected_s, is_made in ((0.6, False), (0.7, True)):
+        search = CutSearch(Outages(expected_s), always=False, waits=True)
+        search.begin(Slow(), down)
+        assert (search.ready() == Slow.better) == is_made
+        search.moved(Slow.better, Reconfiguration(True, 0.0, 0.0, 1000.0, 10**9))
+        assert search.pays_after_s(Slow.better) == pytest.approx(8.0)
+        search.close()
+
+
+def test_how_long_workers_stay_away_is_learnt():
+    now = [0.0]
+    outages = Outages(None, lambda: now[0])
+    assert outages.expected_s == float("inf")
+    for seconds, failed in ((10.0, {(0, 1)}), (25.0, {(0, 1), (1, 0)}), (40.0, {(1, 0)}), (45.0, set())):
+        now[0] = seconds
+        outages.follow(frozenset(failed))
+    assert outages.expected_s == pytest.approx((30 + 20) / 2)
+    assert Outages(7.0).expected_s == 7.0
