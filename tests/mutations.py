@@ -182,9 +182,12 @@ MUTATIONS = (
     ),
     Mutation("experts/placement/soundness.py", "if stray:", "if stray < 0:", PLACEMENT),
     # The pipeline.
-    Mutation("pipeline/runtime/stage_ops.py", "sums, add(head, d_head)", "sums, head", LAW),
+    Mutation("pipeline/runtime/stage/stage_ops.py", "sums, add(head, d_head)", "sums, head", LAW),
     Mutation(
-        "pipeline/runtime/stage_ops.py", "lambda total, value: total + value", "lambda total, value: total - value", LAW
+        "pipeline/runtime/stage/stage_ops.py",
+        "lambda total, value: total + value",
+        "lambda total, value: total - value",
+        LAW,
     ),
     Mutation("pipeline/runtime/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.B + 1", LAW),
     Mutation(

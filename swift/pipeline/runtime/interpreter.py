@@ -25,8 +25,7 @@ from swift.mesh import WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.rows import put
 from swift.pipeline.runtime.metrics import Sums
-from swift.pipeline.runtime.stage import ForwardStage, Stash
-from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
+from swift.pipeline.runtime.stage import EvaluationOps, ForwardStage, StageOps, Stash
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
 from swift.pipeline.stage_weights import Layers, StageWeights

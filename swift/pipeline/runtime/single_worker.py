@@ -18,8 +18,7 @@ from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
 from swift.pipeline import scopes
 from swift.pipeline.batch_layout import share_sequences
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of
-from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage
-from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
+from swift.pipeline.runtime.stage import EvaluationOps, Extras, ForwardStage, Stage, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm

@@ -24,8 +24,7 @@ from swift.pipeline.chunk_rounds import SumInRound
 from swift.pipeline.runtime.chunk_rows import ChunkRows
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
-from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage
-from swift.pipeline.runtime.stage_ops import EvaluationOps, StageOps
+from swift.pipeline.runtime.stage import EvaluationOps, Extras, ForwardStage, Stage, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import (

@@ -56,7 +56,7 @@ def test_a_run_trains_from_a_pipeline_and_resumes(here, capsys):
     assert main(["train", "piped.gin", "--run-dir", "halves", "--resume"]) == 0
     whole, halves = (read_run(here / name) for name in ("whole", "halves"))
     assert scalars(whole, "loss").tolist() == scalars(halves, "loss").tolist()
-    assert all(0 < one for one in scalars(whole, "input_ms"))
+    assert all(one > 0 for one in scalars(whole, "input_ms"))
     stored = load_stored(here / "whole", "RUN_DIR", here / "piped.gin")
     assert [type(one).__name__ for one in stored.data.source.operators] == ["DropDuplicates", "Filter"]
     assert stored.data.source.operators[1].function == HasManyWords(50)

@@ -14,7 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from swift.pipeline.rows import Index, put, row_of
 from swift.pipeline.runtime.metrics import Sums
-from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage, Stash
+from swift.pipeline.runtime.stage.block import Extras
+from swift.pipeline.runtime.stage.forward_stage import ForwardStage
+from swift.pipeline.runtime.stage.stage import Stage, Stash
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, where
