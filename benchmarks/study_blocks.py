@@ -29,7 +29,7 @@ from jax import lax
 from measure import cost_of, paired_costs, publish, ratio
 
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS, live_mesh
-from swift.pipeline.rows import add_to_row, put_row, row_of, take_row
+from swift.pipeline.stacks import add_to_layer, layer_of, put_layer, take_layer
 from swift.topology import Topology
 
 WORKERS, RANKS, SLOTS = 4, 2, 2
@@ -95,7 +95,7 @@ def forward(weights: jax.Array, table: Table, tick: jax.Array, x: Any, stash: An
     def one(row: jax.Array, loop: Any) -> Any:
         def run(kind: bool, loop: Any) -> Any:
             x, mine = loop
-            return block(row_of(weights, row), x, kind), put_row([mine], slot, row, [x])[0]
+            return block(layer_of(weights, row), x, kind), put_layer([mine], slot, row, [x])[0]
 
         return by_kind(table.exchanges[row], run, loop, separate)
 
@@ -109,8 +109,8 @@ def weight(table: Table, tick: jax.Array, stash: Any, sums: Any, separate: bool)
 
     def one(row: jax.Array, sums: Any) -> Any:
         def run(kind: bool, loop: Any) -> Any:
-            x = take_row([stash[kind]], slot, row)[0]
-            return (), add_to_row(loop[1], row, lax.psum(x.T @ x, EXPERT_AXIS) if kind else x.T @ x)
+            x = take_layer([stash[kind]], slot, row)[0]
+            return (), add_to_layer(loop[1], row, lax.psum(x.T @ x, EXPERT_AXIS) if kind else x.T @ x)
 
         return by_kind(table.exchanges[row], run, ((), sums), separate)[1]
 

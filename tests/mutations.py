@@ -216,7 +216,7 @@ MUTATIONS = (
     ),
     Mutation("pipeline/runtime/tick_arrays.py", "(table.chunk_TR == 0)", "(table.chunk_TR >= 0)", CHUNKS),
     Mutation("pipeline/runtime/interpreter.py", "(op.own_slot >= 0)", "(op.own_slot >= 1)", CHUNKS),
-    Mutation("pipeline/runtime/chunk_rows.py", "leaf.at[index].set(0, mode", "leaf.at[index].add(0, mode", CHUNKS),
+    Mutation("pipeline/runtime/chunk_layers.py", "leaf.at[index].set(0, mode", "leaf.at[index].add(0, mode", CHUNKS),
     Mutation("pipeline/chunk_rounds.py", "self.turn == turn, peer_sum,", "self.turn < turn, peer_sum,", CHUNKS),
     Mutation(
         "pipeline/runtime/train_step.py",
@@ -224,7 +224,9 @@ MUTATIONS = (
         "g",
         ("tests/pipeline/test_barrier.py",),
     ),
-    Mutation("pipeline/reconfigure/block_transfer.py", "rows[worker] == block", "rows[worker] >= block", CHUNKS),
+    Mutation(
+        "pipeline/reconfigure/block_transfer.py", "index_RL[worker] == block", "index_RL[worker] >= block", CHUNKS
+    ),
     Mutation(
         "pipeline/runtime/single_worker.py",
         "auxiliary_weight * divisor / spec.num_microbatches",

@@ -45,7 +45,7 @@ def shared_programs(kept: dict[Any, Any]) -> Iterator[None]:
         if settings is None:
             return get(steps, kind)
         program = program_key(steps.configuration, steps.spec.live.num_ranks, kind, keep_state=steps._keeps_state)
-        where = repr(steps.spec.live.places), tuple(device.id for device in steps.spec.live.mesh.devices.flat)
+        where = repr(steps.spec.live.rows), tuple(device.id for device in steps.spec.live.mesh.devices.flat)
         options = jax.config.read("jax_enable_x64"), jax.config.read("jax_disable_most_optimizations")
         key = settings, repr(program), where, steps._num_sequences, options
         if key not in kept:

@@ -29,7 +29,7 @@ from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, OF_RUN
 
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
-"""Settings of a run that its model does without: besides those of ``OF_RUN`` the ones whose state the model lacks."""
+"""Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
 _PAGE = b"<!doctype html>"
@@ -142,7 +142,7 @@ def _check_page(page: Path) -> None:
     if page.is_file():  # such as the record of a run, by a name that was completed too early
         with page.open("rb") as file:
             if file.read(len(_PAGE)).lower() != _PAGE:
-                raise SettingError("--out", str(page), "is a file that is no page; choose another name")
+                raise SettingError("--out", str(page), "is a file that is not a page; choose another name")
 
 
 def export(options: argparse.Namespace) -> None:

@@ -102,7 +102,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         overrides: see ``load_experiment``.
 
     Raises:
-        SettingError: see ``load_experiment``; or the data are no documents.
+        SettingError: see ``load_experiment``; or the data are not documents.
     """
     gin.clear_config()
     _parse_file(path)

@@ -188,7 +188,7 @@ def command_line() -> argparse.ArgumentParser:
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(
-        "--against", type=path_of, metavar="RUN_DIR", help="say in the end how far the loss is from that of another run"
+        "--against", type=path_of, metavar="RUN_DIR", help="say at the end how far the loss is from that of another run"
     )
     add_progress(launch)
     add_prepare(launch)

@@ -130,7 +130,7 @@ def _problem(options: argparse.Namespace) -> Problem:
         stage_of_chunk=holders,
     )
     if options.memory_limit == math.inf:
-        raise SettingError("--memory-limit", options.memory_limit, "is no limit: leave the option out for none")
+        raise SettingError("--memory-limit", options.memory_limit, "is not a limit: leave the option out for none")
     with renamed_settings({"Problem.memory_limit": "--memory-limit"}):
         return (problem if chunks else in_shape(options.solver, problem)).limited(options.memory_limit)
 
@@ -208,7 +208,7 @@ def _format(options: argparse.Namespace) -> str:
 
 
 def _is_special(path: Path | None) -> bool:
-    """Whether a path is of something that is no file, such as a pipe or ``/dev/null``."""
+    """Whether a path is of something other than a file, such as a pipe or ``/dev/null``."""
     return path is not None and path.exists() and not path.is_file()
 
 

@@ -56,7 +56,7 @@ class DataConfig:
         source: source of the documents; the samples of a pipeline have a ``text``, or ``tokens`` without a separator.
         tokenizer: tokenizer of texts; a ``TokenFile`` has tokens already, and needs it only to decode them.
         validation_share: expected share of the documents used for validation, between 0 and 1; at least one document
-            is on either side, and a single document is cut, its end being for validation. A stream says itself.
+            is on either side, and a single document is cut, its end being for validation. A stream decides for itself.
         validation_source: source of all documents for validation, of the same kind as ``source``, all of which are
             then for training; None: see ``validation_share``.
 

@@ -46,7 +46,7 @@ class DocumentTokens:
         """Returns the tokens, in the smallest unsigned type.
 
         Raises:
-            BeyondVocabulary: a token is none of the vocabulary.
+            BeyondVocabulary: a token is outside the vocabulary.
         """
         vocab_size = self.tokenizer.vocab_size
         given = sample["tokens"] if "tokens" in sample else sample.get("text")
@@ -81,7 +81,7 @@ def reading(config: DataConfig) -> Pipeline:
     """Returns the pipeline by which a run reads its documents for training, to their tokens.
 
     Raises:
-        SettingError: the source is none of documents that can be read in any order.
+        SettingError: the source does not have documents that can be read in any order.
     """
     source = config.source
     if isinstance(source, TextSource):

@@ -159,13 +159,13 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
     """Opens the stream of a split in an intact index.
 
     Raises:
-        OSError: the index is gone, or has not the size with which it was written.
+        OSError: the index is gone, or does not have the size with which it was written.
         SettingError: the source is a token file that cannot be read.
         DataError: a token is beyond the vocabulary.
     """
     head = _head(path)["splits"][split]
     if (path / split).stat().st_size != head["bytes"]:
-        raise OSError(f"{path / split} has not the {head['bytes']} bytes that were written")
+        raise OSError(f"{path / split} does not have the {head['bytes']} bytes that were written")
     source = config.source_of(split)
     if isinstance(source, TokenFile):
         starts_S, offsets_S = np.fromfile(path / split, np.int64).reshape(2, -1)

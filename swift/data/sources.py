@@ -150,7 +150,7 @@ class TextFiles:
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
     def _check(self, path: Path) -> None:
-        """Refuses what exists and is no file; a file that has gone is reported when it is read."""
+        """Refuses what exists and is not a file; a file that has gone is reported when it is read."""
         try:
             check_regular(path)
         except FileNotFoundError:
@@ -200,8 +200,8 @@ class TokenFile:
             vocab_size: one more than the largest token allowed.
 
         Raises:
-            SettingError: the file cannot be read, is no file or empty, its size is no multiple of the dtype's, or a
-                sample of it is of another dtype or exceeds the vocabulary.
+            SettingError: the file cannot be read, is not a file or is empty, its size is not a multiple of the
+                dtype's, or a sample of it is of another dtype or exceeds the vocabulary.
         """
         dtype = np.dtype(self.dtype).newbyteorder("<")
         try:

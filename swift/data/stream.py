@@ -154,7 +154,7 @@ def _tokens(config: DataConfig, text: Text, name: str) -> tuple[np.ndarray, np.n
     """Returns the tokens of a text, and the separator after it, in the smallest unsigned type.
 
     Raises:
-        BeyondVocabulary: the document is of tokens already, and one is none of the vocabulary.
+        BeyondVocabulary: the document is of tokens already, and one is outside the vocabulary.
     """
     vocab_size = config.tokenizer.vocab_size
     tokens = config.tokenizer.encode(text) if isinstance(text, str) else np.asarray(text)

@@ -53,7 +53,7 @@ class ByteTokenizer:
         return np.frombuffer(text.encode("utf-8"), np.uint8)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Returns the text of tokens, [length]; invalid UTF-8 and tokens that are no byte become U+FFFD."""
+        """Returns the text of tokens, [length]; invalid UTF-8 and tokens that are not bytes become U+FFFD."""
         tokens = np.asarray(tokens)
         # 0xFF occurs nowhere in UTF-8; a plain cast would turn token 321 into "A".
         in_range = (tokens >= 0) & (tokens < self.vocab_size)

@@ -15,7 +15,7 @@ from swift.evaluate.documents import (
 from swift.evaluate.intervals import Interval, difference_interval, share_interval
 from swift.evaluate.results import Difference, Evaluation, Judgement, Score, differences
 from swift.evaluate.task_files import TaskFile, read_tasks
-from swift.evaluate.tasks import Completion, Question, Selection, before_stops, is_match
+from swift.evaluate.tasks import Completion, Question, Selection, is_match
 
 __all__ = [
     "DIRECTORY",
@@ -28,7 +28,6 @@ __all__ = [
     "Score",
     "Selection",
     "TaskFile",
-    "before_stops",
     "difference_interval",
     "differences",
     "document_of",

@@ -88,7 +88,7 @@ class _Damage(Exception):
 
 
 def _sparse(judgement: Judgement) -> dict[str, Any]:
-    """The fields of an judgement that are not empty."""
+    """The fields of a judgement that are not empty."""
     return {name: value for name, value in asdict(judgement).items() if value is not None and value != 0}
 
 

@@ -1,4 +1,4 @@
-"""Intervals that hold 95 % of the time: of a share, and of the difference of two shares of the same questions."""
+"""Confidence intervals of 95 %: of a share, and of the difference of two shares of the same questions."""
 
 import math
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def difference_interval(both: int, only_first: int, only_second: int, neither: i
         both: questions that both have answered correctly.
         only_first: those that only the first has.
         only_second: those that only the second has.
-        neither: those that none has; together there is at least one.
+        neither: those that neither has; together there is at least one.
     """
     count = both + only_first + only_second + neither
     first, second = (both + only_first) / count, (both + only_second) / count

@@ -16,7 +16,7 @@ class Judgement:
         task: name of its task.
         correct: whether it is right, by name of the score.
         log_probs: log-probability of each choice; None where there are no choices.
-        text: text with which the model went on; None where there are choices.
+        text: text with which the model continued; None where there are choices.
         unseen_tokens: first tokens of the question that the model did not see, since it has too few positions.
         name: the question's own ``id``.
     """
@@ -54,7 +54,7 @@ class Score:
 
     @property
     def interval(self) -> Interval:
-        """Interval of 95 % of the share."""
+        """95 % confidence interval of the share."""
         return share_interval(self.correct, self.questions)
 
 
@@ -116,7 +116,7 @@ class Difference:
         both: questions that both have answered correctly.
         only_first: those that only the one has.
         only_second: those that only the other has.
-        neither: those that none has.
+        neither: those that neither has.
     """
 
     task: str
@@ -138,7 +138,7 @@ class Difference:
 
     @property
     def interval(self) -> Interval:
-        """Interval of 95 % of the difference."""
+        """95 % confidence interval of the difference."""
         return difference_interval(self.both, self.only_first, self.only_second, self.neither)
 
 

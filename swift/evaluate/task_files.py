@@ -173,7 +173,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
     """Checks each field by itself."""
     for name, value in fields.items():
         if name not in _FIELDS:
-            raise _Mistake(name, value, f"is no field: a line has {', '.join(_FIELDS)}")
+            raise _Mistake(name, value, f"is not a field: a line has {', '.join(_FIELDS)}")
         is_allowed, allowed = _FIELDS[name]
         try:
             if not is_allowed(value):

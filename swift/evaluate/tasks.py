@@ -21,7 +21,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Completion:
-    """The text with which the model goes on is right if it is one of some texts, or if a pattern is found in it.
+    """The text with which the model continues is right if it is one of some texts, or if a pattern is found in it.
 
     Attributes:
         answers: right texts; none where there is a pattern.

@@ -70,7 +70,7 @@ def expert_parallel_moe(
         bias_E: see ``route``.
 
     Returns:
-        (y_TD, this rank's part of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
+        (y_TD, this rank's term of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
     """
     routing = route(logits_TE, config.gating, bias_E)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=config.is_deepspeed)
@@ -100,7 +100,7 @@ def auxiliary_loss(
     popularity_E: Int[Array, " E"],
     num_tokens: jax.Array,
 ) -> Float[Array, ""]:
-    """Computes this rank's part of the auxiliary loss: the load-balancing loss, with the z-loss where there is one."""
+    """Computes this rank's term of the auxiliary loss: the load-balancing loss, with the z-loss where there is one."""
     of_balance, of_z = config.auxiliary_shares
     balance = balance_loss(routing.probs_TE, valid_T, popularity_E, num_tokens, config.top_k)
     return of_balance * balance + of_z * z_loss(logits_TE, valid_T, num_tokens) if of_z else balance
@@ -207,5 +207,5 @@ def _in_shared_rows(
 
 
 def _exchange(rows: jax.Array) -> jax.Array:
-    """Sends rows ``[N, ...]``, one part for every rank, and returns the parts received from every rank."""
+    """Sends rows ``[N, ...]``, a chunk for every rank, and returns those received from every rank."""
     return lax.all_to_all(rows, EXPERT_AXIS, split_axis=0, concat_axis=0)

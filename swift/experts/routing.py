@@ -92,7 +92,7 @@ def normalize_kept(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]) -
 
 
 def first_choice_loss(routing: Routing, valid_T: Bool[Array, " T"], num_ranks: int) -> Float[Array, ""]:
-    """Computes this rank's part of DeepSpeed's auxiliary loss: the mean over ranks of that of first choices.
+    """Computes this rank's term of DeepSpeed's auxiliary loss: the mean over ranks of that of first choices.
 
     That of a rank is E * sum_e (share of its first choices of e) * (mean probability of e).
 
@@ -115,9 +115,9 @@ def balance_loss(
     num_tokens: jax.Array,
     top_k: int,
 ) -> Float[Array, ""]:
-    """Computes this rank's part of the auxiliary loss, E * sum_e (share of choices of e) * (mean probability of e).
+    """Computes this rank's term of the auxiliary loss, E * sum_e (share of choices of e) * (mean probability of e).
 
-    The popularity is a count and has no gradient, so the parts of all ranks, and their gradients, sum to the loss and
+    The popularity is a count and has no gradient, so the terms of all ranks, and their gradients, sum to the loss and
     its gradient without a collective to differentiate.
 
     Args:
@@ -134,7 +134,7 @@ def balance_loss(
 
 
 def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_tokens: jax.Array) -> Float[Array, ""]:
-    """Computes this rank's part of the z-loss, the mean square of log(sum(exp(logits))) (ST-MoE, arXiv 2202.08906).
+    """Computes this rank's term of the z-loss, the mean square of log(sum(exp(logits))) (ST-MoE, arXiv 2202.08906).
 
     Args:
         logits_TE: output of the router for this rank's tokens.

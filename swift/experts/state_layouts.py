@@ -40,7 +40,7 @@ class Layout(Protocol):
         """Position in an expert's vector of the first of the ``width`` numbers that this rank has of it."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """Computes this rank's part of the squared norm of the experts' gradients."""
+        """Computes this rank's term of the squared norm of the experts' gradients."""
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
         """Moves this rank's master weights and moments, a tree of arrays, from one placement to the next."""

@@ -1,4 +1,4 @@
-"""The texts at work and the pages of their tokens, which they share where they begin alike.
+"""The running texts and the pages of their tokens, which they share where they begin alike.
 
 Nothing is computed here. A fixed number of pages is handed out, so the memory never exceeds its limit.
 """
@@ -13,13 +13,13 @@ from swift.generate.radix_tree import Node, RadixTree
 from swift.generate.request import Answer
 
 _HEADROOM = 64
-"""Tokens that every text at work should still find room for when another one is admitted."""
+"""Tokens that every running text should still find room for when another one is admitted."""
 _NO_TABLE = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
 class Draft:
-    """A text, waiting or at work.
+    """A text, waiting or running.
 
     Attributes:
         answer: request and answer.
@@ -76,20 +76,20 @@ class Draft:
 
 
 class Drafts:
-    """Waiting texts, texts at work, and the pages.
+    """Waiting texts, running texts, and the pages.
 
     Args:
         num_pages: pages, P.
         num_columns: columns of a table, N.
         num_positions: positions of the model.
-        most_at_work: texts at work at most.
+        most_running: texts that run at a time, at most.
         shares: whether texts share what they have in common; without, they are a plain batch.
     """
 
-    def __init__(self, num_pages: int, num_columns: int, num_positions: int, most_at_work: int, shares: bool = True):
-        self.at_work: list[Draft] = []
+    def __init__(self, num_pages: int, num_columns: int, num_positions: int, most_running: int, shares: bool = True):
+        self.running: list[Draft] = []
         self._num_pages, self._num_columns, self._num_positions = num_pages, num_columns, num_positions
-        self._most_at_work, self._shares = most_at_work, shares
+        self._most_running, self._shares = most_running, shares
         self._waiting: list[tuple[int, bytes, int, Draft]] = []
         self._admitted: tuple[int, bytes] = (0, b"")
         self._num_arrived = self._num_turns = 0
@@ -110,19 +110,19 @@ class Drafts:
 
         Waiting texts are taken in the order of their tokens, round after round; who comes late, or again, waits for the
         next round. That is depth first in their tree: the next text shares as much as any other with those before it
-        (SGLang, theorem 3.1), and none waits for ever.
+        (SGLang, theorem 3.1), and none waits forever.
         """
-        while self._waiting and len(self.at_work) < self._most_at_work:
+        while self._waiting and len(self.running) < self._most_running:
             number, key, _, draft = self._waiting[0]
-            headroom = sum(map(self._headroom, [*self.at_work, draft])) if self.at_work else 0
+            headroom = sum(map(self._headroom, [*self.running, draft])) if self.running else 0
             if not self._start(draft, self._shares, headroom):
                 return
             del self._waiting[0]
             self._admitted = number, key
-            self.at_work.append(draft)
+            self.running.append(draft)
 
     def append(self, tokens: Sequence[tuple[Draft, int]]) -> None:
-        """Adds a token to each of several texts at work.
+        """Adds a token to each of several running texts.
 
         Of a text that fills the model's positions the first token is dropped, and all others are computed anew. Where
         pages are short the texts that came last go back to wait.
@@ -140,33 +140,33 @@ class Drafts:
                 _give(draft, page)
             return
         for draft in sorted(growing, key=lambda draft: draft.number):
-            if draft in self.at_work:  # and not gone for one before it
+            if draft in self.running:  # and not gone for one before it
                 self._make_room(draft)
 
     def finish(self, draft: Draft) -> None:
         """Ends the work on a text; what was computed stays until its room is needed."""
-        self.at_work.remove(draft)
+        self.running.remove(draft)
         self._release(draft)
 
     def cancel(self, answer: Answer) -> None:
-        """Ends a text, waiting or at work."""
-        for draft in self.at_work:
+        """Ends a text, waiting or running."""
+        for draft in self.running:
             if draft.answer is answer:
                 self.finish(draft)
                 return
         self._waiting = [entry for entry in self._waiting if entry[3].answer is not answer]
 
     def forget(self) -> None:
-        """Empties all pages; texts at work wait again, with the tokens that their answers have."""
+        """Empties all pages; running texts wait again, with the tokens that their answers have."""
         self.tree, self.free = RadixTree(), list(range(self._num_pages))
-        for draft in self.at_work:
+        for draft in self.running:
             answer = draft.answer
             whole = [*answer.request.tokens, *answer.tokens]
             if answer.tokens:
                 draft.tokens = np.array(whole[-self._num_positions :], np.int32)
             draft.node, draft.table, draft.num_shared, draft.num_pages = None, _NO_TABLE, 0, 0
             self._wait(draft)
-        self.at_work = []
+        self.running = []
 
     def _headroom(self, draft: Draft) -> int:
         return min(draft.num_wanted, _HEADROOM, self._num_positions - len(draft.tokens))
@@ -207,14 +207,14 @@ class Drafts:
             self._release(draft)
             draft.tokens = tokens
             if not self._start(draft, False, 0):
-                self.at_work.remove(draft)
+                self.running.remove(draft)
                 self._wait(draft)
                 return
         draft.has_slid = True
 
     def _make_room(self, draft: Draft) -> None:
         while (pages := self._take(1)) is None:
-            youngest = max(self.at_work, key=lambda other: other.number)
+            youngest = max(self.running, key=lambda other: other.number)
             self.finish(youngest)
             self._wait(youngest)
             if youngest is draft:

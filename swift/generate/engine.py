@@ -24,7 +24,7 @@ class TextEngineConfig:
     """Sizes of the engine's arrays, and so of its two programs.
 
     Attributes:
-        batch: texts at work at most; each call that decodes adds a token to every one.
+        batch: texts that run at a time, at most; each call that decodes adds a token to every one.
         cache_tokens: tokens whose keys and values are kept; None: for as many texts as the batch, of all positions.
         prefill_passages: passages in a call that reads prompts; a long prompt takes several.
         prefill_length: tokens of such a passage, at most.
@@ -103,7 +103,7 @@ class TextEngine:
     @property
     def num_unanswered(self) -> int:
         """Requests that have no answer yet."""
-        return len(self.drafts.at_work) + self.drafts.num_waiting
+        return len(self.drafts.running) + self.drafts.num_waiting
 
     def submit(self, request: Request) -> Answer:
         """Adds a request.
@@ -151,7 +151,7 @@ class TextEngine:
                 answers are.
         """
         self.drafts.admit()
-        if not self.drafts.at_work:
+        if not self.drafts.running:
             return
         try:
             passages, logits_RV = self._call()
@@ -164,7 +164,7 @@ class TextEngine:
 
     def _call(self) -> tuple[list[Passage], jax.Array]:
         """Runs the model once; returns (the passages, their logits)."""
-        config, drafts = self.config, self.drafts.at_work
+        config, drafts = self.config, self.drafts.running
         read = [draft for draft in drafts if draft.is_read]
         unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.turn)
         # Texts that slide are read again for every token, and take turns with those that are not.

@@ -24,7 +24,7 @@ class Passage:
         end: position after the last one.
         num_written: how many of the text's first tokens have their keys and values already; they are not written again.
         scored: range of the text's tokens, as the request has it, that are scored: successors of those of the passage.
-        continued: texts that go on with the token after it.
+        continued: texts that continue with the token after it.
     """
 
     draft: Draft
@@ -43,7 +43,7 @@ def plan_passages(drafts: Iterable[Draft], most_passages: int, passage_length: i
     whose successors are scored.
 
     Args:
-        drafts: texts at work, in the order in which they are read.
+        drafts: running texts, in the order in which they are read.
         most_passages: passages of a call, R.
         passage_length: tokens of a passage, C.
     """

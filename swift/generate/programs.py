@@ -176,7 +176,7 @@ class Prompt:
         return self._text + self._unread
 
     def fork(self, count: int) -> "list[Prompt]":
-        """Makes prompts that go on from this one, each by itself and with choices of its own."""
+        """Makes prompts that continue this one, each by itself and with choices of its own."""
         self._wait()
         forks = []
         for _ in range(count):
@@ -196,7 +196,7 @@ class Prompt:
         return {name: [other._texts[name] for other in forks if name in other._texts] for name in sorted(names)}
 
     def advance(self) -> bool:
-        """Goes on as far as is possible without the engine; called by whoever runs it, who holds the condition.
+        """Continues as far as possible without the engine; called by whoever runs it, who holds the condition.
 
         Returns:
             Whether the prompt waits for an answer.

@@ -47,7 +47,7 @@ class Node:
 
     @property
     def is_free_leaf(self) -> bool:
-        """Whether nobody uses it and no text goes on after it."""
+        """Whether nobody uses it and no text continues after it."""
         return self.num_locks == 0 and not self.children
 
 
@@ -166,7 +166,7 @@ class RadixTree:
             heapq.heappush(self._candidates, (node.last_used, self._num_listed, node))
 
     def _split(self, node: Node, at: int) -> Node:
-        """Splits a node; the object goes on as its lower part, so that whoever holds it still means its end."""
+        """Splits a node; the object becomes the lower half, so that those who hold it still hold its end."""
         parent = node.parent
         assert parent is not None, "the root has no tokens"
         upper = Node(node.tokens[:at], node.pages[:at], parent, min(at, node.num_computed))

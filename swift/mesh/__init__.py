@@ -10,7 +10,6 @@ from swift.mesh.hlo_collectives import Collective, collective_bytes, collectives
 from swift.mesh.live import (
     AXES,
     EXPERT_AXIS,
-    RANK_KINDS,
     RANKED,
     REPLICATED,
     SHARED,
@@ -34,7 +33,6 @@ __all__ = [
     "CHIPS",
     "EXPERT_AXIS",
     "RANKED",
-    "RANK_KINDS",
     "REPLICATED",
     "SHARED",
     "WORKER_AXIS",

@@ -1,21 +1,21 @@
 """The live mesh: a topology without its failed workers, laid out on devices, and the way to run per-rank code on it.
 
-A row of the mesh axis ``worker`` is one live worker. Which worker that is and which stage it serves is recorded in a
-table rather than by an axis: a worker may serve a stage other than its own, and a mesh with a hole is still one SPMD
-program.
+A mesh row, that is a coordinate on the axis ``worker``, is one live worker. Which worker that is and which stage it
+serves is recorded in a table rather than by an axis: a worker may serve a stage other than its own, and a mesh with a
+hole is still one SPMD program.
 
 Every argument and result of a per-rank function is one of three kinds:
 
-- ``RANKED`` ``[worker, row, rank, ...]``: each expert rank has its own part (slices, slots, sequences of a batch);
+- ``RANKED`` ``[worker, layer, rank, ...]``: each expert rank has its own shard (slices, slots, sequences of a batch);
 - ``SHARED`` ``[worker, ...]``: all expert ranks of a worker hold the same values (placement, counters, metrics);
 - ``REPLICATED`` ``[...]``: all ranks of all workers hold the same values, without a ``worker`` dim (columns common to
   all workers); for arguments only.
 
-A per-rank function sees ``[row, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` but
+A per-rank function sees ``[layer, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` but
 must not branch on its own index there, so that the same code runs under ``shard_map`` on real or emulated devices and
 under ``vmap`` as N virtual ranks on one device. The axis ``worker`` is named under ``shard_map`` only.
 
-R: rows of the axis ``worker``.
+R: mesh rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> 
 
 
 class MeshRow(NamedTuple):
-    """A row of the axis ``worker``: the worker that runs it, and the stage that it serves.
+    """A coordinate on the axis ``worker``: the worker that runs it, and the stage that it serves.
 
     Attributes:
         worker: (pipeline, stage) of the worker itself.
@@ -80,31 +80,31 @@ class LiveMesh:
 
     Attributes:
         topology: shape of the whole cluster.
-        places: worker and stage of every row of the axis ``worker``.
+        rows: worker and stage of every mesh row.
         mesh: devices ``[rows, expert ranks]`` with the axes ``worker`` and ``expert``; for virtual ranks, a mesh of one
             device.
         virtual: True if the expert ranks are a vmapped axis on one device.
     """
 
     topology: Topology
-    places: tuple[MeshRow, ...]
+    rows: tuple[MeshRow, ...]
     mesh: Mesh
     virtual: bool = False
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Worker of every row."""
-        return tuple(place.worker for place in self.places)
+        """Worker of every mesh row."""
+        return tuple(row.worker for row in self.rows)
 
     @property
     def stage_R(self) -> Int[np.ndarray, " R"]:
-        """Stage served by every row, int32 ``[R]``."""
-        return np.array([place.stage for place in self.places], np.int32)
+        """Stage served by every mesh row, int32 ``[R]``."""
+        return np.array([row.stage for row in self.rows], np.int32)
 
     @property
     def num_live(self) -> int:
-        """Number of rows of the axis ``worker``, R: the live workers."""
-        return len(self.places)
+        """Number of mesh rows, R: the live workers."""
+        return len(self.rows)
 
     @property
     def num_ranks(self) -> int:
@@ -118,21 +118,21 @@ class LiveMesh:
 
     @property
     def peers(self) -> tuple[tuple[int, ...], ...]:
-        """Rows that serve each stage, ascending."""
+        """Mesh rows that serve each stage, ascending."""
         return tuple(
-            tuple(row for row, place in enumerate(self.places) if place.stage == stage)
+            tuple(index for index, row in enumerate(self.rows) if row.stage == stage)
             for stage in range(self.topology.num_stages)
         )
 
     @property
     def first_rows(self) -> tuple[int, ...]:
-        """Lowest row of each stage, which represents the stage."""
+        """Lowest mesh row of each stage, which represents the stage."""
         return tuple(rows[0] for rows in self.peers)
 
-    def with_places(self, places: tuple[MeshRow, ...]) -> "LiveMesh":
+    def with_rows(self, rows: tuple[MeshRow, ...]) -> "LiveMesh":
         """Makes a mesh with other rows on the devices of this one, which must include all their workers."""
-        rows = [self.workers.index(place.worker) for place in places]
-        return replace(self, places=places, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[rows], AXES))
+        index = [self.workers.index(row.worker) for row in rows]
+        return replace(self, rows=rows, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[index], AXES))
 
     def with_ranks(self, ranks: Sequence[int]) -> "LiveMesh":
         """Makes a mesh of the same rows with some of the expert ranks, on the same devices and renumbered in order."""
@@ -141,7 +141,7 @@ class LiveMesh:
         return replace(self, topology=topology, mesh=mesh)
 
     def row_index(self) -> Int[Array, ""]:
-        """Row that the calling per-rank function runs on, an int32 scalar.
+        """Mesh row that the calling per-rank function runs on, an int32 scalar.
 
         A constant if there is only one row: virtual ranks have no axis ``worker``.
         """
@@ -157,8 +157,8 @@ class LiveMesh:
 
         def put(spec: PartitionSpec, leaf: Any) -> jax.Array:
             leaf, sharding = np.asarray(leaf), self.shardings(spec)
-            parts = sharding.addressable_devices_indices_map(leaf.shape)
-            arrays = jax.device_put([leaf[part] for part in parts.values()], list(parts))
+            index_on = sharding.addressable_devices_indices_map(leaf.shape)
+            arrays = jax.device_put([leaf[index] for index in index_on.values()], list(index_on))
             return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
 
         return map_specs(put, specs, tree)
@@ -175,7 +175,7 @@ class LiveMesh:
         """Turns a per-rank function into a function of global arrays, to be jitted.
 
         Args:
-            function: function of this rank's parts; see the module's docstring.
+            function: function of this rank's shards; see the module's docstring.
             in_specs: spec, or prefix tree of specs, for each argument.
             out_specs: the same for the result, without REPLICATED. A SHARED result must be equal on all ranks of a
                 worker, so it has to be reduced first.
@@ -193,8 +193,8 @@ class LiveMesh:
                 return block
             return block[0, :, 0] if spec == RANKED else block[0]
 
-        def leave(spec: PartitionSpec, part: jax.Array) -> jax.Array:
-            return part[None, :, None] if spec == RANKED else part[None]
+        def leave(spec: PartitionSpec, shard: jax.Array) -> jax.Array:
+            return shard[None, :, None] if spec == RANKED else shard[None]
 
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         run = in_order(function, AXES) if on_cpu else function
@@ -221,20 +221,20 @@ class LiveMesh:
 
 
 def own_row(tree: Any) -> Any:
-    """Fetches this process's first row of SHARED arrays ``[worker, ...]`` to the host.
+    """Fetches this process's first mesh row of SHARED arrays ``[worker, ...]`` to the host.
 
-    It reads the devices' local parts: indexing sharded arrays op by op would run one program with collectives per op,
+    It reads the devices' local shards: indexing sharded arrays op by op would run one program with collectives per op,
     and emulated devices can deadlock when many of those are in flight.
     """
-    parts = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
-    return jax.tree.map(lambda part: part[0], parts)
+    shards = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
+    return jax.tree.map(lambda shard: shard[0], shards)
 
 
 def live_mesh(
     topology: Topology,
     ranks: RankKind,
     failed: frozenset[Worker] = frozenset(),
-    places: tuple[MeshRow, ...] | None = None,
+    rows: tuple[MeshRow, ...] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> LiveMesh:
     """Lays out the live workers of ``topology`` on devices.
@@ -246,19 +246,19 @@ def live_mesh(
         topology: shape of the whole cluster.
         ranks: ``emulated`` CPU devices, the machine's own ``devices``, or ``virtual`` ranks on one device.
         failed: failed workers.
-        places: rows of the axis ``worker``: every live worker once, every stage at least once. By default, the live
+        rows: mesh rows: every live worker once, every stage at least once. By default, the live
             workers in mesh order, each serving its own stage.
         devices: available devices, in the order of the workers; by default JAX's own. They may belong to a pod that is
             only described, for which programs can be compiled.
 
     Raises:
         SettingError: more ranks than devices, an unknown kind, virtual ranks with more than one worker, or failures
-            that leave a stage without a live worker if ``places`` is not given.
+            that leave a stage without a live worker if ``rows`` is not given.
         EmulationError: emulated devices are requested after JAX has started.
     """
-    if places is None:
-        places = tuple(MeshRow(worker, worker[1]) for worker in topology.live_workers(failed))
-    _check_places(topology, failed, places)
+    if rows is None:
+        rows = tuple(MeshRow(worker, worker[1]) for worker in topology.live_workers(failed))
+    _check_rows(topology, failed, rows)
     if ranks not in RANK_KINDS:
         raise SettingError("ranks", ranks, f"choose one of {', '.join(RANK_KINDS)}")
     if ranks == "virtual":
@@ -266,7 +266,7 @@ def live_mesh(
             shape = (topology.num_pipelines, topology.num_stages)
             raise SettingError("ranks", ranks, f"needs one pipeline of one stage, the topology has {shape}")
         grid = np.array(jax.devices()[:1]).reshape(1, 1)
-        return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
+        return LiveMesh(topology, rows, Mesh(grid, AXES), virtual=True)
     if ranks == "emulated" and devices is None:
         emulate_devices(topology.num_devices)
     devices, needed = devices or jax.devices(), topology.num_devices
@@ -278,19 +278,19 @@ def live_mesh(
             f"{len(devices)}; use fewer, or ranks 'emulated' or 'virtual'",
         )
     grid = np.array(devices[:needed]).reshape(len(topology.workers), topology.num_expert_ranks)
-    rows = [topology.workers.index(place.worker) for place in places]
-    return LiveMesh(topology, places, Mesh(grid[rows], AXES))
+    index = [topology.workers.index(row.worker) for row in rows]
+    return LiveMesh(topology, rows, Mesh(grid[index], AXES))
 
 
 def storage_mesh(topology: Topology) -> LiveMesh:
     """Makes a mesh with one worker per stage, all on one device, which holds a checkpoint's state and runs nothing."""
-    places = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
+    rows = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
     grid = np.array(jax.devices()[:1]).reshape(1, 1)
-    return LiveMesh(topology, places, Mesh(grid, AXES), virtual=True)
+    return LiveMesh(topology, rows, Mesh(grid, AXES), virtual=True)
 
 
-def _check_places(topology: Topology, failed: frozenset[Worker], places: tuple[MeshRow, ...]) -> None:
-    workers, stages = [place.worker for place in places], {place.stage for place in places}
+def _check_rows(topology: Topology, failed: frozenset[Worker], rows: tuple[MeshRow, ...]) -> None:
+    workers, stages = [row.worker for row in rows], {row.stage for row in rows}
     live = [worker for worker in topology.workers if worker not in failed]
     assert sorted(workers) == live, f"rows of workers {sorted(workers)}, but {live} are live"
     assert stages == set(range(topology.num_stages)), f"stages {sorted(stages)} of {topology.num_stages} are served"

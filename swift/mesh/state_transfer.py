@@ -1,8 +1,8 @@
-"""Transfer of state between configurations: rows of the axis ``worker`` move between meshes, from device to device.
+"""Transfer of state between configurations: mesh rows move from one mesh to another, from device to device.
 
 Where the axis ``expert`` changes, they pass through the host.
 
-R: rows of the axis ``worker``.
+R: mesh rows.
 """
 
 import math
@@ -29,12 +29,12 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
     Returns:
         Rows of ``old``, one for each row of ``new``.
     """
-    row_of = {place: row for row, place in enumerate(old.places)}
-    served = {place.stage for place in old.places}
-    assert all(place.stage in served for place in new.places), f"only stages {sorted(served)} have a state"
+    index_of = {row: index for index, row in enumerate(old.rows)}
+    served = {row.stage for row in old.rows}
+    assert all(row.stage in served for row in new.rows), f"only stages {sorted(served)} have a state"
     living = set(new.workers)
-    giver_P = [min(rows, key=lambda row: (old.places[row].worker not in living, row), default=-1) for rows in old.peers]
-    return tuple(row_of.get(place, giver_P[place.stage]) for place in new.places)
+    giver_P = [min(peers, key=lambda row: (old.rows[row].worker not in living, row), default=-1) for peers in old.peers]
+    return tuple(index_of.get(row, giver_P[row.stage]) for row in new.rows)
 
 
 def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
@@ -58,24 +58,24 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
 
     def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
         assert spec != REPLICATED, "only arrays with rows can be moved"
-        assert leaf.is_fully_addressable, "another process holds a part of the state"
+        assert leaf.is_fully_addressable, "another process holds some of the state"
         assert leaf.sharding.is_equivalent_to(old.shardings(spec), leaf.ndim), f"{leaf.sharding} is not on the old mesh"
-        part_on = {shard.device: shard.data for shard in leaf.addressable_shards}
-        parts = [part_on[here] if here == there else jax.device_put(part_on[here], there) for here, there in routes]
+        shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+        shards = [shard_on[here] if here == there else jax.device_put(shard_on[here], there) for here, there in routes]
         shape = (new.num_live, *leaf.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, new.shardings(spec), parts)
+        return jax.make_array_from_single_device_arrays(shape, new.shardings(spec), shards)
 
     return map_specs(move, specs, tree)
 
 
 def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[int, int]] = ()) -> Any:
-    """Copies the state of every stage, from its lowest row, to the host, without the parts of lost ranks.
+    """Copies the state of every stage, from its lowest row, to the host, without the shards of lost ranks.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``live``.
         live: mesh that holds the state; this process has all its devices.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        lost: (stage, rank) pairs whose devices are not read; NaN takes the place of their values, so that any use of
+        lost: (stage, rank) pairs whose devices are not read; their values become NaN, so that any use of
             them shows.
 
     Returns:
@@ -99,13 +99,13 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
 def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
     """Bytes that ``move_rows`` copies between devices for the same arguments."""
     copies = 0 if new.virtual else sum(here != there for here, there in _routes(old, new, source_R))
-    part_bytes = (
+    shard_bytes = (
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
     )
-    return copies * sum(part_bytes)
+    return copies * sum(shard_bytes)
 
 
 def _routes(old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> Iterator[tuple[jax.Device, jax.Device]]:
-    """Pairs each device of ``new``, in mesh order, with the device of ``old`` that has its part: (old, new)."""
+    """Pairs each device of ``new``, in mesh order, with the device of ``old`` that has its shard: (old, new)."""
     sources = old.mesh.devices[list(source_R)]
     return zip(sources.flat, new.mesh.devices.flat, strict=True)

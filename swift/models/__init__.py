@@ -8,8 +8,8 @@ all logits at once; ``parameter_groups`` packs parameters into the flat vectors 
 
 from swift.models.attention import KERNELS, AttentionKernel, choose_kernel
 from swift.models.config import ModelConfig, OwnBlock
-from swift.models.cuts import BlockRows, Chunks, Cut, make_cut
-from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
+from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
+from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, Weights
 from swift.models.modules import linear, make_norm
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
@@ -21,14 +21,13 @@ __all__ = [
     "KERNELS",
     "MODEL_SIZES",
     "AttentionKernel",
-    "BlockRows",
+    "BlockStacks",
     "Chunks",
     "Cut",
     "Group",
     "ModelConfig",
     "MoeFunction",
     "OwnBlock",
-    "StackedWeights",
     "Weights",
     "choose_kernel",
     "linear",

@@ -25,17 +25,17 @@ from swift.models.parameter_groups import Group, draw_parameters
 from swift.models.token_losses import are_many, sum_of_losses
 
 Weights = dict[str, list[Any]]
-"""State of the module of every row, by group; an expert row has a leading dim of slots or experts."""
+"""State of the module of every layer, by group; experts have a leading dim of slots or experts."""
 
 StackedWeights = dict[str, Any]
-"""State of the modules of all rows, by group: leaves ``[rows, ...]``, those of experts ``[rows, slots, ...]``."""
+"""State of the modules of all layers, stacked, by group: ``[layers, ...]``, of experts ``[layers, slots, ...]``."""
 
 MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""(MoE row, logits_TE, x_TD, valid_T, expert state of the row[, bias_E of the router if it has one]) -> (y_TD, aux,
-load)."""
+"""(index of the MoE layer, logits_TE, x_TD, valid_T, its expert state[, bias_E of the router if it has one]) -> (y_TD,
+aux, load)."""
 
 BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""The same for one block, without its row."""
+"""The same for one block, without the index."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
 """The groups that a block has a module of, by whether it is a mixture of experts."""
@@ -43,7 +43,7 @@ BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), Tru
 
 @dataclass(frozen=True)
 class GPT:
-    """Architecture of a GPT; its parameters are separate, one array ``[rows, experts, size]`` per group.
+    """Architecture of a GPT; its parameters are separate, one array ``[layers, experts, size]`` per group.
 
     Attributes:
         config: sizes of the model.
@@ -51,7 +51,7 @@ class GPT:
         num_classes: experts of a mixture, E.
         kernel: kernel of attention over whole sequences.
         separator: token that ends a document, which sees no other of its sequence; None: documents see those before.
-        has_slices: whether a stage has slices of all experts, ``[rows, experts, w]``, and not their whole weights.
+        has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, and not their whole weights.
     """
 
     config: ModelConfig
@@ -87,8 +87,8 @@ class GPT:
     def flops_per_token(self, top_k: int) -> int:
         """FLOPs that a token needs, forward and backward: 6 for every weight of the matrices it meets, and attention.
 
-        As of PaLM (arXiv 2204.02311, appendix B): attention counts as if nothing of it were masked; what is computed
-        again, or on padding, does not count. Of a block of one's own only the matrices are known.
+        As in PaLM (arXiv 2204.02311, appendix B): attention counts as if nothing of it were masked; what is computed
+        again, or on padding, does not count. Of a user's own block only the matrices are known.
 
         Args:
             top_k: number of experts that a token is sent to.
@@ -110,7 +110,7 @@ class GPT:
         return ("head", "embedding") if self.config.tied_embeddings else ("head",)
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initializes the parameters, float32 ``[rows, experts, size]`` for each group."""
+        """Initializes the parameters, float32 ``[layers, experts, size]`` for each group."""
         return draw_parameters(self.groups, key)
 
     @property
@@ -119,23 +119,23 @@ class GPT:
         return jax.eval_shape(lambda: self.unpack(self.init(jax.random.key(0))))
 
     def unpack(self, packed: Mapping[str, jax.Array]) -> Weights:
-        """Unpacks ``[rows, slots or experts, size]`` for each group into the weights that the forward pass reads."""
+        """Unpacks ``[layers, slots or experts, size]`` for each group into the weights that the forward pass reads."""
         weights: Weights = {}
         for name, group in self.groups.items():
-            rows = [packed[name][row] for row in range(packed[name].shape[0])]
-            weights[name] = [group.unpack(row if group.is_expert else row[0]) for row in rows]
+            layers = [packed[name][layer] for layer in range(packed[name].shape[0])]
+            weights[name] = [group.unpack(layer if group.is_expert else layer[0]) for layer in layers]
         return weights
 
     def pack(self, weights: Weights) -> dict[str, jax.Array]:
         """Packs weights into one array per group: the inverse of ``unpack``."""
         packed = {}
         for name, group in self.groups.items():
-            rows = [group.pack(state) for state in weights[name]]
-            packed[name] = jnp.stack([row if group.is_expert else row[None] for row in rows])
+            layers = [group.pack(state) for state in weights[name]]
+            packed[name] = jnp.stack([layer if group.is_expert else layer[None] for layer in layers])
         return packed
 
-    def unpack_rows(self, packed: Mapping[str, jax.Array]) -> StackedWeights:
-        """Unpacks ``[rows, slots, size]`` for each group into weights that a loop over rows reads; not slices."""
+    def unpack_stacks(self, packed: Mapping[str, jax.Array]) -> StackedWeights:
+        """Unpacks ``[layers, slots, size]`` for each group into stacks, which a loop over layers reads; not slices."""
 
         def unpacked(name: str, group: Group) -> Any:
             if group.is_expert:
@@ -144,13 +144,13 @@ class GPT:
 
         return {name: unpacked(name, group) for name, group in self.groups.items()}
 
-    def pack_rows(self, weights: StackedWeights) -> dict[str, jax.Array]:
-        """Packs stacked weights into one array per group: the inverse of ``unpack_rows``."""
+    def pack_stacks(self, weights: StackedWeights) -> dict[str, jax.Array]:
+        """Packs stacked weights into one array per group: the inverse of ``unpack_stacks``."""
         packed = {
             name: weights[name] if group.is_expert and self.has_slices else group.pack(weights[name])
             for name, group in self.groups.items()
         }
-        return {name: rows if self.groups[name].is_expert else rows[:, None] for name, rows in packed.items()}
+        return {name: stack if self.groups[name].is_expert else stack[:, None] for name, stack in packed.items()}
 
     def embed(self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
         """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
@@ -170,9 +170,9 @@ class GPT:
         """The weights of each layer, by group, of layers that are mixtures of experts where the pattern says so."""
         layers, counts = [], {True: 0, False: 0}
         for layer, is_moe in enumerate(pattern):
-            row = counts[is_moe]
+            index = counts[is_moe]
             counts[is_moe] += 1
-            layers.append({n: weights[n][layer if n == "attention" else row] for n in BLOCK_GROUPS[is_moe]})
+            layers.append({n: weights[n][layer if n == "attention" else index] for n in BLOCK_GROUPS[is_moe]})
         return layers
 
     def stage(
@@ -187,7 +187,7 @@ class GPT:
         """Runs the layers of a stage.
 
         Args:
-            weights: weights of this stage's rows only.
+            weights: weights of this stage's layers only.
             pattern: True for each layer of the stage that is a mixture of experts.
             x_BTD: residual stream.
             valid_BT: False for padding.
@@ -263,7 +263,7 @@ class GPT:
         return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """Sums the cross-entropies of the valid tokens, in nats; many logits are never there at once."""
+        """Sums the cross-entropies of the valid tokens, in nats; many logits are never in memory at once."""
         if are_many(labels_BT.size, self.vocab_size):
             head, kernel_DV = self._head(weights)
             x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)

@@ -25,7 +25,7 @@ def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = INIT_STD) -> 
 
 
 def make_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Makes the norm before a part of a layer."""
+    """Makes the norm before attention, a network or a router."""
     if config.norm == "rmsnorm":
         return rms_norm(config, rngs, config.model_dim)
     return nnx.LayerNorm(config.model_dim, epsilon=config.norm_epsilon, use_fast_variance=False, rngs=rngs)

@@ -1,7 +1,8 @@
 """Parameter groups: the parameters of all modules of one kind, packed into flat vectors that the optimizer can slice.
 
 A group is all modules of one kind, such as the attentions or the experts. Its parameters are one array
-``[rows, experts, size]``: one row per layer, one entry per expert (one for dense modules), ``size`` numbers per module.
+``[layers, experts, size]``: every layer that has such a module, every expert (one for dense modules), and ``size``
+numbers for each.
 """
 
 import math
@@ -107,7 +108,7 @@ class Group:
 
 
 def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
-    """Draws the initial parameters of all groups, float32 ``[rows, experts, size]`` for each."""
+    """Draws the initial parameters of all groups, float32 ``[layers, experts, size]`` for each."""
     keys_G = jax.random.split(key, len(groups))
     draws: dict[tuple[str, int], tuple[Draw, jax.Array]] = {}
     for (name, group), group_key in zip(groups.items(), keys_G, strict=True):
@@ -131,7 +132,7 @@ def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, ja
 def _numbers(
     groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[Draw, jax.Array]]
 ) -> dict[tuple[str, int], jax.Array]:
-    """Computes draws with the keys ``[rows, experts]`` of their modules; those of a dtype together."""
+    """Computes draws with the keys ``[layers, experts]`` of their modules; those of a dtype together."""
     keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
     numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
     folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))

@@ -26,7 +26,7 @@ def plain_sums(
     Args:
         gpt: architecture of the model.
         experts: settings of the experts.
-        weights: weights of whole experts: ``gpt.unpack`` of ``[rows, experts, size]``.
+        weights: weights of whole experts: ``gpt.unpack`` of ``[layers, experts, size]``.
         placement_LNS: int32, the expert in every slot of every rank.
         inputs_BT: int32, input tokens, those of rank 0 first.
         labels_BT: int32, tokens to predict.
@@ -37,9 +37,9 @@ def plain_sums(
     """
     num_ranks = placement_LNS.shape[1]
 
-    def moe(row: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
+    def moe(layer: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
         outputs = _all_classes(gpt, state)
-        return reference_moe(experts, logits_TE, x_TD, valid_T, placement_LNS[row], num_ranks, outputs, bias_E)
+        return reference_moe(experts, logits_TE, x_TD, valid_T, placement_LNS[layer], num_ranks, outputs, bias_E)
 
     x_BTD, documents_BT = gpt.embed(weights, inputs_BT), gpt.documents(inputs_BT)
     x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)
@@ -58,8 +58,8 @@ def dropless(gpt: GPT, experts: ExpertConfig) -> MoeFunction:
     """Makes the function of a mixture that serves every token, and counts nothing."""
     none = jnp.zeros(experts.num_classes, jnp.int32)
 
-    def moe(row: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
-        del row, valid_T
+    def moe(layer: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
+        del layer, valid_T
         y_TD = dropless_moe(experts, logits_TE, x_TD, _all_classes(gpt, state), bias_E)
         return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
 

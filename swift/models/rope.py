@@ -55,7 +55,7 @@ class Rope:
         """1 for pairs whose frequency stays, 0 for those that are stretched, and a ramp between them."""
 
         def pair(rotations: float) -> float:
-            """The pair that turns so often over the first length."""
+            """The pair that turns this often over the first length."""
             ratio = self.length / (rotations * 2 * math.pi)
             return self.channels * math.log(ratio) / (2 * math.log(self.theta))
 

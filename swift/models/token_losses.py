@@ -21,7 +21,7 @@ LOGITS_AT_ONCE = 2**25
 
 
 def are_many(num_tokens: int, vocab_size: int) -> bool:
-    """Whether the logits of so many tokens are more than a chunk's."""
+    """Whether the logits of this many tokens are more than a chunk's."""
     return num_tokens * vocab_size > LOGITS_AT_ONCE
 
 

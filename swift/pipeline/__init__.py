@@ -6,7 +6,6 @@ from tick table to update, and ``reconfigure`` replaces plan, program and state 
 
 from swift.pipeline import scopes
 from swift.pipeline.reconfigure import (
-    PREPARE,
     BetterCut,
     Configuration,
     Configurator,
@@ -61,7 +60,6 @@ from swift.pipeline.split_backward import SplitStage, split
 __all__ = [
     "EMBEDDING_AND_HEAD",
     "KINDS",
-    "PREPARE",
     "BetterCut",
     "Configuration",
     "Configurator",

@@ -1,6 +1,6 @@
 """Sums over the workers that hold the same chunk, where workers hold several: in rounds, one chunk of a worker in each.
 
-C chunks, H holdings, R rows of the mesh, T rounds.
+C chunks, H holdings, R mesh rows, T rounds.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from jax import lax
 
 from swift.mesh import PeerSum, Unequal
 from swift.pipeline import scopes
-from swift.pipeline.rows import Index
+from swift.pipeline.stacks import Index
 
 NONE = -1
 """No chunk."""
@@ -84,6 +84,6 @@ class SumInRound:
 
 
 def _covering(groups: Sequence[tuple[int, ...]], num_live: int) -> tuple[tuple[int, ...], ...]:
-    """The groups, and all other rows alone."""
+    """The groups, and all other mesh rows alone."""
     others = set(range(num_live)).difference(*groups)
     return *groups, *((row,) for row in sorted(others))

@@ -1,10 +1,10 @@
 """The training state, and its layout on a live mesh.
 
-Every leaf has a leading ``worker`` dim: a row holds the state of the chunks that its worker holds. Master weights,
-moments and slots are RANKED ``[worker, row, rank, ...]``; the iteration, the placement and the policy's own state are
-SHARED ``[worker, ...]``. Embedding and head are in every row, so that all rows have one shape; only the
+Every leaf has a leading ``worker`` dim: a mesh row has the state of the chunks that its worker holds. Master weights,
+moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own state are
+SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all have arrays of one shape; only the
 workers of the first and of the last chunk use them. For the same reason a worker with fewer blocks than another has
-rows of zeros, which are padding: their gradients are zero, and nothing reads them.
+layers of zeros, which are padding: their gradients are zero, and nothing reads them.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ class TrainState:
     """Everything that an iteration reads and writes, or a tree of specs of the same structure."""
 
     step: Any  # int32[worker], iterations done
-    master: Any  # {group: master weights, at least float32 [worker, row, rank, ...]}
+    master: Any  # {group: master weights, at least float32 [worker, layer, rank, ...]}
     moments: Any  # the optimizer's state over master; its counters are [worker]
-    slots: Any  # {group: compute type [worker, row, rank, slot, size]}, made from master and placement
-    placement: Any  # int32[worker, MoE row of the worker, rank, slot], the expert in every slot
+    slots: Any  # {group: compute type [worker, layer, rank, slot, size]}, made from master and placement
+    placement: Any  # int32[worker, MoE layer of the worker, rank, slot], the expert in every slot
     policy: Any  # the placement policy's state

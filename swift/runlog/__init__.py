@@ -4,7 +4,6 @@
 """
 
 from swift.runlog.analysis import (
-    CAUSES,
     History,
     Incident,
     Presence,
@@ -27,7 +26,7 @@ from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import lines_from_end, parse_object
 from swift.runlog.lock import Lease, acquire_lease, last_beat, writes_checkpoints
 from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
-from swift.runlog.observer import Observer, grouped_scalars
+from swift.runlog.observer import Observer
 from swift.runlog.reading import (
     CONFIG,
     SUMMARY,
@@ -44,7 +43,6 @@ from swift.runlog.run_directory import RunDirectory, sync_record
 from swift.runlog.trackers import TRACKERS
 
 __all__ = [
-    "CAUSES",
     "CLASS_COUNTS",
     "CONFIG",
     "EVENTS",
@@ -66,7 +64,6 @@ __all__ = [
     "check_is_run",
     "check_new_run",
     "check_same_run",
-    "grouped_scalars",
     "history_of",
     "incidents_of",
     "is_run",

@@ -66,7 +66,7 @@ class Metrics(Sequence[dict[str, Any]]):
             float64[T]; NaN where a step does not have the metric, or has null.
 
         Raises:
-            SettingError: a step has a value that is no number.
+            SettingError: a step has a value that is not a number.
         """
         if name == "step":
             return self.steps_T.astype(np.float64)

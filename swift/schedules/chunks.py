@@ -120,7 +120,7 @@ def checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tupl
     """Checks these fields of ``Problem``; returns them in their simplest form.
 
     Raises:
-        SettingError: a stage is none of the topology, or the chunks are not those that the stages hold.
+        SettingError: a stage is not one of the topology's, or the chunks are not those that the stages hold.
     """
     D, P = topology.num_pipelines, topology.num_stages
     chunks, holders, setting = tuple(chunks), tuple(map(tuple, stage_of_chunk)), "Problem.stage_of_chunk"

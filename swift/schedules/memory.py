@@ -2,7 +2,7 @@
 
 F allocates the F-stash, B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A
 message occupies the inbox of its reader from the end of the op that sends it to the end of the op that reads it; what
-passes from one chunk to the next on the same worker is no message.
+passes from one chunk to the next on the same worker is not a message.
 """
 
 import numpy as np

@@ -206,7 +206,7 @@ class Problem:
         return float(np.bincount(self.worker_DP.ravel(), of_chunks).max()) + self.costs.inbox
 
     def limited(self, num_stashes: float | None) -> "Problem":
-        """Limits the memory of a worker to so many F-stashes, the unit in which users give it; None: no limit.
+        """Limits the memory of a worker to this many F-stashes, the unit in which users give it; None: no limit.
 
         Raises:
             SettingError: the limit, in F-stashes, is too small for a single micro-batch.

@@ -175,7 +175,7 @@ class EmulatedCluster:
         """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
-        stages = lost_stages(self._experiment.topology, before.places, before.failed, failed, chunks)
+        stages = lost_stages(self._experiment.topology, before.rows, before.failed, failed, chunks)
         if stages:
             which = f"stage {', '.join(map(str, stages))}"
             lost = f"{which} has" if chunks.is_one_cut else f"layers of {which} have"

@@ -24,7 +24,7 @@ from swift.train.start import TrainOptions, next_length
 from swift.train.step_records import Utilization, plan_facts, plan_record
 from swift.train.window_rules import is_due
 
-_MENDED = "once the data are mended"
+_MENDED = "once the data are repaired"
 _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
 
 

@@ -133,7 +133,7 @@ class TrainLoop:
             done: iterations done.
 
         Returns:
-            Iterations done in the end.
+            Iterations done at the end.
         """
         start, upcoming, rows = done, None, list[DeviceBatch]()
         while not self.live.is_over(done):

@@ -141,7 +141,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         SettingError: the policy cannot be used.
     """
     experiment = experiment.on_ranks(num_ranks or experiment.topology.num_expert_ranks)
-    num_layers = experiment.blocks.num_rows(True)
+    num_layers = experiment.blocks.stack_size(True)
     if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
         try_policy(
             experiment.placement,

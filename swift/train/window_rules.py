@@ -43,7 +43,7 @@ def is_due(done: int, every: int, num_steps: int) -> bool:
 
 def lost_stages(
     topology: Topology,
-    places: Collection[MeshRow],
+    rows: Collection[MeshRow],
     before: frozenset[Worker],
     failed: frozenset[Worker],
     chunks: Chunks | None = None,
@@ -55,13 +55,13 @@ def lost_stages(
 
     Args:
         topology: whole cluster.
-        places: workers and the stages that they have served so far.
+        rows: workers and the stages that they have served so far.
         before: workers that were down.
         failed: workers that are down from now on.
         chunks: what the workers hold; None: a stage, which all pipelines have alike.
     """
     live = [worker for worker in topology.workers if worker not in failed]
-    kept = [place.role for place in places if place.worker not in failed] + list(before - failed)
+    kept = [row.role for row in rows if row.worker not in failed] + list(before - failed)
     stages = (tuple(range(topology.num_stages)),) * topology.num_pipelines
     stage_DC = stages if chunks is None or chunks.is_one_cut else chunks.stage_DC
     lost = set(range(topology.num_stages)) - {stage for _, stage in live}
@@ -79,12 +79,12 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
         SettingError: a stage's state is lost, or there is no plan for some of the failures.
     """
     topology, before = engine.spec.live.topology, frozenset[Worker]()
-    places = engine.configure(before).places
+    rows = engine.configure(before).rows
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
-        for stage in lost_stages(topology, places, before, failed, engine.spec.chunks):
+        for stage in lost_stages(topology, rows, before, failed, engine.spec.chunks):
             allowed = f"leave no worker with the state of stage {stage} at step {step}, after roles have moved"
             raise SettingError(
                 FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
             )
-        places, before = engine.configure(failed).places, failed
+        rows, before = engine.configure(failed).rows, failed

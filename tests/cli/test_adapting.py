@@ -65,7 +65,7 @@ REFUSED = {
     f"{COMMAND} --fail 0:2 2:2": "--fail = '1:2 0:2 2:2': stage 2 has no live worker: restore from a checkpoint",
     f"{SOUND} --fail 1:2 --fail 1:2": "--fail = '1:2': is given twice",
     f"{SOUND} --fail 1:2 --costs tB=1 tB=2": "--costs = 'tB=2': tB is given twice",
-    f"{SOUND} --memory-limit inf": "--memory-limit = inf: is no limit: leave the option out for none",
+    f"{SOUND} --memory-limit inf": "--memory-limit = inf: is not a limit: leave the option out for none",
 }
 
 

@@ -264,7 +264,7 @@ def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, cap
     spoilt = shutil.copytree(imported, tmp_path / "model")
     (spoilt / "config.json").write_text(json.dumps(config))
     assert main(["export", str(spoilt), "--format", "hf", "--out", str(tmp_path / "out")]) == 2
-    assert "which alone can be written for the hub" in capsys.readouterr().err
+    assert "the only ones that can be written for the hub" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -39,7 +39,7 @@ def test_a_token_file_that_shrinks(tell, tokens, monkeypatch):
     assert told.code == 3
     last = told.err.splitlines()[-1]
     assert "tokens.bin has shrunk from 600000 to 1000 bytes since the run opened it: stopped; the checkpoint of" in last
-    assert last.endswith("iteration 3 is kept; continue with --run-dir run --resume, once the data are mended")
+    assert last.endswith("iteration 3 is kept; continue with --run-dir run --resume, once the data are repaired")
     TOKENS.tofile(tokens)
     told = tell(*TRAIN, "--resume")
     assert told.code == 0
@@ -53,7 +53,7 @@ def test_validation_data_that_shrink(tell, tokens, monkeypatch):
     before_batch(monkeypatch, "validation", 0, lambda: os.truncate(tokens, 0))
     told = tell(*TRAIN, "--set", "Experiment.eval_every=2")
     assert told.code == 3
-    assert "iteration 2 is kept; continue with --run-dir run --resume, once the data are mended" in told.err
+    assert "iteration 2 is kept; continue with --run-dir run --resume, once the data are repaired" in told.err
     assert len(read_run(tokens.parent / "run").metrics) == 2
 
 
@@ -61,4 +61,4 @@ def test_data_that_are_lost_before_the_first_iteration(tell, tokens, monkeypatch
     before_batch(monkeypatch, "train", 0, lambda: os.truncate(tokens, 0))
     told = tell(*TRAIN)
     assert told.code == 3
-    assert "there is no checkpoint yet; start again in another --run-dir, once the data are mended" in told.err
+    assert "there is no checkpoint yet; start again in another --run-dir, once the data are repaired" in told.err

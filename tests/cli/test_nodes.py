@@ -55,7 +55,7 @@ def test_a_name_that_stands_for_the_loopback_device_is_no_place_to_be_found_at(m
         ({"nodes": 2, "node": 0, "listen": "localhost:65536"}, "must be HOST or HOST:PORT"),
         ({"nodes": 2, "node": 0, "listen": "0.0.0.0"}, "must be HOST or HOST:PORT, with one address"),
         ({"nodes": 2, "node": 0, "listen": ":7000"}, "must be HOST or HOST:PORT"),
-        ({"nodes": 2, "node": 0, "listen": "no.such.host.invalid"}, "is no known host"),
+        ({"nodes": 2, "node": 0, "listen": "no.such.host.invalid"}, "is not a known host"),
     ],
 )
 def test_nodes_that_do_not_fit_together_are_refused(given, told):

@@ -48,7 +48,7 @@ MISTAKES = {
     "deep": (b"[" * 100_000, "must be a JSON object in UTF-8"),
     "a list": ([1], " = [1]: must be a JSON object, such as"),
     "twice": (b'{"prompt": "a", "prompt": "b"}', ', prompt = "b": must be given once'),
-    "unknown": (FINE | {"subject": "x"}, ', subject = "x": is no field: a line has task, id, prefix, prompt,'),
+    "unknown": (FINE | {"subject": "x"}, ', subject = "x": is not a field: a line has task, id, prefix, prompt,'),
     "task": (FINE | {"task": ""}, ', task = "": must be a text that is not empty'),
     "id": (FINE | {"id": 1.5}, ", id = 1.5: must be a text or a whole number"),
     "prompt": (FINE | {"prompt": None}, ", prompt = null: must be a text"),

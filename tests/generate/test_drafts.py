@@ -129,7 +129,7 @@ def made(num_positions, **sizes):
 def assert_every_page_is_somewhere(made):
     drafts = made.drafts
     of_tree = tree_pages(drafts.tree.root)
-    of_drafts = [page for draft in drafts.at_work for page in draft.table[draft.num_shared : draft.num_pages].tolist()]
+    of_drafts = [page for draft in drafts.running for page in draft.table[draft.num_shared : draft.num_pages].tolist()]
     assert sorted(drafts.free + of_tree + of_drafts) == list(range(made.num_pages))
 
 

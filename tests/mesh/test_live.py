@@ -12,7 +12,7 @@ from swift.topology import Topology
 
 def test_rows_say_their_worker_and_its_stage():
     live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(1, 0)}))
-    assert live.places == (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 1), 1))
+    assert live.rows == (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 1), 1))
     assert live.workers == ((0, 0), (0, 1), (1, 1))
     assert live.failed == {(1, 0)}
     assert (live.num_live, live.num_ranks) == (3, 2)
@@ -31,8 +31,8 @@ def test_a_worker_keeps_its_devices_whoever_fails():
 
 
 def test_a_worker_may_serve_another_stage_in_another_row():
-    places = (MeshRow((1, 0), 1), MeshRow((1, 1), 1), MeshRow((0, 0), 0))
-    live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(0, 1)}), places)
+    rows = (MeshRow((1, 0), 1), MeshRow((1, 1), 1), MeshRow((0, 0), 0))
+    live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(0, 1)}), rows)
     assert live.peers == ((2,), (0, 1))
     assert live.first_rows == (2, 0)
     assert live.failed == {(0, 1)}
@@ -48,7 +48,7 @@ def test_a_stage_without_its_own_workers_may_be_served_by_another():
 
 
 @pytest.mark.parametrize(
-    "places",
+    "rows",
     [
         (MeshRow((0, 0), 0), MeshRow((0, 1), 1)),
         (MeshRow((0, 0), 0), MeshRow((0, 1), 1), MeshRow((1, 0), 0)),
@@ -58,9 +58,9 @@ def test_a_stage_without_its_own_workers_may_be_served_by_another():
     ],
     ids=["a live one left out", "a failed one", "twice", "a stage unserved", "an unknown stage"],
 )
-def test_places_that_cannot_be_are_ours_to_prevent(places):
+def test_rows_that_cannot_be_are_ours_to_prevent(rows):
     with pytest.raises(AssertionError):
-        live_mesh(Topology(2, 2, 1), "emulated", frozenset({(1, 0)}), places)
+        live_mesh(Topology(2, 2, 1), "emulated", frozenset({(1, 0)}), rows)
 
 
 def test_the_devices_of_failed_workers_are_needed_too():

@@ -14,8 +14,8 @@ SPECS = {"master": RANKED, "counters": SHARED}
 ROW_BYTES = 2 * 3 * 5 * 4 + 2 * (4 + 4 * 2)  # both ranks have their part of the master weights, and all counters
 
 
-def mesh(failed=(), places=None):
-    return live_mesh(TOPOLOGY, "emulated", frozenset(failed), places)
+def mesh(failed=(), rows=None):
+    return live_mesh(TOPOLOGY, "emulated", frozenset(failed), rows)
 
 
 def state_on(live):
@@ -66,7 +66,7 @@ PERMUTED = (FULL[3], FULL[0], FULL[1])
     ],
 )
 def test_rows_go_where_they_are_needed(old, new, source_R, copied_rows):
-    old, new = (mesh(set(TOPOLOGY.workers) - {place.worker for place in places}, places) for places in (old, new))
+    old, new = (mesh(set(TOPOLOGY.workers) - {row.worker for row in rows}, rows) for rows in (old, new))
     assert source_rows(old, new) == source_R
     host, tree = state_on(old)
     moved = move(tree, old, new, source_R)
@@ -100,8 +100,8 @@ def changes(draw):
         live = workers[: draw(st.integers(topology.num_stages, len(workers)))]
         anyone = st.integers(0, topology.num_stages - 1)
         stages = [*range(topology.num_stages), *(draw(anyone) for _ in live[topology.num_stages :])]
-        places = tuple(map(MeshRow, live, stages))
-        return live_mesh(topology, "emulated", frozenset(workers) - frozenset(live), places)
+        rows = tuple(map(MeshRow, live, stages))
+        return live_mesh(topology, "emulated", frozenset(workers) - frozenset(live), rows)
 
     return drawn_mesh(), drawn_mesh()
 
@@ -109,11 +109,11 @@ def changes(draw):
 @given(changes())
 def test_no_state_is_of_a_dead_worker_while_a_living_one_has_it(meshes):
     old, new = meshes
-    for place, row in zip(new.places, source_rows(old, new), strict=True):
-        source = old.places[row]
-        assert source.stage == place.stage
-        assert source == place or place not in old.places
-        having = {other.worker for other in old.places if other.stage == place.stage}
+    for row, index in zip(new.rows, source_rows(old, new), strict=True):
+        source = old.rows[index]
+        assert source.stage == row.stage
+        assert source == row or row not in old.rows
+        having = {other.worker for other in old.rows if other.stage == row.stage}
         assert source.worker in new.workers or not having & set(new.workers)
 
 

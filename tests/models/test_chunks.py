@@ -38,13 +38,13 @@ def test_every_worker_has_its_blocks_in_rows_of_their_kind(chunks):
                 blocks = [b for b, kind in enumerate(chunks.moe_layers) if is_moe is None or kind == is_moe]
                 held = [b for chunk in mine for b in range(ends[chunk], ends[chunk + 1]) if b in blocks]
                 longest[is_moe] = max(longest[is_moe], len(held))
-                rows = chunks.model_rows(is_moe)[holding]
+                rows = chunks.model_index(is_moe)[holding]
                 assert [blocks[number] for number in rows[rows >= 0]] == held
                 for chunk in mine:
-                    first = chunks.first_rows(is_moe)[holding, chunk]
+                    first = chunks.first_layers(is_moe)[holding, chunk]
                     own = [b for b in range(ends[chunk], ends[chunk + 1]) if b in blocks]
                     assert held[first : first + len(own)] == own
-    assert {is_moe: chunks.num_rows(is_moe) for is_moe in longest} == longest  # no row more than is needed
+    assert {is_moe: chunks.stack_size(is_moe) for is_moe in longest} == longest  # no row more than is needed
 
 
 @given(draw_chunks())
@@ -53,7 +53,9 @@ def test_the_blocks_of_an_op_are_those_of_its_chunk(chunks):
     for chunk, (begin, end) in enumerate(itertools.pairwise(ends)):
         kinds = list(chunks.moe_layers[begin:end])
         assert ops.is_moe_PB[chunk, : end - begin].tolist() == kinds
-        assert ops.row_PB[chunk, : end - begin].tolist() == [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
+        assert ops.stack_index_PB[chunk, : end - begin].tolist() == [
+            kinds[:i].count(kind) for i, kind in enumerate(kinds)
+        ]
 
 
 def test_pipelines_cut_alike_have_stages_as_chunks():

@@ -24,17 +24,17 @@ def test_every_block_has_one_row_of_its_kind(cut):
     assert cut.is_block_PB.sum() == len(cut.moe_layers)
     for is_moe in (None, False, True):
         mine = [layer for layer, kind in enumerate(cut.moe_layers) if is_moe is None or kind == is_moe]
-        rows = cut.model_rows(is_moe)
+        rows = cut.model_index(is_moe)
         assert sorted(rows[rows >= 0].tolist()) == list(range(len(mine)))
-        assert [rows[place] for place in zip(*cut.places(is_moe), strict=True)] == list(range(len(mine)))
+        assert [rows[place] for place in zip(*cut.locations(is_moe), strict=True)] == list(range(len(mine)))
         for number, layer in enumerate(mine):
             stage, block = blocks[layer]
-            row = block if is_moe is None else cut.row_PB[stage, block]
+            row = block if is_moe is None else cut.stack_index_PB[stage, block]
             assert rows[stage, row] == number
             assert cut.is_moe_PB[stage, block] == cut.moe_layers[layer]
             if is_moe is not None:
-                assert cut.block_rows(is_moe)[stage, row] == block
-                assert cut.joined_rows_PB[stage, block] == row + (cut.num_rows(False) if is_moe else 0)
+                assert cut.stage_index(is_moe)[stage, row] == block
+                assert cut.joined_index_PB[stage, block] == row + (cut.stack_size(False) if is_moe else 0)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.data())

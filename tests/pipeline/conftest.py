@@ -178,11 +178,11 @@ class Rig:
             problem = replace(problem, stage_of_chunk=case.held_by)
         settings = PlanSettings(problem, case.planner, move_roles=case.move_roles)
         self.configuration = Configurator(settings).configure(case.failed)
-        live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.places)
+        live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.rows)
         self.spec = self.experiment.step_spec(live)
         if case.held_by:
             chunks = Chunks(self.spec.cut.moe_layers, case.cut, case.held_by)
-            self.spec = replace(self.spec, chunks=chunks, row_shapes=None)
+            self.spec = replace(self.spec, chunks=chunks, worker_shapes=None)
 
     @property
     def table(self):
@@ -202,7 +202,7 @@ class Rig:
         random = np.random.default_rng(seed)
         groups = self.spec.gpt.groups.items()
         params = {name: scale * random.standard_normal((g.num_layers, g.num_classes, g.size)) for name, g in groups}
-        experts, rows = self.experiment.experts, self.spec.cut.num_rows(is_moe=True)
+        experts, rows = self.experiment.experts, self.spec.cut.stack_size(is_moe=True)
         more = self.num_ranks * experts.slots_per_rank - NUM_CLASSES
         placements = [
             random.permutation([*range(NUM_CLASSES), *random.integers(0, NUM_CLASSES, more)])
@@ -233,8 +233,8 @@ class Rig:
     def start(self, drawn: Drawn):
         """The state before the first iteration."""
         # Emulated devices share few threads: no other program with collectives is to be under way.
-        by_layer = drawn.placement_PLNS[self.spec.cut.places(is_moe=True)]
-        rows = self.spec.chunks.model_rows(is_moe=True)[self.spec.holding_R]
+        by_layer = drawn.placement_PLNS[self.spec.cut.locations(is_moe=True)]
+        rows = self.spec.chunks.model_index(is_moe=True)[self.spec.holding_R]
         return jax.block_until_ready(self._begin(drawn.params, by_layer[rows]))
 
     def put_table(self, table):
@@ -282,7 +282,7 @@ class Rig:
         ends = {"embedding": 0, "head": len(spec.chunks.sizes) - 1}
         for name, per_rank in found.items():
             if ends.get(name, mine[0]) in mine:
-                rows = spec.model_rows[name][holding]
+                rows = spec.model_index[name][holding]
                 classes = np.asarray(spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None))
                 assert not classes[rows < 0].any()
                 if (rows >= 0).any():
@@ -334,7 +334,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
     """(an iteration of AdamW on whole classes: (state, batch) -> (state, Plain), the state before the first)."""
     setup = Rig(case).experiment
     spec = setup.step_spec()
-    policy, num_stages, rows_PL = spec.policy, spec.num_stages, spec.cut.model_rows(is_moe=True)
+    policy, num_stages, rows_PL = spec.policy, spec.num_stages, spec.cut.model_index(is_moe=True)
     is_row_PL = rows_PL >= 0
 
     def objective(params, placement_PLNS, batch):

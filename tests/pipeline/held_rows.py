@@ -16,7 +16,7 @@ def rows_of(spec, state):
                 name, True
             ):
                 continue
-            rows = spec.model_rows[name][holding] if name else [0]
+            rows = spec.model_index[name][holding] if name else [0]
             values = leaf[row] if name else leaf[row][None]
             mine |= {(str(path), int(block)): values[at].tobytes() for at, block in enumerate(rows) if block >= 0}
         found.append(mine)

@@ -85,7 +85,7 @@ def test_those_who_save_have_every_block_and_the_host_puts_them_in_the_order_of_
     assert saving_rows(rig(**APART, failed=[(0, 0)]).spec) == (1, 2)
     host = jax.device_get(replace(state, slots={}))
     rows = [1, 2, 3]
-    kept = spec.at(replace(spec.live, places=tuple(spec.live.places[row] for row in rows), virtual=True))
+    kept = spec.at(replace(spec.live, rows=tuple(spec.live.rows[row] for row in rows), virtual=True))
     stored = move_on_host(jax.tree.map(lambda leaf: leaf[rows], host), kept, spec.stored)
     assert stored.master["attention"].shape[:2] == (2, 3)
     whole = {key: value for mine in rows_of(spec, host) for key, value in mine.items()}

@@ -72,8 +72,8 @@ def test_a_state_goes_block_by_block_to_a_checkpoint_to_survivors_and_back(rig):
     assert len({value for (path, _), value in whole.items() if "attention" in path and "master" in path}) == 4
     stored, survivors = one.spec.stored, failed.spec
     saved, _ = move_state(state, one.spec, stored)
-    assert [place.stage for place in stored.live.places] == [0, 1]
-    assert stored.model_rows["attention"].tolist() == [[0, 1, 2], [3, -1, -1]]
+    assert [row.stage for row in stored.live.rows] == [0, 1]
+    assert stored.model_index["attention"].tolist() == [[0, 1, 2], [3, -1, -1]]
     without, num_bytes = move_state(saved, stored, survivors)
     assert num_bytes > 0
     back, _ = move_state(without, survivors, one.spec)
@@ -101,7 +101,7 @@ class Remembers:
 def test_a_policy_with_a_state_for_each_layer_is_refused(rig):
     spec = rig(**APART).spec
     with pytest.raises(SettingError, match="must have no state for each layer"):
-        replace(spec, policy=Remembers(), row_shapes=None)
+        replace(spec, policy=Remembers(), worker_shapes=None)
 
 
 @given(
@@ -149,7 +149,7 @@ def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
         state = one.start(drawn)
         for failed, others, sizes in zip(downs, moved, ((2, 1), (2, 1), (2,), (2,)), strict=True):
             state, _ = engine.reconfigure(state, frozenset(failed))
-            assert {place.pipeline for place in engine.configuration.places} == {None, *others}
+            assert {row.pipeline for row in engine.configuration.rows} == {None, *others}
             for size in sizes:
                 batches = drawn.batches[start : start + size]
                 outcomes.append(engine.start(state, batches, engine.put(batches))())
@@ -160,7 +160,7 @@ def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
         np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
         np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
     one.check_params(state, params, 1e-8)
-    is_block = stored.model_rows["router"] >= 0
+    is_block = stored.model_index["router"] >= 0
     np.testing.assert_array_equal(placement[is_block], placement_PLNS[is_block])
     assert {done.was_discarded for done in outcomes if len(done.metrics) > 1} == {True, False}
 

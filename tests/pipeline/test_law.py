@@ -112,8 +112,8 @@ def test_the_cases_are_what_they_are_for(rig):
     assert first.dropped.any(axis=1).all()
     assert second.dropped.any()
     permuted, moved = (rig(**CASES[number]).spec.live for number in (1, 4))
-    assert [place.worker for place in permuted.places] != sorted(permuted.workers)
-    assert any(place.stage != place.worker[1] for place in moved.places)
+    assert [row.worker for row in permuted.rows] != sorted(permuted.workers)
+    assert any(row.stage != row.worker[1] for row in moved.rows)
 
 
 @pytest.mark.slow

@@ -160,13 +160,13 @@ def test_evaluation_is_that_of_the_plain_model(rig, case):
 def test_a_state_goes_through_the_form_of_a_checkpoint_to_other_workers(rig):
     one, other = rig(failed=[(0, 1)]), rig(failed=[(1, 0)])
     live, stages, new = one.spec.live, one.spec.stages_mesh(), other.spec.live
-    assert [place.stage for place in stages.places] == [0, 1]
+    assert [row.stage for row in stages.rows] == [0, 1]
     state = one.start(one.draw(0))
     before = jax.device_get(state)
     saved = move_rows(state, live, stages, one.spec.specs, source_rows(live, stages))
     after = jax.device_get(move_rows(saved, stages, new, one.spec.specs, source_rows(stages, new)))
-    for row, place in enumerate(new.places):
-        old_row = live.first_rows[place.stage]
+    for index, row in enumerate(new.rows):
+        old_index = live.first_rows[row.stage]
         for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
-            assert ours[row].tobytes() == theirs[old_row].tobytes()
+            assert ours[index].tobytes() == theirs[old_index].tobytes()
     assert (after.master["attention"][new.first_rows[0]] != after.master["attention"][new.first_rows[1]]).any()

@@ -14,12 +14,12 @@ def layers(experiment, directory, step):
     moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
 
     def in_order(name, slices):
-        rows = spec.model_rows[name]
+        rows = spec.model_index[name]
         if name in ("embedding", "head"):
             return slices[0 if name == "embedding" else -1]
         assert not slices[rows < 0].any()
         return slices[rows >= 0]
 
     trees = [tree for tree in (state.master, *moments) if isinstance(tree, dict)]
-    placement = state.placement[spec.model_rows["router"] >= 0]
+    placement = state.placement[spec.model_index["router"] >= 0]
     return [{name: in_order(name, slices) for name, slices in tree.items()} for tree in trees], placement

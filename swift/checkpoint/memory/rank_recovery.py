@@ -53,7 +53,7 @@ def recover_ranks(
 
     Args:
         state: state on the host, without slots, of all ranks before the loss; the slices of lost ranks are not read.
-        slots: slots of the same ranks by group, ``[P, row, N, S, W]``, as the state's placement has them; None: none.
+        slots: slots of the same ranks by group, ``[P, layer, N, S, W]``, as the state's placement has them; None: none.
         split: division of the state.
         lost: pairs (stage, rank) whose memory is gone.
         copies: snapshots; those that lost ranks held, or that are newer than the state, are ignored.

@@ -172,7 +172,7 @@ def slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[s
 
 
 def slice_of(split: StateSplit, array: np.ndarray, part: SlicePart) -> np.ndarray:
-    """A view of a part in an array ``[P, row, N, ...]``."""
+    """A view of a part in an array ``[P, layer, N, ...]``."""
     if part.unit is None:
         return array[part.stage, :, part.rank]
     return array[part.stage, split.place(part.unit[0])[1], part.rank, part.unit[1]]

@@ -37,9 +37,9 @@ def begin_snapshot(
     Returns:
         A function that waits for the copy and returns it on the host, for any thread.
     """
-    arrays, stages = by_name(state), live.with_places(tuple(live.places[row] for row in live.first_rows))
+    arrays, stages = by_name(state), live.with_rows(tuple(live.rows[row] for row in live.first_rows))
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
-    if stages.places != live.places:
+    if stages.rows != live.rows:
         arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, live.first_rows)
     dense = {name: arrays[name] for name in split.dense_shapes}
     experts = {name: arrays[name] for name in split.expert_names}

@@ -62,7 +62,7 @@ class StateSplit:
     """Division of a state's arrays into dense ones and those of experts.
 
     Attributes:
-        abstract: the state as a tree of shapes and dtypes: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+        abstract: the state as a tree of shapes and dtypes: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         has_classes: whether the arrays of the experts have a dim of classes: ``[P, L, N, E, w]``.
         layers_P: MoE layers of each stage, at most L, in the first rows of its arrays; the others are padding, which is

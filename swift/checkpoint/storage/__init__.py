@@ -6,7 +6,7 @@ arrays, such as an exported model.
 """
 
 from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays, stored_types
-from swift.checkpoint.storage.digests import array_checksum, array_digest, digest, raw_bytes, synced_digests
+from swift.checkpoint.storage.digests import array_checksum, digest, raw_bytes, synced_digests
 from swift.checkpoint.storage.directory import (
     begin_save,
     checkpoint_path,
@@ -31,7 +31,6 @@ __all__ = [
     "Manifest",
     "RestorePlan",
     "array_checksum",
-    "array_digest",
     "begin_save",
     "checkpoint_path",
     "checkpoint_steps",

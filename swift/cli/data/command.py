@@ -125,7 +125,7 @@ class _Run:
         self._samples = in_order(samples, plan)
 
     def turn(self, seconds: float) -> None:
-        """Takes samples for so many seconds."""
+        """Takes samples for this many seconds."""
         begun = time.perf_counter()
         while time.perf_counter() - begun < seconds:
             next(self._samples)

@@ -37,7 +37,7 @@ from swift.train import (
 )
 
 _ENDING_S = 30.0
-"""Seconds from the deadline of a stop to the end of this process, which might wait for a file system for ever."""
+"""Seconds from the deadline of a stop to the end of this process, which might wait for a file system forever."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -211,7 +211,7 @@ def _listen(text: str | None) -> tuple[str, int]:
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        raise SettingError("--listen", host, f"is no known host: {error.strerror}") from error
+        raise SettingError("--listen", host, f"is not a known host: {error.strerror}") from error
     if not host or ipaddress.ip_address(address).is_unspecified:
         raise SettingError("--listen", text, "must be HOST or HOST:PORT, with one address that others can reach")
     return address, int(port or 0)

@@ -56,7 +56,7 @@ class BlockOptions:
         return self._sized((1,) * self.num_blocks, self.num_blocks, topology, costs)
 
     def _sized(self, sizes: Sequence[int], num_blocks: int, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
-        """Makes chunks of so many blocks each, the first with the embedding and the last with the head."""
+        """Makes chunks of this many blocks each, the first with the embedding and the last with the head."""
         block = topology.num_stages / num_blocks
         whole = costs.t_f + costs.t_b + costs.t_w
         more = [(0.0, 0.0) for _ in sizes]

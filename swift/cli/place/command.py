@@ -77,7 +77,7 @@ def _read(path: Path) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, SettingError):
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "is no array of numpy's format .npy"
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
         raise SettingError("LOADS.npy", str(path), f"cannot be read: {why}") from error
 
 

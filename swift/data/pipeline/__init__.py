@@ -7,7 +7,7 @@ by how many threads and processes. The samples of a pipeline are the same for ev
 from swift.data.pipeline.encoding import decoded
 from swift.data.pipeline.keeping import NoDigest, find_survey, survey_digest
 from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Sample, Shuffle, Stack, Tokenize, name_of
-from swift.data.pipeline.optimizer import InputProfile, Resources, alternatives, plan_input, predict, profile_input
+from swift.data.pipeline.optimizer import InputProfile, Resources, alternatives, plan_input, profile_input
 from swift.data.pipeline.pipeline import Pipeline
 from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
 from swift.data.pipeline.run import in_order
@@ -37,7 +37,6 @@ __all__ = [
     "name_of",
     "plain_plan",
     "plan_input",
-    "predict",
     "profile_input",
     "survey",
     "survey_digest",

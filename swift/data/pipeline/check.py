@@ -1,7 +1,7 @@
 """Samples compared with those of the plain order, and the operator that is to blame where they differ.
 
-An operator can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is no function of its sample, as
-where it counts its calls, or writes into an array that it was given.
+An operator can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not a function of its sample,
+as where it counts its calls, or writes into an array that it was given.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Dra
 
 
 def is_same(sample: Any, other: Any) -> bool:
-    """Whether two samples are equal bit for bit; an error is no sample, and equal to any.
+    """Whether two samples are equal bit for bit; an error is not a sample, and equal to any.
 
     Out of its place an operator may raise on what it would not have seen: such a record is made in the written order.
     """

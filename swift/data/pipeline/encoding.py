@@ -19,7 +19,7 @@ def encoded(sample: Mapping[str, Any]) -> bytes:
     """Returns a sample as bytes.
 
     Raises:
-        Unencodable: a field is no text, bytes, number, array, or list of texts and numbers.
+        Unencodable: a field is not text, bytes, a number, an array, or a list of texts and numbers.
     """
     fields, contents = list[Any](), list[bytes]()
     for name, value in sample.items():

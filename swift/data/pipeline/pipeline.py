@@ -76,7 +76,7 @@ class Pipeline:
         check_count("Pipeline.most_skipped", self.most_skipped, least=0)
         for operator in self.operators:
             if not isinstance(operator, Operator):
-                raise SettingError("Pipeline.operators", operator, "is no operator, such as @Map() or @Shuffle()")
+                raise SettingError("Pipeline.operators", operator, "is not an operator, such as @Map() or @Shuffle()")
         self._check_names()
         self._check_order()
 
@@ -157,7 +157,7 @@ class Pipeline:
                 raise SettingError("Pipeline.operators", name, "is the name of two operators: give one of them a name")
             for other in getattr(operator, "depends_on", None) or ():
                 if other not in before:
-                    raise SettingError(f"{name}.depends_on", other, "is no operator before it")
+                    raise SettingError(f"{name}.depends_on", other, "is not an operator before it")
             before.add(name)
 
     def _check_order(self) -> None:

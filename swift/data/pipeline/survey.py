@@ -68,7 +68,7 @@ class _Examined:
     """Findings about one record.
 
     Attributes:
-        stays: whether it passes all operators, if it is no duplicate.
+        stays: whether it passes all operators, if it is not a duplicate.
         error: why an operator raised, and which; None: none did.
         digests: for each ``DropDuplicates`` that it has reached, its name and the digest of the field.
         length: number of its tokens.

@@ -40,5 +40,5 @@ class ArrayRecords(FileRecords):
             source = grain.sources.ArrayRecordDataSource([path])
             len(source)
         except Exception as error:  # the library raises many kinds
-            raise DataError(f"{path} is no ArrayRecord file: {first_line(error)}") from error
+            raise DataError(f"{path} is not an ArrayRecord file: {first_line(error)}") from error
         return source

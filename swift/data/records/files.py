@@ -85,7 +85,7 @@ def find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
         pattern: pattern for ``glob``, or one of a remote directory, such as ``gs://bucket/part-*.jsonl``.
 
     Raises:
-        SettingError: no file matches, or one is no regular file.
+        SettingError: no file matches, or one is not a regular file.
     """
     try:
         if "://" in pattern:

@@ -21,7 +21,7 @@ class JsonLines(FileRecords):
     """Files with a JSON object in each line, whose names are the fields; ``.gz`` and ``.zst`` are uncompressed.
 
     A file that is not compressed is read by position; a compressed one is kept in memory while its records are read, so
-    these are best kept (see ``Resources``) before they are shuffled. Empty lines are no records.
+    these are best kept (see ``Resources``) before they are shuffled. Empty lines are not records.
 
     Args:
         pattern: pattern of the files, such as ``corpus/*.jsonl.gz``; or of a remote directory.
@@ -38,7 +38,7 @@ class JsonLines(FileRecords):
         except ValueError as error:  # also of bytes that are not UTF-8
             raise DataError(f"{one.path}: record {number + 1} is not JSON: {error}") from error
         if not isinstance(record, dict):
-            raise DataError(f"{one.path}: record {number + 1} is no JSON object")
+            raise DataError(f"{one.path}: record {number + 1} is not a JSON object")
         return record
 
     def _is_whole(self, file: int) -> bool:

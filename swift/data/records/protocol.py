@@ -64,7 +64,7 @@ class Rows:
         return f"record {number}"
 
     def digest(self) -> str | None:
-        """Returns a digest of all records; None if one has a field that is no text, bytes, number or array."""
+        """Returns a digest of all records; None if one has a field other than text, bytes, a number or an array."""
         made = hashlib.sha256()
         for record in self._records:
             for name, value in record.items():

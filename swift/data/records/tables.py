@@ -76,14 +76,14 @@ class ParquetFiles(FileRecords):
             source = arrow.BufferReader(one.content()) if one.is_remote else one.path
             return pyarrow.parquet.ParquetFile(source)
         except (OSError, ValueError) as error:
-            raise DataError(f"{one.path} is no Parquet file: {first_line(error)}") from error
+            raise DataError(f"{one.path} is not a Parquet file: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
 class DatasetDirectory(FileRecords):
     """A directory that ``Dataset.save_to_disk`` of Hugging Face's ``datasets`` wrote. Needs the extra ``parquet``.
 
-    A record is a row, and its fields are the columns; values that are no texts, numbers or lists are as Arrow has them.
+    A record is a row, and its fields are the columns; values other than texts, numbers or lists are as Arrow has them.
 
     Args:
         pattern: the directory.
@@ -93,7 +93,7 @@ class DatasetDirectory(FileRecords):
     def files(self) -> tuple[RecordFile, ...]:
         """The Arrow files of the directory, by name."""
         if not (Path(self.pattern) / "dataset_info.json").is_file():
-            why = "is no directory written by Dataset.save_to_disk: it has no dataset_info.json"
+            why = "is not a directory written by Dataset.save_to_disk: it has no dataset_info.json"
             raise SettingError("DatasetDirectory.pattern", self.pattern, why)
         return find_files("DatasetDirectory.pattern", str(Path(self.pattern) / "*.arrow"))
 
@@ -114,5 +114,5 @@ class DatasetDirectory(FileRecords):
             try:
                 found.append(arrow.ipc.open_stream(arrow.memory_map(one.path)).read_all())
             except (OSError, ValueError) as error:
-                raise DataError(f"{one.path} is no Arrow file: {first_line(error)}") from error
+                raise DataError(f"{one.path} is not an Arrow file: {first_line(error)}") from error
         return found

@@ -72,8 +72,8 @@ class CheckpointParts:
 
     def _on_workers(self, workers: Iterable[Worker]) -> StepSpec:
         """Returns the spec of the state of some workers, a row for each."""
-        places = tuple(MeshRow(worker, worker[1]) for worker in dict.fromkeys(workers))
-        return self.spec.at(replace(self.spec.live, places=places))
+        rows = tuple(MeshRow(worker, worker[1]) for worker in dict.fromkeys(workers))
+        return self.spec.at(replace(self.spec.live, rows=rows))
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
         """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""

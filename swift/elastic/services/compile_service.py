@@ -111,10 +111,10 @@ class CompileService:
         configuration = self._configurator.configure(job.failed)
         spec = self._specs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
         clear_backends()
-        keys = self._keys(job, configuration, spec.at(replace(spec.live, places=configuration.places)))
+        keys = self._keys(job, configuration, spec.at(replace(spec.live, rows=configuration.rows)))
         missing = [key for key in keys if key not in self._executables]
         if missing:
-            num_devices = len(configuration.places) * spec.live.num_ranks
+            num_devices = len(configuration.rows) * spec.live.num_ranks
             with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as group:
                 # In a function of its own: everything that it makes must be gone when the devices are dropped.
                 self._compile(group, configuration, spec, job)
@@ -144,7 +144,7 @@ class CompileService:
         """Compiles just as a process of the run does when it forms a generation."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(group.grid(topology.num_expert_ranks), AXES)
-        spec = spec.at(LiveMesh(topology, configuration.places, grid))
+        spec = spec.at(LiveMesh(topology, configuration.rows, grid))
         steps = Steps(spec, configuration, num_sequences, self._executables, keep_state=True)
         for kind in job.kinds:
             if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._executables:
@@ -191,7 +191,7 @@ def run_compile_service(
 
 
 def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
-    return [place.worker != job.returning for place in configuration.places]
+    return [row.worker != job.returning for row in configuration.rows]
 
 
 def _return_memory() -> None:

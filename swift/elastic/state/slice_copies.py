@@ -99,7 +99,7 @@ def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
         num_experts: number of experts of every layer, K.
 
     Returns:
-        ``dense`` and ``experts`` by name, ``[P, row, 1, ...]`` and ``[P, L, 1, K, w]``; ``chosen``, ``[layers, K]``.
+        ``dense`` and ``experts`` by name, ``[P, layer, 1, ...]`` and ``[P, L, 1, K, w]``; ``chosen``, ``[layers, K]``.
     """
 
     def shape(name: str) -> jax.ShapeDtypeStruct:

@@ -1,7 +1,7 @@
 """Conversion between a state on the host, with a row for every stage or worker, and the parts of processes.
 
-A process has ``Parts`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED ``[1, row, 1,
-...]``, or SHARED ``[1, ...]``, equal on all devices.
+A process has ``Parts`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED
+``[1, layer, 1, ...]``, or SHARED ``[1, ...]``, equal on all devices.
 
 Legend: P stages or workers, N expert ranks.
 """
@@ -23,7 +23,7 @@ def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> An
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        tree: arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+        tree: arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
         index: which of the P is the process's.
         ranks: expert ranks of its devices.
 
@@ -47,7 +47,7 @@ def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
         parts: trees of ``Parts`` of the processes of the first stage or worker by rank, then those of the next.
 
     Returns:
-        Arrays on the host, RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``.
+        Arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
     """
 
     def join(spec: PartitionSpec, whole: Any, *given: Parts) -> np.ndarray:

@@ -209,18 +209,18 @@ class WorkerProcess:
 
     def _form_group(self, command: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
         """Connects to the other members, and loads or compiles the program."""
-        number, places, topology = command.form.number, configuration.places, spec.live.topology
+        number, rows, topology = command.form.number, configuration.rows, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
         with self._channel.timed(number, "link"):
-            row = [place.worker for place in places].index(process.worker)
+            index = [row.worker for row in rows].index(process.worker)
             per_worker = topology.num_expert_ranks // self._num_devices
             rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
             with self._abortable(_CONNECT_S + _STUCK_S):
-                index, num_processes = row * per_worker + rank, len(places) * per_worker
+                index, num_processes = index * per_worker + rank, len(rows) * per_worker
                 self._group = JaxGroup(command.address, index, num_processes, _CONNECT_S)
                 self._group.join()
         with self._channel.timed(number, "program"):
-            live = LiveMesh(topology, places, Mesh(self._group.grid(topology.num_expert_ranks), AXES))
+            live = LiveMesh(topology, rows, Mesh(self._group.grid(topology.num_expert_ranks), AXES))
             num_sequences = self._experiment.sequences_per_microbatch
             steps = Steps(spec.at(live), configuration, num_sequences, self._executables, keep_state=True)
             steps.compiled(steps.main)

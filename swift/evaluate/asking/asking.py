@@ -129,7 +129,7 @@ def judgement_of(tokenizer: Tokenizer, asked: Asked, answers: Sequence[Answer]) 
 def judged(right: Selection, log_probs: np.ndarray) -> dict[str, bool]:
     """Tells whether the right choice is the likeliest: by its whole log-probability, and by that of each of its bytes.
 
-    White space before a choice is no part of what its length is measured by, as in lm-eval's ``acc_norm``, which counts
+    White space before a choice does not count towards its length, as in lm-eval's ``acc_norm``, which counts
     letters instead of bytes.
     """
     lengths = np.array([len(choice.lstrip().encode()) for choice in right.choices])

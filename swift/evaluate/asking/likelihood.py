@@ -1,4 +1,4 @@
-"""Texts that follow others, as tokens whose log-probability is wanted."""
+"""Continuations of texts, as tokens whose log-probability is wanted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -127,7 +127,7 @@ class EngineLM(TemplateLM):
         return Request(tokens[-self.max_length :], known["max_gen_toks"], sampling, end, until), stops
 
     def _answers(self, requests: Sequence[Request], name: str, is_quiet: bool) -> list[Answer]:
-        """Answers requests, with lm-eval's kind of progress."""
+        """Answers requests, with a progress bar like lm-eval's own."""
         answers: list[Answer] = []
         try:
             answers += map(self._engine.submit, requests)

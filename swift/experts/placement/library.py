@@ -41,7 +41,7 @@ def place_experts(
         int32[L, N, S], the expert in every slot.
 
     Raises:
-        SettingError: the loads are none, or there are fewer slots than experts.
+        SettingError: these are not loads, or there are fewer slots than experts.
 
     >>> place_experts(np.array([40.0, 30.0, 20.0, 10.0]), num_ranks=2, slots_per_rank=2).tolist()
     [[[0, 3], [1, 2]]]
@@ -111,7 +111,7 @@ def check_loads(loads: np.ndarray) -> Float[np.ndarray, "L E"]:
     """Returns loads as ``[L, E]``.
 
     Raises:
-        SettingError: they are no loads of experts by layer.
+        SettingError: they are not loads by expert, or by layer and expert.
     """
     array = np.asarray(loads)
     shape = f"{array.dtype}{list(array.shape)}"

@@ -7,7 +7,7 @@ the same a block of scores at a time, on any device; ``kernels`` has those of li
 from swift.models.attention.blockwise import blockwise_attention
 from swift.models.attention.kernels import KERNELS, AttentionKernel, choose_kernel
 from swift.models.attention.module import Attention
-from swift.models.attention.plain import causal_attention, sees_before
+from swift.models.attention.plain import causal_attention
 
 __all__ = [
     "KERNELS",
@@ -16,5 +16,4 @@ __all__ = [
     "blockwise_attention",
     "causal_attention",
     "choose_kernel",
-    "sees_before",
 ]

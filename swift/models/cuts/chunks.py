@@ -13,13 +13,13 @@ from itertools import accumulate, product
 
 import numpy as np
 
-from swift.models.cuts.block_rows import BlockRows
 from swift.models.cuts.cut import Cut
+from swift.models.cuts.stacks import BlockStacks
 
 
 @dataclass(frozen=True)
-class Chunks(BlockRows):
-    """The chunks of a model; its rows are those of the holdings.
+class Chunks(BlockStacks):
+    """The chunks of a model; its stacks are those of the holdings.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
@@ -85,8 +85,8 @@ class Chunks(BlockRows):
         ends = list(accumulate(self.sizes, initial=0))
         return tuple(tuple(block for c in chunks for block in range(ends[c], ends[c + 1])) for chunks in self.holdings)
 
-    def first_rows(self, is_moe: bool | None = None) -> np.ndarray:
-        """Row of the first block of a kind of each chunk in each holding, int32[H, C]; 0 where it does not hold it."""
+    def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
+        """Index in its stack of a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
         counts = self.ops.counts(is_moe)
         table = np.zeros((len(self.holdings), len(self.sizes)), np.int32)
         for holding, chunks in enumerate(self.holdings):

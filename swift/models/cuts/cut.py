@@ -6,11 +6,11 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from swift.errors import SettingError
-from swift.models.cuts.block_rows import BlockRows
+from swift.models.cuts.stacks import BlockStacks
 
 
 @dataclass(frozen=True)
-class Cut(BlockRows):
+class Cut(BlockStacks):
     """The blocks of every stage.
 
     Attributes:

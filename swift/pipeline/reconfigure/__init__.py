@@ -8,7 +8,7 @@ from swift.pipeline.reconfigure.block_sharing import saving_rows, share_blocks
 from swift.pipeline.reconfigure.block_transfer import move_on_host, move_state
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch, Outages
-from swift.pipeline.reconfigure.engine import PREPARE, BetterCut, Engine, Prepare, Reconfiguration
+from swift.pipeline.reconfigure.engine import BetterCut, Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import (
     Configuration,
@@ -24,7 +24,6 @@ from swift.pipeline.reconfigure.recut import Recut
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
 
 __all__ = [
-    "PREPARE",
     "BetterCut",
     "Configuration",
     "Configurator",

@@ -1,10 +1,10 @@
-"""Copying a state between the rows of a mesh of several processes, chunk by chunk and bit for bit.
+"""Copying a state between the mesh rows of several processes, chunk by chunk and bit for bit.
 
 A process that joins has no state. Each chunk that it holds comes from a worker that has it, over the mesh: where
 pipelines are cut differently, its blocks may come from several workers. In one process, which has all devices, states
 move without a program, see ``block_transfer``.
 
-C chunks, R rows of the mesh, T rounds.
+C chunks, R mesh rows, T rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from swift.mesh import RANKED, SHARED, PeerSum, copy_bits, how_unequal, map_specs
 from swift.models import Chunks
 from swift.pipeline.chunk_rounds import NONE, Rounds
-from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkRows, StepSpec, TrainState, group_of
+from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkLayers, StepSpec, TrainState, group_of
 
 
 def saving_rows(spec: StepSpec) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def share_blocks(
         checksum of what was sent).
     """
     routes = Routes.of(old, new, has_R)
-    is_same = old.chunks == new.chunks and old.live.places == new.live.places
+    is_same = old.chunks == new.chunks and old.live.rows == new.live.rows
 
     def per_rank(state: TrainState) -> tuple[TrainState, jax.Array]:
         row = new.live.row_index()
@@ -105,24 +105,24 @@ class Routes:
             dims = (leaf.shape[0], *leaf.shape[2:]) if spec == RANKED else leaf.shape
             return jax.ShapeDtypeStruct(dims, leaf.dtype)
 
-        return map_specs(shape, self.new.specs, self.new.row_shapes)
+        return map_specs(shape, self.new.specs, self.new.worker_shapes)
 
     def take(self, turn: int, row: jax.Array, state: TrainState, shared: TrainState) -> tuple[TrainState, jax.Array]:
         """``shared`` with the chunks of a round, from ``state``; and on how many ranks they have not arrived."""
         chunk = jnp.asarray(self.chunk_RT[:, turn])[row]
         gives = jnp.asarray(self._gives_R(turn))[row]
         takes = (chunk != NONE) & jnp.asarray(self.takes_RC)[row, chunk]
-        before, after = (ChunkRows(spec, jnp.asarray(spec.holding_R)[row]) for spec in (self.old, self.new))
-        part = before.state(state, chunk)
-        leaves, tree = jax.tree_util.tree_flatten_with_path(part)
+        before, after = (ChunkLayers(spec, jnp.asarray(spec.holding_R)[row]) for spec in (self.old, self.new))
+        of_chunk = before.state(state, chunk)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(of_chunk)
         is_sent = [self._is_sent(group_of(path), turn) for path, _ in leaves]
         sent = [leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True) if is_so]
         given, num_wrong = copy_bits(sent, gives, self.sums[turn])
         arrived = iter(given)
-        parts = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
-        part = jax.tree.unflatten(tree, parts)
-        with_part = after.put_state(shared, part, chunk, ends_iteration=True)
-        return jax.tree.map(lambda new, old: jnp.where(takes, new, old), with_part, shared), num_wrong
+        merged = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
+        of_chunk = jax.tree.unflatten(tree, merged)
+        with_chunk = after.put_state(shared, of_chunk, chunk, ends_iteration=True)
+        return jax.tree.map(lambda new, old: jnp.where(takes, new, old), with_chunk, shared), num_wrong
 
     def _gives_R(self, turn: int) -> np.ndarray:
         chunk_R = self.chunk_RT[:, turn]

@@ -20,17 +20,17 @@ _ALL = slice(None)
 
 
 class _Piece(NamedTuple):
-    """Rows of a worker's arrays."""
+    """Layers of a worker's stacks."""
 
-    worker: int  # row of the old mesh
-    rows: slice
+    worker: int  # mesh row
+    layers: slice
     is_padding: bool = False
 
 
 def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
     """Moves a state to the live mesh of another spec of the same model, without using the host.
 
-    Workers that keep their place share their arrays with it, so neither state may be donated while the other is in use.
+    Workers that keep their role share their arrays with it, so neither state may be donated while the other is in use.
 
     Args:
         state: arrays ``[worker, ...]`` on the mesh of ``old``, with or without slots.
@@ -59,15 +59,15 @@ def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainSt
 
 
 def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
-    """Moves a state on the host, RANKED ``[worker, row, N, ...]`` and SHARED ``[worker, ...]``, to another spec's rows.
+    """Moves a state on the host, RANKED ``[worker, layer, N, ...]`` and SHARED ``[worker, ...]``, to another spec.
 
     Args:
         state: arrays of ``old``, with or without slots.
-        old: spec of the state, with a row for each worker that has it; its mesh may be on any devices.
+        old: spec of the state, with a mesh row for each worker that has it; its mesh may be on any devices.
         new: spec of the state to make, of the same model and number of ranks.
 
     Returns:
-        The state of ``new``; the same arrays where its rows hold what those of ``old`` do.
+        The state of ``new``; the same arrays where its mesh rows hold what those of ``old`` do.
     """
     move = _BlockMove(old, new)
     if move.changes_nothing:
@@ -89,19 +89,19 @@ class _BlockMove:
 
     def __init__(self, old: StepSpec, new: StepSpec):
         self._old, self._new = old, new
-        before = {place: row for row, place in enumerate(old.live.places)}
+        before = {row: index for index, row in enumerate(old.live.rows)}
         self._blocks = blocks = [[spec.chunks.blocks[holding] for holding in spec.holding_R] for spec in (old, new)]
         # The row of the old mesh whose arrays a worker keeps, or -1.
         self._kept_R = [
-            row if (row := before.get(place, -1)) >= 0 and blocks[0][row] == mine else -1
-            for place, mine in zip(new.live.places, blocks[1], strict=True)
+            index if (index := before.get(row, -1)) >= 0 and blocks[0][index] == mine else -1
+            for row, mine in zip(new.live.rows, blocks[1], strict=True)
         ]
         living = set(new.live.workers)
         self._order = sorted(range(old.live.num_live), key=lambda row: (old.live.workers[row] not in living, row))
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the rows hold the same blocks before and after."""
+        """Whether the mesh rows hold the same blocks before and after."""
         return self._blocks[0] == self._blocks[1] and all(map(self._is_as_long, KINDS))
 
     def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
@@ -115,20 +115,20 @@ class _BlockMove:
 
     def array(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> tuple[jax.Array, int]:
         """An array on the new mesh, and the bytes moved: of a group, of the ``placement``, or of neither (empty)."""
-        grid, part_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
-        parts, num_bytes = [], 0
+        grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
+        shards, num_bytes = [], 0
         for row, devices in enumerate(self._new.live.mesh.devices):
             pieces = self._pieces(name, row)
             for rank, device in enumerate(devices):
                 froms = [grid[piece.worker, rank] for piece in pieces]
-                taken = [_taken(part_on[there], piece) for there, piece in zip(froms, pieces, strict=True)]
+                taken = [_taken(shard_on[there], piece) for there, piece in zip(froms, pieces, strict=True)]
                 num_bytes += sum(one.nbytes for one, there in zip(taken, froms, strict=True) if there != device)
                 here = [jax.device_put(one, device) for one in taken]
-                parts.append(here[0] if len(here) == 1 else jnp.concatenate(here, axis=1))
-        shape = [self._new.live.num_live, *parts[0].shape[1:]]
+                shards.append(here[0] if len(here) == 1 else jnp.concatenate(here, axis=1))
+        shape = [self._new.live.num_live, *shards[0].shape[1:]]
         if spec == RANKED:
             shape[2] = self._new.live.num_ranks
-        return jax.make_array_from_single_device_arrays(tuple(shape), self._new.live.shardings(spec), parts), num_bytes
+        return jax.make_array_from_single_device_arrays(tuple(shape), self._new.live.shardings(spec), shards), num_bytes
 
     def _pieces(self, name: str, row: int) -> list[_Piece]:
         """The pieces of the arrays of a group in a row of the new mesh."""
@@ -137,19 +137,21 @@ class _BlockMove:
         if name not in (*KINDS, "placement"):
             return [_Piece(self._giver(name), _ALL)]
         kind = KINDS.get(name, True)
-        rows = self._old.chunks.model_rows(kind)[self._old.holding_R]
-        mine = self._new.chunks.model_rows(kind)[self._new.holding_R[row]]
+        index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
+        mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
         pieces: list[_Piece] = []
         for block in mine.tolist():
-            found = [(worker, np.flatnonzero(rows[worker] == block)) for worker in self._order] if block >= 0 else []
+            found = (
+                [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in self._order] if block >= 0 else []
+            )
             worker, at = next(((worker, int(at[0])) for worker, at in found if len(at)), (self._order[0], 0))
             pieces.append(_Piece(worker, slice(at, at + 1), is_padding=block < 0 and name != "placement"))
         return pieces
 
     def _is_as_long(self, name: str) -> bool:
         kind = KINDS.get(name, True)
-        is_by_row = name in KINDS or name == "placement"
-        return not is_by_row or self._old.chunks.num_rows(kind) == self._new.chunks.num_rows(kind)
+        is_stacked = name in KINDS or name == "placement"
+        return not is_stacked or self._old.chunks.stack_size(kind) == self._new.chunks.stack_size(kind)
 
     def _giver(self, name: str) -> int:
         """The worker whose embedding or head is in use; for what all have, any."""
@@ -159,18 +161,18 @@ class _BlockMove:
 
 
 def _name(path: Sequence[Any]) -> str:
-    """The group of an array of a state; ``placement``; empty for what has no rows."""
+    """The group of an array of a state; ``placement``; empty for what has no layers."""
     attribute, *more = path
     if attribute.name in ("placement", "policy", "step"):
         return "placement" if attribute.name == "placement" else ""
     return next((entry.key for entry in more if isinstance(entry, jax.tree_util.DictKey)), "")
 
 
-def _taken(part: Any, piece: _Piece) -> Any:
-    """The rows of a piece, of an array on a device or on the host."""
-    if piece.rows == _ALL:
-        return part
-    rows = part[:, piece.rows]
+def _taken(array: Any, piece: _Piece) -> Any:
+    """The layers of a piece, of an array on a device or on the host."""
+    if piece.layers == _ALL:
+        return array
+    layers = array[:, piece.layers]
     if not piece.is_padding:
-        return rows
-    return np.zeros_like(rows) if isinstance(rows, np.ndarray) else jnp.zeros_like(rows)
+        return layers
+    return np.zeros_like(layers) if isinstance(layers, np.ndarray) else jnp.zeros_like(layers)

@@ -21,7 +21,6 @@ from swift.schedules import FAULT_FREE, Kind, allocated_bytes
 from swift.topology import Worker
 
 Prepare = Literal["none", "next"]
-PREPARE: tuple[str, ...] = ("none", "next")
 
 
 @dataclass(frozen=True)
@@ -197,10 +196,10 @@ class Engine:
         return self.steps.evaluate(state, batch)
 
     def start(
-        self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]
+        self, state: TrainState, batches: Sequence[Batch], on_devices: Sequence[DeviceBatch]
     ) -> Callable[[], WindowResult]:
         """See ``Steps.start``."""
-        return self.steps.start(state, batches, rows)
+        return self.steps.start(state, batches, on_devices)
 
     def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
         """See ``Steps.put``."""
@@ -252,7 +251,7 @@ class Engine:
         if steps is None:
             of_all, configurator = self._of(recut)
             configuration = configurator.configure(failed)
-            spec = of_all.at(of_all.live.with_places(configuration.places))
+            spec = of_all.at(of_all.live.with_rows(configuration.rows))
             steps = self._steps.setdefault((recut, failed), Steps(spec, configuration, self._num_sequences))
         return steps
 

@@ -1,11 +1,11 @@
 """Configurations: the plan for a failure set, and the live worker in each of its roles.
 
-A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So the rows of the mesh
+A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So the mesh rows
 are roles of a canonical problem, and the workers that fill them are data: configurations that differ only in which
 workers failed share a plan, and their programs differ only in the order of the devices.
 
-Legend: D pipelines, P stages, M micro-batches of a pipeline, K iterations of a window, R rows, n micro-batches of a
-worker, N expert ranks, B sequences, T positions.
+Legend: D pipelines, P stages, M micro-batches of a pipeline, K iterations of a window, R mesh rows, n micro-batches of
+a worker, N expert ranks, B sequences, T positions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,13 +83,13 @@ class Configuration:
 
     Attributes:
         failed: workers that are down.
-        places: worker and stage of every row of the mesh.
+        rows: worker and stage of every mesh row.
         pipeline_D: for each pipeline of the plan, the pipeline whose micro-batches it runs.
         plans: plans by number of iterations: of a window, and of a single iteration that ends with a barrier.
     """
 
     failed: frozenset[Worker]
-    places: tuple[MeshRow, ...]
+    rows: tuple[MeshRow, ...]
     pipeline_D: tuple[int, ...]
     plans: Mapping[int, Plan]
 
@@ -100,9 +100,9 @@ class Configuration:
 
     @property
     def roles(self) -> list[Any]:
-        """The stage that every row serves, and in which pipeline unless all are alike: programs depend on it."""
+        """The stage that every mesh row serves, and in which pipeline unless all are alike: programs depend on it."""
         is_alike = self.plans[1].schedule.problem.is_alike
-        return [place.stage if is_alike else place.role for place in self.places]
+        return [row.stage if is_alike else row.role for row in self.rows]
 
     @property
     def chunks(self) -> Any:
@@ -139,10 +139,10 @@ class Configurator:
         canonical = normalized.problem
         if canonical not in self._plans:
             self._plans[canonical] = self._shared_plan(canonical)
-        parts = canonical.topology.live_workers(canonical.failed)
-        played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in parts]
-        places = tuple(_place(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
-        return Configuration(failed, places, normalized.pipeline_D, self._plans[canonical])
+        roles = canonical.topology.live_workers(canonical.failed)
+        played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in roles]
+        rows = tuple(_mesh_row(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
+        return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical])
 
     def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
         if self._store is None:
@@ -162,8 +162,8 @@ class Configurator:
         return plans
 
 
-def _place(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
-    """The row of a worker in a role; in which pipeline that is matters only where pipelines are not alike."""
+def _mesh_row(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
+    """The mesh row of a worker in a role; in which pipeline that is matters only where pipelines are not alike."""
     is_in_own = is_alike or role[0] == worker[0]
     return MeshRow(worker, role[1], None if is_in_own else role[0])
 
@@ -184,9 +184,9 @@ def neighbours(
 
 def survives(topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None) -> bool:
     """Whether every stage has a live worker; and every chunk, where pipelines are cut differently."""
-    places = [(p,) * topology.num_pipelines for p in range(topology.num_stages)]
-    places += [] if chunks is None else zip(*chunks.stage_DC, strict=True)
-    return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in places)
+    stages = [(p,) * topology.num_pipelines for p in range(topology.num_stages)]
+    stages += [] if chunks is None else zip(*chunks.stage_DC, strict=True)
+    return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in stages)
 
 
 def batch_of_rows(
@@ -196,11 +196,11 @@ def batch_of_rows(
     num_ranks: int,
     microbatches_D: Sequence[int] | None = None,
 ) -> Batch:
-    """The micro-batches of every row of the mesh in a window.
+    """The micro-batches of every mesh row in a window.
 
     Args:
         batches: batches of the window's iterations, ``[micro-batches, B, T]`` each, pipeline by pipeline.
-        table: tick table, which assigns micro-batches to rows.
+        table: tick table, which assigns micro-batches to mesh rows.
         pipeline_D: see ``Configuration``.
         num_ranks: N, the ranks that share the sequences of a micro-batch.
         microbatches_D: micro-batches of each pipeline; None: equally many.

@@ -81,7 +81,7 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
     """The step spec of a run with other cuts; its checkpoints have the same cut."""
     chunks = Chunks(spec.cut.moe_layers, *recut.chunks)
-    return replace(spec, chunks=chunks, row_shapes=None)  # type: ignore[arg-type]
+    return replace(spec, chunks=chunks, worker_shapes=None)  # type: ignore[arg-type]
 
 
 def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_sequences: int) -> PlanSettings:
@@ -113,7 +113,7 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         return None
     stages = tuple(p for p, size in enumerate(size_P) for _ in range(size))
     by_block = Chunks(spec.cut.moe_layers, (1,) * len(stages), (stages,) * topology.num_pipelines)
-    of_blocks = replace(spec, chunks=by_block, row_shapes=None)  # type: ignore[arg-type]
+    of_blocks = replace(spec, chunks=by_block, worker_shapes=None)  # type: ignore[arg-type]
     problem, _ = _problem(settings, of_blocks, num_sequences)
     blocks = problem.chunks or (Chunk(),) * len(stages)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))

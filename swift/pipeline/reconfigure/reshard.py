@@ -1,6 +1,6 @@
 """Resharding a state to other ranks, slots or stages: every expert keeps its values, bit for bit.
 
-On the host, in the layout of a checkpoint: RANKED ``[P, row, N, ...]`` and SHARED ``[P, ...]``, without slots.
+On the host, in the layout of a checkpoint: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``, without slots.
 
 Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert classes, W values of an expert,
 w = W / N.
@@ -70,7 +70,7 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
         layouts=layouts,
         cut=make_cut(spec.cut.moe_layers, shape.num_stages, shape.cut, "Experiment.cut"),
         chunks=None,  # type: ignore[arg-type]
-        row_shapes=None,  # type: ignore[arg-type]
+        worker_shapes=None,  # type: ignore[arg-type]
     )
 
 
@@ -98,30 +98,30 @@ def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState
 
 
 def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
-    """The slices ``[P, row, N, E, w]`` of a group on other ranks and stages."""
+    """The slices ``[P, layer, N, E, w]`` of a group on other ranks and stages."""
     num_stages, num_layers, _, num_classes, _ = slices.shape
     whole = slices.swapaxes(2, 3).reshape(num_stages, num_layers, num_classes, -1)[..., : old.gpt.groups[name].size]
     if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
         end = whole[{"embedding": 0, "head": -1}[name]]
         whole = np.broadcast_to(end, (new.num_stages, *end.shape))
     else:
-        whole = _cut_anew(whole, old.model_rows[name], new.model_rows[name])
+        whole = _cut_anew(whole, old.model_index[name], new.model_index[name])
     ranks = new.live.num_ranks
     padding = padded_size(whole.shape[-1], ranks) - whole.shape[-1]
     padded = np.pad(whole, ((0, 0), (0, 0), (0, 0), (0, padding)))
     return np.ascontiguousarray(padded.reshape(*whole.shape[:3], ranks, -1).swapaxes(2, 3))
 
 
-def _cut_anew(array: np.ndarray, old_rows: np.ndarray, new_rows: np.ndarray) -> np.ndarray:
-    """An array ``[P, row, ...]`` in the rows of another cut; zeros in rows that are padding.
+def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -> np.ndarray:
+    """An array ``[P, layer, ...]`` in the stacks of another cut; zeros in layers that are padding.
 
     Args:
         array: array of the old cut.
-        old_rows, new_rows: see ``StepSpec.model_rows``.
+        old_index, new_index: see ``StepSpec.model_index``.
     """
-    blocks = array[old_rows >= 0]  # in the order of the model
-    is_block = (new_rows >= 0)[(..., *[None] * (array.ndim - 2))]
-    return np.where(is_block, blocks[new_rows], np.zeros((), array.dtype))
+    blocks = array[old_index >= 0]  # in the order of the model
+    is_block = (new_index >= 0)[(..., *[None] * (array.ndim - 2))]
+    return np.where(is_block, blocks[new_index], np.zeros((), array.dtype))
 
 
 def _in_all_stages(counter: np.ndarray, new: StepSpec) -> np.ndarray:
@@ -136,7 +136,7 @@ def _place(placement_PLNS: np.ndarray, old: StepSpec, new: StepSpec) -> tuple[np
     replicas_PLE = is_class.sum(axis=2, dtype=np.int32)
     num_layers = new.num_moe_layers
     init, remembered = new.policy.init(num_layers, num_classes, new.live.num_ranks, config.slots_per_rank)
-    stages = _cut_anew(replicas_PLE, old.cut.model_rows(True), new.cut.model_rows(True))
+    stages = _cut_anew(replicas_PLE, old.cut.model_index(True), new.cut.model_index(True))
     placements = [new.policy(jnp.asarray(replicas), init, remembered)[0] for replicas in stages]
     policy = jax.tree.map(lambda leaf: _in_all_stages(np.asarray(leaf)[None], new), remembered)
     return np.stack([np.asarray(placement) for placement in placements]), policy

@@ -5,7 +5,7 @@ worker.
 """
 
 from swift.pipeline.batch_layout import sequences_per_rank, share_sequences
-from swift.pipeline.runtime.chunk_rows import ChunkRows, group_of
+from swift.pipeline.runtime.chunk_layers import ChunkLayers, group_of
 from swift.pipeline.runtime.costs import (
     counted_stage,
     embedding_and_head,
@@ -31,7 +31,7 @@ from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, T
 __all__ = [
     "EMBEDDING_AND_HEAD",
     "KINDS",
-    "ChunkRows",
+    "ChunkLayers",
     "DeviceBatch",
     "Remat",
     "Stage",

@@ -77,7 +77,7 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     flops_K3 = np.array(
         [_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in counted.kinds.items()]
     )
-    most_3, cut = np.array([stage.num_rows(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
+    most_3, cut = np.array([stage.stack_size(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
     times_C3 = np.array([cut.counts(is_moe) for is_moe in stage.kinds]).T @ flops_K3
     t_f, t_b, t_w = most_3.tolist()
     b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
@@ -125,7 +125,7 @@ def rank_weights(spec: StepSpec) -> Weights:
     def unpack(slots: Mapping[str, jax.Array]) -> Weights:
         return spec.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
 
-    return jax.eval_shape(unpack, dict(spec.row_shapes.slots))
+    return jax.eval_shape(unpack, dict(spec.worker_shapes.slots))
 
 
 def flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:

@@ -23,11 +23,11 @@ from jaxtyping import Array, Float
 
 from swift.mesh import WORKER_AXIS
 from swift.pipeline import scopes
-from swift.pipeline.rows import put
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.stage import EvaluationOps, ForwardStage, StageOps, Stash
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
+from swift.pipeline.stacks import put
 from swift.pipeline.stage_weights import Layers, StageWeights
 from swift.schedules import Kind, TickTable
 from swift.schedules.lowering import Permutation
@@ -41,9 +41,9 @@ class Carry(NamedTuple):
 
     activations: jax.Array  # [slots, B, T, D], the inbox of F
     gradients: jax.Array  # [slots, B, T, D], the inbox of B
-    b_stash: Stash  # [slots, rows, ...] each: from F to B
-    held: Stash  # [slots, rows, ...] each: from F to W
-    w_stash: Stash  # [slots, rows, ...] each: from B to W
+    b_stash: Stash  # [slots, layers, ...] each: from F to B
+    held: Stash  # [slots, layers, ...] each: from F to W
+    w_stash: Stash  # [slots, layers, ...] each: from B to W
     sums: Sums  # [K] each
     layers: Layers  # gradients of the stage's weights, summed over micro-batches, at least float32
     embedding: Any  # gradients of the embedding; zeros except in the first stage

@@ -91,10 +91,10 @@ def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
     live = spec.live
     if live.num_live == 1:
         return record
-    worker, row = spec.places("expert") if "expert" in spec.gpt.groups else (np.zeros(0, int),) * 2
+    worker, layer = spec.locations("expert") if "expert" in spec.gpt.groups else (np.zeros(0, int),) * 2
 
     def joined(own_KL: jax.Array) -> jax.Array:
-        return jnp.moveaxis(lax.all_gather(own_KL, WORKER_AXIS)[worker, :, row], 0, 1)
+        return jnp.moveaxis(lax.all_gather(own_KL, WORKER_AXIS)[worker, :, layer], 0, 1)
 
     by_layer = jax.tree.map(joined, (record.load, record.replicas_LE, record.imbalance_L))
     return UpdateRecord(record.square_norm, record.learning_rate, *by_layer)

@@ -42,7 +42,7 @@ class StepSpec:
         remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
         cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
         chunks: what every worker holds; None: pipelines are cut alike, and a chunk is a stage.
-        row_shapes: shapes of a worker's state, ``[row, ...]``; found by tracing unless given.
+        worker_shapes: shapes of a worker's state; found by tracing unless given.
     """
 
     gpt: GPT
@@ -59,7 +59,7 @@ class StepSpec:
     remat: Remat = "none"
     cut: Cut = None  # type: ignore[assignment]
     chunks: Chunks = None  # type: ignore[assignment]
-    row_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
+    worker_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
     specs: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,9 +70,9 @@ class StepSpec:
             stages = (tuple(range(self.num_stages)),) * self.live.topology.num_pipelines
             object.__setattr__(self, "chunks", Chunks(self.cut.moe_layers, self.cut.sizes, stages))
         self._check_policy()
-        if self.row_shapes is None:
-            object.__setattr__(self, "row_shapes", self._find_row_shapes())
-        moments = self.row_shapes.moments
+        if self.worker_shapes is None:
+            object.__setattr__(self, "worker_shapes", self._find_worker_shapes())
+        moments = self.worker_shapes.moments
         # A scalar is a counter of the worker; arrays as large as the master weights are RANKED like them.
         specs = TrainState(
             step=SHARED,
@@ -96,7 +96,7 @@ class StepSpec:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of a worker's state."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.row_shapes))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.worker_shapes))
 
     @property
     def is_single_worker(self) -> bool:
@@ -110,8 +110,8 @@ class StepSpec:
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """L, rows for layers with experts in a worker: those of the worker that has most."""
-        return self.chunks.num_rows(True)
+        """L, layers with experts in a worker's stacks: as many as the worker has that has most."""
+        return self.chunks.stack_size(True)
 
     @property
     def accumulate_dtype(self) -> DTypeLike:
@@ -119,26 +119,26 @@ class StepSpec:
         return jnp.promote_types(self.compute_dtype, jnp.float32)
 
     @cached_property
-    def model_rows(self) -> dict[str, np.ndarray]:
-        """Position in the model of each row of each holding, int64[H, rows] by group; negative: padding.
+    def model_index(self) -> dict[str, np.ndarray]:
+        """Index in the model of each layer of each holding, int64[H, layers] by group; negative: padding.
 
         Where pipelines are cut alike and a chunk is a stage, the holdings are the stages.
         """
         ends = np.zeros((len(self.chunks.holdings), 1), int)
         return {
-            name: ends if name in EMBEDDING_AND_HEAD else self.chunks.model_rows(KINDS[name])
+            name: ends if name in EMBEDDING_AND_HEAD else self.chunks.model_index(KINDS[name])
             for name in self.gpt.groups
         }
 
     @cached_property
     def num_layers(self) -> dict[str, int]:
-        """Rows of a worker, by group."""
-        return {name: rows.shape[1] for name, rows in self.model_rows.items()}
+        """Layers of a worker's stack, by group."""
+        return {name: index.shape[1] for name, index in self.model_index.items()}
 
     @cached_property
     def holding_R(self) -> np.ndarray:
-        """The holding of the worker of each row, int32."""
-        return np.array([self.chunks.holding(*place.role) for place in self.live.places], np.int32)
+        """The holding of the worker of each mesh row, int32."""
+        return np.array([self.chunks.holding(*row.role) for row in self.live.rows], np.int32)
 
     @cached_property
     def peers_C(self) -> tuple[tuple[int, ...], ...]:
@@ -167,13 +167,13 @@ class StepSpec:
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage, which a checkpoint's state is on."""
-        return self.live.with_places(tuple(self.live.places[row] for row in self.live.first_rows))
+        return self.live.with_rows(tuple(self.live.rows[index] for index in self.live.first_rows))
 
     @cached_property
     def stored(self) -> "StepSpec":
         """The spec of the state in a checkpoint: a worker for each stage, as the first pipeline is cut."""
         on_stages = self.at(self.stages_mesh())
-        return on_stages if self.chunks.are_stages else replace(on_stages, chunks=None, row_shapes=None)  # type: ignore[arg-type]
+        return on_stages if self.chunks.are_stages else replace(on_stages, chunks=None, worker_shapes=None)  # type: ignore[arg-type]
 
     def at(self, live: LiveMesh) -> "StepSpec":
         """The same spec on another live mesh of the same topology."""
@@ -183,24 +183,24 @@ class StepSpec:
     def embedding_and_head_bytes(self) -> int:
         """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
         ends = {jax.tree_util.DictKey(name) for name in EMBEDDING_AND_HEAD}
-        state = self.row_shapes
+        state = self.worker_shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
         shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
         copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
     def placements(
-        self, experts_LNS: Int[Array, "L N S"], rows: Mapping[str, Any] | None = None
+        self, experts_LNS: Int[Array, "L N S"], stacks: Mapping[str, Any] | None = None
     ) -> dict[str, jax.Array]:
         """The placement of each group; a dense group is one class with a slot on every rank.
 
         Args:
             experts_LNS: placement of the experts.
-            rows: an array ``[row, ...]`` for each group, which says how many rows it has; None: those of a worker.
+            stacks: an array ``[layer, ...]`` for each group, which says how many layers it has; None: a worker's.
         """
-        num_rows = self.num_layers if rows is None else {name: len(leaf) for name, leaf in rows.items()}
+        num_layers = self.num_layers if stacks is None else {name: len(leaf) for name, leaf in stacks.items()}
         return {
-            name: experts_LNS if group.is_expert else jnp.zeros((num_rows[name], self.live.num_ranks, 1), jnp.int32)
+            name: experts_LNS if group.is_expert else jnp.zeros((num_layers[name], self.live.num_ranks, 1), jnp.int32)
             for name, group in self.gpt.groups.items()
         }
 
@@ -210,7 +210,7 @@ class StepSpec:
         return self.adopt(jax.jit(self.gpt.init)(key))
 
     def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
-        """The state before the first iteration with given parameters, ``[row, class, size]`` by group."""
+        """The state before the first iteration with given parameters, ``[layer, class, size]`` by group."""
         return self.fill_slots(self.lay_out(params))
 
     def lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
@@ -223,7 +223,7 @@ class StepSpec:
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of a state; without slots, of what a checkpoint holds."""
-        shardings, state, num_live = self.live.shardings(self.specs), self.row_shapes, self.live.num_live
+        shardings, state, num_live = self.live.shardings(self.specs), self.worker_shapes, self.live.num_live
         if not with_slots:
             shardings, state = replace(shardings, slots={}), replace(state, slots={})
         return jax.tree.map(
@@ -235,33 +235,33 @@ class StepSpec:
         )
 
     def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
-        """The master weights ``[row, class, size]`` by group, as a plain single-device model has them."""
+        """The master weights ``[layer, class, size]`` by group, as a plain single-device model has them."""
         # On the host: each op on sharded arrays would be a program with collectives of its own, and emulated devices
         # can deadlock when many of those run at once.
         master, placement = jax.device_get((state.master, state.placement))
 
         def classes(name: str) -> jax.Array:
-            worker_L, row_L = self.places(name)
+            worker_L, index_L = self.locations(name)
             found = {}
             for worker in set(worker_L.tolist()):
-                rows = {name: leaf[worker] for name, leaf in master.items()}
-                placements = self.placements(placement[worker], rows)
-                found[worker] = self.layouts[name].classes(rows[name], placements[name])
+                stacks = {name: leaf[worker] for name, leaf in master.items()}
+                placements = self.placements(placement[worker], stacks)
+                found[worker] = self.layouts[name].classes(stacks[name], placements[name])
             return jnp.stack(
-                [found[worker][row] for worker, row in zip(worker_L.tolist(), row_L.tolist(), strict=True)]
+                [found[worker][index] for worker, index in zip(worker_L.tolist(), index_L.tolist(), strict=True)]
             )
 
         return {name: classes(name) for name in self.gpt.groups}
 
-    def places(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(lowest mesh row that has it, row there) of each of the model's modules of a group, int64[L] each."""
-        rows_R = self.model_rows[name][self.holding_R]
+    def locations(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(lowest mesh row that has it, index in its stack) of each of the model's layers of a group, int64[L] each."""
+        index_RL = self.model_index[name][self.holding_R]
         if name in EMBEDDING_AND_HEAD:
             chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
             return np.array([self.peers_C[chunk][0]]), np.zeros(1, int)
-        worker, row = np.nonzero(rows_R >= 0)
-        _, first = np.unique(rows_R[worker, row], return_index=True)
-        return worker[first], row[first]
+        worker, layer = np.nonzero(index_RL >= 0)
+        _, first = np.unique(index_RL[worker, layer], return_index=True)
+        return worker[first], layer[first]
 
     @cached_property
     def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
@@ -273,16 +273,16 @@ class StepSpec:
     def _layout_shardings(self) -> TrainState:
         return self.live.shardings(replace(self.specs, slots={}))
 
-    def _find_row_shapes(self) -> TrainState:
+    def _find_worker_shapes(self) -> TrainState:
         state = jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))
         state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
 
     def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
         def by_holding(name: str, classes: jax.Array) -> jax.Array:
-            rows = self.model_rows[name]
-            is_block = jnp.asarray(rows >= 0)[(..., *[None] * (classes.ndim - 1))]
-            return jnp.where(is_block, classes[rows], jnp.zeros((), classes.dtype))
+            index = self.model_index[name]
+            is_block = jnp.asarray(index >= 0)[(..., *[None] * (classes.ndim - 1))]
+            return jnp.where(is_block, classes[index], jnp.zeros((), classes.dtype))
 
         holdings = jax.vmap(self._lay_out_holding, axis_size=len(self.chunks.holdings))(
             {name: by_holding(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}

@@ -21,7 +21,7 @@ from jax.stages import Wrapped
 from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS, PeerSum
 from swift.pipeline import scopes
 from swift.pipeline.chunk_rounds import SumInRound
-from swift.pipeline.runtime.chunk_rows import ChunkRows
+from swift.pipeline.runtime.chunk_layers import ChunkLayers
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
 from swift.pipeline.runtime.stage import EvaluationOps, Extras, ForwardStage, Stage, StageOps
@@ -46,13 +46,13 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
     """The jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
 
     The old state is left unchanged. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the
-    same in all rows: every gradient was finite and none had to be clipped. If not ``ok``, the new state is invalid.
+    same on all workers: every gradient was finite and none had to be clipped. If not ``ok``, the new state is invalid.
 
     Args:
-        spec: step spec, on the live mesh that the table's rows are of.
+        spec: step spec, on the live mesh whose rows the table has columns for.
         table: tick table of K iterations; only its shape is used.
         num_iterations: K.
-        keep_gradients: whether the result has a fourth part, the iterations' mean gradients of the master weights by
+        keep_gradients: whether the result has a fourth member, the iterations' mean gradients of the master weights by
             group, ``[worker, K, rank, ...]``; for tests.
     """
     assert not spec.sums_need_all, "a sum over peers that needs all workers cannot be part of a staggered update"
@@ -66,15 +66,19 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
             carry = rank.interpreter.run(rank.ops(state), first, end, carry)
 
             def update(state: TrainState, totals: StageWeights, outcome: Any) -> Any:
-                part, gradients, record = rank.reduce(
+                of_chunk, gradients, record = rank.reduce(
                     state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
                 )
                 # The chunk's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
                 # would fuse and round the update differently from ``barrier_step``, and results would differ.
                 scale = clip_scale(spec, jnp.sqrt(record.square_norm))
-                part = apply_gradients(spec, part, gradients, record.load.popularity_E, rank.ends(chunk), scale)
-                after = rank.rows.put_state(state, part, chunk, ends_iteration=ends_iteration)
-                return after, rank.rows.cleared(totals, chunk), rank.kept(outcome, record, gradients, chunk, iteration)
+                of_chunk = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+                after = rank.layers.put_state(state, of_chunk, chunk, ends_iteration=ends_iteration)
+                return (
+                    after,
+                    rank.layers.cleared(totals, chunk),
+                    rank.kept(outcome, record, gradients, chunk, iteration),
+                )
 
             state, totals, outcome = lax.cond(iteration >= 0, update, lambda *same: same, state, carry.totals, outcome)
             return (state, carry.with_totals(totals), outcome), None
@@ -98,7 +102,7 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     where a sum over unequally many peers needs all workers (TPU).
 
     Args:
-        spec: step spec, on the live mesh that the table's rows are of.
+        spec: step spec, on the live mesh whose rows the table has columns for.
         table: tick table of one iteration; only its shape is used. Its updates are ignored: all stages update at the
             end.
         keep_state: whether to leave the old state unchanged.
@@ -107,18 +111,18 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _Rank.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state), 0, common.phases_H2[-1, 1], rank.start)
-        kept, parts, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
+        kept, updates, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
         for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
             with rank.named_round(turn):
-                part, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
+                of_chunk, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
             kept = rank.kept(kept, record, gradients, chunk, 0)
-            parts.append((chunk, part, gradients, record))
+            updates.append((chunk, of_chunk, gradients, record))
         norm_K = rank.norm(kept[0].square_norm)
         scale = clip_scale(spec, norm_K[0])
-        for turn, (chunk, part, gradients, record) in enumerate(parts):
+        for turn, (chunk, of_chunk, gradients, record) in enumerate(updates):
             with rank.named_round(turn):
-                after = apply_gradients(spec, part, gradients, record.load.popularity_E, rank.ends(chunk), scale)
-            state = rank.rows.put_state(state, after, chunk, ends_iteration=turn == len(parts) - 1)
+                after = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+            state = rank.layers.put_state(state, after, chunk, ends_iteration=turn == len(updates) - 1)
         return state, rank.metrics(carry.sums, norm_K, kept[0])
 
     return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
@@ -128,13 +132,13 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
     """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does.
 
     Args:
-        spec: step spec, on the live mesh that the table's rows are of.
+        spec: step spec, on the live mesh whose rows the table has columns for.
         table: tick table with F alone, see ``TickTable.forward_only``.
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
         rank = _Rank.enter(spec, table, 1, state, common, columns, batch, trains=False)
-        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.rows.holding)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.layers.holding)
         ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.own_chunk, batch)
         sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
         return jax.tree.map(lambda leaf: _everywhere(spec, leaf[0]), sums)
@@ -159,7 +163,7 @@ class _Rank(NamedTuple):
     start: Carry
     batch: DeviceBatch
     tokens_K: jax.Array  # int32, of the iterations' global batches
-    rows: ChunkRows
+    layers: ChunkLayers
 
     @classmethod
     def enter(
@@ -190,7 +194,7 @@ class _Rank(NamedTuple):
             empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
             _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
-            ChunkRows(spec, holding),
+            ChunkLayers(spec, holding),
         )
 
     @property
@@ -202,11 +206,11 @@ class _Rank(NamedTuple):
     def own_chunk(self) -> Any:
         """The chunk that the worker holds; None if workers may hold several."""
         held = self.spec.chunks.holdings
-        return jnp.asarray([chunk for chunk, *_ in held])[self.rows.holding] if self.spec.chunks.are_single else None
+        return jnp.asarray([chunk for chunk, *_ in held])[self.layers.holding] if self.spec.chunks.are_single else None
 
     def chunks(self) -> list[tuple[Any, PeerSum]]:
         """The worker's chunk in every round, and the sum of the round over the workers that have the same one."""
-        chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.rows.holding]
+        chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.layers.holding]
         return [(chunk_T[turn], peer_sum) for turn, peer_sum in enumerate(self.spec.rounds.sums)]
 
     def named_round(self, turn: int) -> AbstractContextManager[None]:
@@ -221,7 +225,7 @@ class _Rank(NamedTuple):
         """The worker's ops with the weights of a state, which hold until the next update."""
         spec = self.spec
         assert isinstance(self.stage, Stage)
-        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.rows.holding)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding)
         aux_weight_K = spec.experts.auxiliary_weight * self.divisor_K / spec.num_microbatches
         return StageOps(spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K)
 
@@ -246,16 +250,16 @@ class _Rank(NamedTuple):
             peer_sum: sum over the workers that hold it.
             tied: gradients that are reduced already, see ``tied``; their norm counts with the first chunk.
         """
-        spec, part, ends = self.spec, self.rows.state(state, chunk), self.ends(chunk)
-        packed = self.rows.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
-        packed = {name: rows for name, rows in packed.items() if name not in tied}
-        gradients = reduce_gradients(spec, part, packed, self.divisor_K[iteration], ends, peer_sum)
+        spec, of_chunk, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
+        packed = self.layers.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
+        packed = {name: stack for name, stack in packed.items() if name not in tied}
+        gradients = reduce_gradients(spec, of_chunk, packed, self.divisor_K[iteration], ends, peer_sum)
         counted = gradients | {name: jnp.where(ends.is_first, g, jnp.zeros_like(g)) for name, g in tied.items()}
-        load = self.rows.layers(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
+        load = self.layers.of_stack(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
         with jax.named_scope(scopes.UPDATE):
             load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
-        square = square_norm(spec, counted, part.placement)
-        return part, {**gradients, **tied}, UpdateRecord.of(spec, part, square, load)
+        square = square_norm(spec, counted, of_chunk.placement)
+        return of_chunk, {**gradients, **tied}, UpdateRecord.of(spec, of_chunk, square, load)
 
     def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
         """The gradient of an embedding that first and last chunk share, by group; none where they do not."""
@@ -277,8 +281,8 @@ class _Rank(NamedTuple):
     def kept(self, kept: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any) -> Any:
         """The records, and the gradients, with those of a chunk."""
         records, *of_gradients = kept
-        records = self.rows.put_record(records, record, chunk, iteration)
-        return records, *(self.rows.put_gradients(one, gradients, chunk, iteration) for one in of_gradients)
+        records = self.layers.put_record(records, record, chunk, iteration)
+        return records, *(self.layers.put_gradients(one, gradients, chunk, iteration) for one in of_gradients)
 
     def norm(self, square_K: jax.Array) -> jax.Array:
         """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
@@ -286,7 +290,7 @@ class _Rank(NamedTuple):
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""
-        loss_K, aux_K = (_everywhere(self.spec, part) for part in (sums_K.loss, sums_K.aux))
+        loss_K, aux_K = (_everywhere(self.spec, one) for one in (sums_K.loss, sums_K.aux))
         record = over_stages(self.spec, record)
         return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
 

@@ -1,8 +1,8 @@
 """U, as one rank sees it: slot gradients to gradients of master weights, then update, placement and new slots.
 
-It is in two parts, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
+It has two halves, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
 ``apply_gradients``. Both are the same for a single worker and for one of a pipeline; for a worker that holds several
-chunks, they are called for each of them with the rows of that chunk.
+chunks, they are called for each of them with the layers of that chunk.
 
 Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
 """
@@ -21,8 +21,8 @@ from swift.experts import balancing_step
 from swift.mesh import EXPERT_AXIS, WORKER_AXIS, PeerSum
 from swift.pipeline import scopes
 from swift.pipeline.chunk_rounds import SumInRound
-from swift.pipeline.rows import Index
 from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.stacks import Index
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
 
 
@@ -72,8 +72,8 @@ def reduce_gradients(
     Args:
         spec: step spec.
         state: this rank's state, with the placement that the gradients were computed with.
-        gradients: gradients of the stage's weights, ``[row, slot, size]`` by group, summed over the micro-batches that
-            this worker ran.
+        gradients: gradients of the stage's weights, ``[layer, slot, size]`` by group, summed over the micro-batches
+            that this worker ran.
         divisor: tokens of the global batch.
         ends: whether they are of the first and of the last chunk.
         peer_sum: sum over the workers that hold the same blocks.
@@ -106,7 +106,7 @@ def reduce_tied(
     Args:
         spec: step spec.
         state: this rank's state.
-        packed: gradients of the embedding, ``[row, slot, size]``, summed over the micro-batches of this worker.
+        packed: gradients of the embedding, ``[layer, slot, size]``, summed over the micro-batches of this worker.
         divisor: tokens of the global batch.
 
     Returns:
@@ -126,8 +126,8 @@ def square_norm(
 ) -> Float[Array, ""]:
     """The squared norm of the stage's gradients, every expert counted once."""
     placements = spec.placements(placement_LNS, gradients)
-    parts = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
-    return lax.psum(sum(parts), EXPERT_AXIS)
+    squares = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
+    return lax.psum(sum(squares), EXPERT_AXIS)
 
 
 def clip_scale(spec: StepSpec, norm: Float[Array, ""]) -> Float[Array, ""] | None:

@@ -4,10 +4,9 @@ A stage's jaxpr, which equations belong to F, B and W, and the smallest set of v
 """
 
 from swift.pipeline.split_backward.flops import dot_bytes, dot_flops
-from swift.pipeline.split_backward.split import Shapes, SplitStage, split
+from swift.pipeline.split_backward.split import SplitStage, split
 
 __all__ = [
-    "Shapes",
     "SplitStage",
     "dot_bytes",
     "dot_flops",

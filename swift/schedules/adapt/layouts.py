@@ -105,7 +105,7 @@ def _runs(work: BlockProblem, taken: Sequence[int], phase: float | None) -> tupl
 
 
 def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
-    """Finds the least time of the longest of so many stages."""
+    """Finds the least time of the longest of this many stages."""
     sums = np.cumsum(np.append(0.0, cost_L))
     low, high = max(float(cost_L.max()), float(sums[-1]) / num_stages), float(sums[-1])
 

@@ -137,7 +137,7 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
     """Reads the plan of a document, for whatever problem it names.
 
     Raises:
-        DamagedPlanError: the document is no plan, has another version, or is not a valid schedule of its problem.
+        DamagedPlanError: the document is not a plan, has another version, or is not a valid schedule of its problem.
     """
     with _reported_as_damage():
         said = document["problem"]

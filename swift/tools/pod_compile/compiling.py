@@ -103,7 +103,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
         experiment, live = experiment.on_ranks(len(ranks)), live.with_ranks(ranks)
     spec = experiment.step_spec(live)
     configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
-    steps = Steps(spec.at(live.with_places(configuration.places)), configuration, experiment.sequences_per_microbatch)
+    steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)
     begun = time.perf_counter()
     lowered = steps.lowered(steps.main)
     lowered_s = time.perf_counter() - begun

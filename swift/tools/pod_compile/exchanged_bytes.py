@@ -71,8 +71,8 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     is_first, is_last = runs.end_rows
     embeds = runs.num_updates if spec.ties_stages else is_first.sum()
     num_updates = {"embedding": embeds, "head": is_last.sum()}.get(name, runs.num_updates)
-    num_rows = 1 if name in EMBEDDING_AND_HEAD else spec.chunks.ops.num_rows(KINDS[name])
-    num_slots = spec.row_shapes.slots[name].shape[2]
+    num_rows = 1 if name in EMBEDDING_AND_HEAD else spec.chunks.ops.stack_size(KINDS[name])
+    num_slots = spec.worker_shapes.slots[name].shape[2]
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
     both = [exchange_bytes(num_rows, num_ranks, num_slots, layout.size, size) for size in sizes]
     return int(num_updates) * sum(both) / 2

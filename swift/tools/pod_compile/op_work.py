@@ -110,7 +110,7 @@ def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStr
 
 def _update(spec: StepSpec) -> Work:
     """Work of an update: sums over replicas, and traffic of master weights, moments, slots and gradients."""
-    ranks, state = spec.live.num_ranks, spec.row_shapes
+    ranks, state = spec.live.num_ranks, spec.worker_shapes
     num_flops = 0
     for name, leaf in state.slots.items():
         gradients = jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), spec.accumulate_dtype)

@@ -67,7 +67,7 @@ class Periods:
         return self._single_period(share) / self._single_period(self.problem.most_microbatches)
 
     def recut_ratio(self, num_workers: int) -> float:
-        """Divides the period of so many workers, whose pipelines are cut anew, by the fault-free one; at least 1.
+        """Divides the period of this many workers, whose pipelines are cut anew, by the fault-free one; at least 1.
 
         For a problem that is too large to plan, the work of the most loaded worker stands for the period.
 

@@ -165,7 +165,7 @@ class Checkpointer:
         return write(self._directory.checkpoints_path, snapshot=snapshot)
 
     def wait(self, seconds: float) -> None:
-        """Waits at most so many seconds for the end of the checkpoint in progress."""
+        """Waits at most this many seconds for the end of the checkpoint in progress."""
         wait([] if self._saving is None else [self._saving], seconds)
 
     def follow(self, *, wait: bool) -> list[str]:

@@ -65,7 +65,7 @@ class WeightSource:
                 raise SettingError(_OPTION, str(self.run_dir), allowed)
 
     def parameters(self, plan: WeightPlan) -> dict[str, Any]:
-        """Loads the weights of a plan, to the host: ``[row, class, size]`` by group, see ``StepSpec.adopt``."""
+        """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
         assert isinstance(plan, RestorePlan)
         theirs = self.experiment.step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
@@ -105,7 +105,7 @@ class ModelSource(WeightSource):
         return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
 
     def parameters(self, plan: WeightPlan) -> dict[str, Any]:
-        """Loads the weights, to the host: ``[row, class, size]`` by group, in the type of master weights."""
+        """Loads the weights, to the host: ``[layer, class, size]`` by group, in the type of master weights."""
         del plan
         with renamed_settings({"MODEL": _OPTION}):
             gpt, weights = load_wide(self.experiment, self.run_dir)

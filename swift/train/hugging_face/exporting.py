@@ -87,7 +87,7 @@ def decoder_of(experiment: Experiment) -> Decoder:
         )
         if _is_of_family(decoder) and experts.scores == "softmax" and experts.gate_scale == 1:
             return decoder
-    allowed = f"is no model of {', '.join(FAMILIES)}, which alone can be written for the hub"
+    allowed = f"is not a model of {', '.join(FAMILIES)}, the only ones that can be written for the hub"
     raise SettingError("ModelConfig", repr(model), allowed)
 
 

@@ -95,11 +95,11 @@ def test_nothing_to_read_is_refused(source, said):
         (lambda p: p.batch(2).shuffle(), "'shuffle': must stand before the batch"),
         (lambda p: p.shuffle().shuffle(), "'shuffle-2': must stand before the batch, and once"),
         (lambda p: p.map(len, is_random=True).pack(3), "'pack': must stand before every batch and random operator"),
-        (lambda p: p.map(len, depends_on=("decode",)), "len.depends_on = 'decode': is no operator before it"),
+        (lambda p: p.map(len, depends_on=("decode",)), "len.depends_on = 'decode': is not an operator before it"),
         (lambda p: p.map(3), "Map.function = 3: must be a function of a sample"),
         (lambda p: p.map(len, reads="text"), "Map.reads = 'text': must be a tuple of names"),
         (lambda p: p.batch(0), "Stack.size = 0: must be a whole number of at least 1"),
-        (lambda p: replace(p, operators=(len,)), "Pipeline.operators = .*: is no operator"),
+        (lambda p: replace(p, operators=(len,)), "Pipeline.operators = .*: is not an operator"),
     ],
 )
 def test_an_order_that_has_no_meaning_is_refused(make, said):

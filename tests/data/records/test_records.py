@@ -65,7 +65,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(folder):
     ("name", "content", "said"),
     [
         ("x.jsonl", b'{"a": 1}\n{"a": \n', "x.jsonl: record 2 is not JSON: "),
-        ("x.jsonl", b'{"a": 1}\n[2]\n', "x.jsonl: record 2 is no JSON object"),
+        ("x.jsonl", b'{"a": 1}\n[2]\n', "x.jsonl: record 2 is not a JSON object"),
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "x.jsonl: record 2 is not JSON: "),
         ("x.jsonl.gz", gzip.compress(b'{"a": 1}\n{"a": 1}\n', mtime=0)[:-9], "x.jsonl.gz is damaged: "),
     ],
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_named_with_the_record(tmp_path, name, content, said):
 def test_a_pattern_without_files_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"JsonLines.pattern = .*: no file matches"):
         len(JsonLines(f"{tmp_path}/*.jsonl"))
-    with pytest.raises(SettingError, match=r"DatasetDirectory.pattern = .*: is no directory written by"):
+    with pytest.raises(SettingError, match=r"DatasetDirectory.pattern = .*: is not a directory written by"):
         len(DatasetDirectory(str(tmp_path)))
 
 
@@ -102,7 +102,7 @@ def test_array_records(tmp_path):
     assert source.place(3) == f"{tmp_path}/1.array_record:1"
     assert len(pickle.loads(pickle.dumps(source))) == 6
     (tmp_path / "2.array_record").write_bytes(b"no records")
-    with pytest.raises(DataError, match=r"2.array_record is no ArrayRecord file: "):
+    with pytest.raises(DataError, match=r"2.array_record is not an ArrayRecord file: "):
         len(ArrayRecords(f"{tmp_path}/*.array_record"))
 
 
@@ -146,5 +146,5 @@ def test_tables(tmp_path):
     assert all_of(source) == LINES
     assert source.place(4) == f"{tmp_path}/data-00000-of-00001.arrow:5"
     (tmp_path / "0.parquet").write_bytes(b"nothing of the kind")
-    with pytest.raises(DataError, match=r"0.parquet is no Parquet file: "):
+    with pytest.raises(DataError, match=r"0.parquet is not a Parquet file: "):
         len(ParquetFiles(f"{tmp_path}/*.parquet"))

@@ -33,7 +33,7 @@ def main(config, programs, num_local, address, index, count):
     link = JaxGroup(address, int(index), int(count))
     link.join()
     configuration = configurator.configure(frozenset())
-    live = LiveMesh(topology, configuration.places, Mesh(link.grid(topology.num_expert_ranks), AXES))
+    live = LiveMesh(topology, configuration.rows, Mesh(link.grid(topology.num_expert_ranks), AXES))
     spec = experiment.step_spec(live)
     steps = Steps(spec, configuration, experiment.sequences_per_microbatch, store, keep_state=True)
     shapes = spec.abstract(with_slots=True)

@@ -25,7 +25,7 @@ def planned():
     settings = PlanSettings(Problem(TOPOLOGY, 4, costs=Costs(t_b=2, t_w=1), num_iterations=2))
     configuration = Configurator(settings).configure(FAILED)
     spec = experiment(TOPOLOGY, num_microbatches=4).step_spec(live_mesh(TOPOLOGY, "emulated"))
-    spec = spec.at(spec.live.with_places(configuration.places))
+    spec = spec.at(spec.live.with_rows(configuration.rows))
     plan = configuration.plans[2]
     return plan, Runs(spec, plan.table, 2)
 

@@ -27,7 +27,7 @@ def runs_of(cut, chunks=(), window=2):
     problem = one.problem(Costs(t_b=2, t_w=1), chunks)
     configuration = Configurator(PlanSettings(problem)).configure(frozenset())
     spec = one.step_spec(live_mesh(one.topology, "emulated"))
-    spec = spec.at(spec.live.with_places(configuration.places))
+    spec = spec.at(spec.live.with_rows(configuration.rows))
     plan = configuration.plans[window]
     return plan, Runs(spec, plan.table, window)
 

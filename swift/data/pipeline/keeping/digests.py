@@ -55,7 +55,7 @@ def value_digest(value: Any) -> str:
 
 
 def _said(value: Any, seen: dict[int, int]) -> Any:
-    """Describes a value by plain ones; one that refers to itself is told by a number."""
+    """Describes a value by plain ones; one that refers to itself is replaced by a number."""
     if value is None or isinstance(value, str | bytes | int | float | complex | type(...)):
         return type(value).__name__, value
     if id(value) in seen:

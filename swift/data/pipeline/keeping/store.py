@@ -73,7 +73,7 @@ class KeptFiles:
         directory: directory of the files.
 
     Raises:
-        OSError: a file is missing, or has not the size that the index says.
+        OSError: a file is missing, or does not have the size that the index says.
     """
 
     def __init__(self, directory: Path):

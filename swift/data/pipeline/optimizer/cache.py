@@ -13,7 +13,7 @@ def add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> I
     without = predict(replace(plan, cache=None), profile).total_s(resources.num_epochs)
     if best.cache is None:
         why = f"samples cannot be kept: {next(iter(profile.unkept.values()))}" if profile.unkept else ""
-        why = why or f"to keep samples pays in none of {resources.num_epochs:g} epochs, or they do not fit"
+        why = why or f"keeping samples does not pay within {resources.num_epochs:g} epochs, or they do not fit"
         return replace(plan, cache=None, reasons=(*plan.reasons, f"cache: none; {why}"))
     after = best.orders[0][best.cache.num_elements - 1] if best.cache.num_elements else "the source"
     size = predict(best, profile).kept_bytes

@@ -59,7 +59,7 @@ class Cost:
     kept_bytes: float
 
     def total_s(self, num_epochs: float) -> float:
-        """Returns the seconds of so many epochs."""
+        """Returns the seconds of this many epochs."""
         return self.once_s + num_epochs * self.epoch_s
 
 

@@ -13,8 +13,8 @@ import jax
 
 from swift.experts import Fetched, Layout, Load, expert_parallel_moe
 from swift.models import Group
-from swift.pipeline.rows import Index, row_of
 from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.stacks import Index, layer_of
 from swift.pipeline.stage_weights import Layers
 from swift.pipeline.train_state import DeviceBatch
 
@@ -63,7 +63,7 @@ def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Ext
     return jax.eval_shape(lambda layers, extras: block_of(layers, extras, is_moe, 0), layers, extras)
 
 
-def block_of(layers: Layers, extras: Extras, is_moe: bool, row: Index) -> tuple[Any, Extras]:
-    """Weights and extras of a block, the ``row``-th of its kind."""
-    placement = row_of(extras.placement, row) if is_moe else None
-    return row_of(layers[is_moe], row), extras._replace(placement=placement)
+def block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
+    """Weights and extras of a block, by its index in the stack of its kind."""
+    placement = layer_of(extras.placement, layer) if is_moe else None
+    return layer_of(layers[is_moe], layer), extras._replace(placement=placement)

@@ -1,6 +1,6 @@
 """The loop over a stage's blocks, one program for each kind of block, and the stage's forward pass alone.
 
-The weights, gradients and stashes of blocks are rows of arrays of their kind. So a program holds every kind of block
+The weights, gradients and stashes of blocks of a kind are stacked. So a program holds every kind of block
 once, whatever the number of blocks, and which kind comes next is data. Each kind has a ``lax.cond`` of its own, around
 what only this kind updates: a buffer that two branches update is copied by XLA. The expert ranks of a worker take the
 same branch.
@@ -18,14 +18,14 @@ from jaxtyping import Array, Float
 
 from swift.experts import Load
 from swift.pipeline import scopes
-from swift.pipeline.rows import Index, put
 from swift.pipeline.runtime.metrics import no_load
 from swift.pipeline.runtime.stage.block import Extras, block_function, block_of
 from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.stacks import Index, put
 from swift.pipeline.stage_weights import Layers
 
 Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
-"""(kind, row in the worker's arrays, row in the stashes, common values, values of the kind) -> both after a block."""
+"""(kind, index in the worker's stack, in the stashes, common values, values of the kind) -> both after a block."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ForwardStage:
 
     @property
     def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
-        """Shapes ``[rows, ...]`` by kind of what is kept from F to B, from F to W, and from B to W."""
+        """Shapes ``[layers, ...]`` by kind of what is kept from F to B, from F to W, and from B to W."""
         return {}, {}, {}
 
     def evaluate(
@@ -51,10 +51,10 @@ class ForwardStage:
         """Runs a chunk forwards: (y_BTD, auxiliary loss, load[L, E])."""
         apply = block_function(self.spec)
 
-        def block(is_moe: bool, row: Index, _: Index, common: Any, load: Any) -> Any:
+        def block(is_moe: bool, layer: Index, _: Index, common: Any, load: Any) -> Any:
             x, aux = common
-            (y, more), counts = apply(*block_of(layers, extras, is_moe, row), x)
-            return (y, aux + more), put(load, row, counts) if is_moe else load
+            (y, more), counts = apply(*block_of(layers, extras, is_moe, layer), x)
+            return (y, aux + more), put(load, layer, counts) if is_moe else load
 
         start = x, jnp.zeros((), self.spec.accumulate_dtype)
         (y, aux), loads = self._each(chunk, block, start, self._no_load)
@@ -70,13 +70,13 @@ class ForwardStage:
     ) -> tuple[Any, Any]:
         """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
         cut, (only, *others) = self.spec.chunks.ops, self.spec.chunks.kinds
-        first = {is_moe: self._first_row(is_moe, chunk) for is_moe in (only, *others)}
+        first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *others)}
 
         def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
             if not others:
                 common, mine = block(only, first[only] + index, index, common, own[only])
                 return common, {only: mine}
-            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.row_PB, cut.is_moe_PB))
+            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.stack_index_PB, cut.is_moe_PB))
             for kind in (only, *others):
                 runs = is_moe if kind else ~is_moe
                 same = lambda *same: same  # noqa: E731
@@ -96,7 +96,7 @@ class ForwardStage:
 
         return lax.fori_loop(0, count, step, (common, own))
 
-    def _first_row(self, is_moe: bool, chunk: Index) -> Index:
-        """The row of a chunk's first block of a kind among those of the worker."""
+    def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
+        """Index of a chunk's first block of a kind in the worker's stack."""
         chunks = self.spec.chunks
-        return 0 if chunks.are_single else jnp.asarray(chunks.first_rows(is_moe))[self.holding, chunk]
+        return 0 if chunks.are_single else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]

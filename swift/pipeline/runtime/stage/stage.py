@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from swift.experts import Load
-from swift.pipeline.rows import Index, add_to_row, put, put_row, take_row
 from swift.pipeline.runtime.metrics import no_load
 from swift.pipeline.runtime.stage.block import Extras, block_function, block_of, block_shapes
 from swift.pipeline.runtime.stage.forward_stage import ForwardStage
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.split_backward import SplitStage, split
+from swift.pipeline.stacks import Index, add_to_layer, put, put_layer, take_layer
 from swift.pipeline.stage_weights import Layers
 
 Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
-"""Values kept between two ops, ``[slots, rows, ...]`` each, by whether a block is a mixture of experts."""
+"""Values kept between two ops, ``[slots, layers, ...]`` each, by whether a block is a mixture of experts."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Stage(ForwardStage):
         }
         return cls(spec, holding, kinds)
 
-    def num_rows(self, is_moe: bool) -> int:
-        """Rows of a stash for blocks of a kind: as many as a chunk has."""
-        return self.spec.chunks.ops.num_rows(is_moe)
+    def stack_size(self, is_moe: bool) -> int:
+        """Layers of a stash for blocks of a kind: as many as a chunk has."""
+        return self.spec.chunks.ops.stack_size(is_moe)
 
     @property
     def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
@@ -67,21 +67,21 @@ class Stage(ForwardStage):
 
     @property
     def b_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[rows, ...]`` of the arrays that F keeps for B alone, by kind."""
-        return {is_moe: self._rows(is_moe, one.b_shapes) for is_moe, one in self.kinds.items()}
+        """Shapes ``[layers, ...]`` of the arrays that F keeps for B alone, by kind."""
+        return {is_moe: self._stacked(is_moe, one.b_shapes) for is_moe, one in self.kinds.items()}
 
     @property
     def h_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[rows, ...]`` of the arrays that F keeps for W; B may read them, too."""
-        return {is_moe: self._rows(is_moe, one.h_shapes) for is_moe, one in self.kinds.items()}
+        """Shapes ``[layers, ...]`` of the arrays that F keeps for W; B may read them, too."""
+        return {is_moe: self._stacked(is_moe, one.h_shapes) for is_moe, one in self.kinds.items()}
 
     @property
     def w_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[rows, ...]`` of the arrays that B keeps for W."""
-        return {is_moe: self._rows(is_moe, one.w_shapes) for is_moe, one in self.kinds.items()}
+        """Shapes ``[layers, ...]`` of the arrays that B keeps for W."""
+        return {is_moe: self._stacked(is_moe, one.w_shapes) for is_moe, one in self.kinds.items()}
 
-    def _rows(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(jax.ShapeDtypeStruct((self.num_rows(is_moe), *leaf.shape), leaf.dtype) for leaf in shapes)
+    def _stacked(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(jax.ShapeDtypeStruct((self.stack_size(is_moe), *leaf.shape), leaf.dtype) for leaf in shapes)
 
     def forward(
         self,
@@ -95,16 +95,16 @@ class Stage(ForwardStage):
     ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
         """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
 
-        def block(is_moe: bool, row: Index, kept: Index, common: Any, own: Any) -> Any:
+        def block(is_moe: bool, layer: Index, kept: Index, common: Any, own: Any) -> Any:
             (x, aux), (load, b_stash, held) = common, own
-            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*block_of(layers, extras, is_moe, row), x)
-            load, common = put(load, row, counts) if is_moe else load, (y, aux + more)
-            return common, (load, put_row(b_stash, slots[0], kept, for_b), put_row(held, slots[1], kept, for_w))
+            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*block_of(layers, extras, is_moe, layer), x)
+            load, common = put(load, layer, counts) if is_moe else load, (y, aux + more)
+            return common, (load, put_layer(b_stash, slots[0], kept, for_b), put_layer(held, slots[1], kept, for_w))
 
         own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
         start = x, jnp.zeros((), self.spec.accumulate_dtype)
         (y, aux), own = self._each(chunk, block, start, own)
-        b_stash, held = ({is_moe: of_kind[part] for is_moe, of_kind in own.items()} for part in (1, 2))
+        b_stash, held = ({is_moe: of_kind[index] for is_moe, of_kind in own.items()} for index in (1, 2))
         return y, aux, own[True][0] if True in own else no_load(self.spec), b_stash, held
 
     def backward_input(
@@ -120,11 +120,11 @@ class Stage(ForwardStage):
     ) -> tuple[jax.Array, Stash]:
         """B: the cotangent of x, and W's stash with what it keeps; ``slots`` of the three stashes."""
 
-        def block(is_moe: bool, row: Index, kept: Index, dy: jax.Array, w_stash: Any) -> Any:
-            stashed = take_row(b_stash[is_moe], slots[0], kept), take_row(held[is_moe], slots[1], kept)
-            given = block_of(layers, extras, is_moe, row)
+        def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, w_stash: Any) -> Any:
+            stashed = take_layer(b_stash[is_moe], slots[0], kept), take_layer(held[is_moe], slots[1], kept)
+            given = block_of(layers, extras, is_moe, layer)
             dx, for_w = self.kinds[is_moe].backward_input(*given, *stashed, (dy, d_out[1]))
-            return dx, put_row(w_stash, slots[2], kept, for_w)
+            return dx, put_layer(w_stash, slots[2], kept, for_w)
 
         return self._each(chunk, block, d_out[0], w_stash, reverse=True)
 
@@ -140,10 +140,10 @@ class Stage(ForwardStage):
     ) -> Layers:
         """W: the totals with the gradients of the weights added; ``slots`` of the two stashes."""
 
-        def block(is_moe: bool, row: Index, kept: Index, common: Any, totals: Any) -> Any:
-            stashed = take_row(held[is_moe], slots[0], kept), take_row(w_stash[is_moe], slots[1], kept)
-            gradients = self.kinds[is_moe].backward_weight(*block_of(layers, extras, is_moe, row), *stashed)
-            return common, add_to_row(totals, row, gradients)
+        def block(is_moe: bool, layer: Index, kept: Index, common: Any, totals: Any) -> Any:
+            stashed = take_layer(held[is_moe], slots[0], kept), take_layer(w_stash[is_moe], slots[1], kept)
+            gradients = self.kinds[is_moe].backward_weight(*block_of(layers, extras, is_moe, layer), *stashed)
+            return common, add_to_layer(totals, layer, gradients)
 
         return self._each(chunk, block, (), totals)[1]
 
@@ -159,10 +159,10 @@ class Stage(ForwardStage):
     ) -> tuple[jax.Array, Layers]:
         """B and W of every block at once, from slot 0 of the stashes: the cotangent of x, and the totals."""
 
-        def block(is_moe: bool, row: Index, kept: Index, dy: jax.Array, totals: Any) -> Any:
-            for_b, for_w = take_row(b_stash[is_moe], 0, kept), take_row(held[is_moe], 0, kept)
-            given, one = block_of(layers, extras, is_moe, row), self.kinds[is_moe]
+        def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, totals: Any) -> Any:
+            for_b, for_w = take_layer(b_stash[is_moe], 0, kept), take_layer(held[is_moe], 0, kept)
+            given, one = block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
             dx, more_for_w = one.backward_input(*given, for_b, for_w, (dy, d_out[1]))
-            return dx, add_to_row(totals, row, one.backward_weight(*given, for_w, more_for_w))
+            return dx, add_to_layer(totals, layer, one.backward_weight(*given, for_w, more_for_w))
 
         return self._each(chunk, block, d_out[0], totals, reverse=True)

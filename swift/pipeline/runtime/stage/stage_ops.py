@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from swift.pipeline.rows import Index, put, row_of
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.stage.block import Extras
 from swift.pipeline.runtime.stage.forward_stage import ForwardStage
@@ -20,6 +19,7 @@ from swift.pipeline.runtime.stage.stage import Stage, Stash
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, where
+from swift.pipeline.stacks import Index, layer_of, put
 from swift.pipeline.stage_weights import Layers, StageWeights
 from swift.pipeline.train_state import DeviceBatch
 
@@ -66,10 +66,10 @@ class EvaluationOps:
         return EmbeddingAndHead.of(self.spec, self._chunk(op))
 
     def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
-        return self.spec.gpt.embed({"embedding": [row_of(embedding, 0)]}, data.inputs)
+        return self.spec.gpt.embed({"embedding": [layer_of(embedding, 0)]}, data.inputs)
 
     def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
-        weights = {name: [row_of(rows, 0)] for name, rows in head.items()}
+        weights = {name: [layer_of(stack, 0)] for name, stack in head.items()}
         return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
 
     def _data(self, op: TickOp) -> DeviceBatch:

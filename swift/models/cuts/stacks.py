@@ -1,7 +1,8 @@
-"""Rows of blocks: in which row of its arrays each stage, or each worker, has which block of the model.
+"""Stacks of layers: which block of the model each stage, or each worker, has at which index of its arrays.
 
-In the arrays of a group of parameters every block that has such a module has a row. All stages, or workers, have as
-many rows as the one with the most blocks of that kind, and the rows that one does not need are padding.
+The arrays of a group of parameters are stacks ``[layer, ...]``, with a layer for every block that has such a module.
+All stages, or workers, have stacks as long as that of the one with the most blocks of that kind; the layers that a
+stage does not need are padding.
 
 P stages or workers, B blocks of the one that has most.
 """
@@ -15,8 +16,8 @@ import numpy as np
 PADDING = -1
 
 
-class BlockRows(ABC):
-    """The rows of whatever has blocks: of the stages of a ``Cut``, or of the workers of ``Chunks``.
+class BlockStacks(ABC):
+    """The stacks of whatever has blocks: of the stages of a ``Cut``, or of the workers of ``Chunks``.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
@@ -44,63 +45,63 @@ class BlockRows(ABC):
         """Number of blocks of a kind, or of any kind (None), of each stage."""
         return tuple(len(_of_kind(stage, is_moe)) for stage in self.stages)
 
-    def num_rows(self, is_moe: bool | None = None) -> int:
-        """Rows for blocks of a kind, or of any kind (None): the most that a stage has."""
+    def stack_size(self, is_moe: bool | None = None) -> int:
+        """Layers of the stack for blocks of a kind, or of any kind (None): the most that a stage has."""
         return max(self.counts(is_moe))
 
-    def model_rows(self, is_moe: bool | None = None) -> np.ndarray:
-        """Position of each row's block among the model's blocks of a kind, int64[P, rows]; ``PADDING`` where none."""
+    def model_index(self, is_moe: bool | None = None) -> np.ndarray:
+        """Index of each layer among the model's blocks of a kind, int64[P, layers]; ``PADDING`` where there is none."""
         is_kind = [is_moe is None or kind == is_moe for kind in self.moe_layers]
         number = np.cumsum(is_kind) - 1
-        rows = np.full((len(self.blocks), self.num_rows(is_moe)), PADDING)
+        table = np.full((len(self.blocks), self.stack_size(is_moe)), PADDING)
         for stage, blocks in enumerate(self.blocks):
             mine = [number[block] for block in blocks if is_kind[block]]
-            rows[stage, : len(mine)] = mine
-        return rows
+            table[stage, : len(mine)] = mine
+        return table
 
-    def places(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(stage, row) of each of the model's blocks of a kind, int64[L] each: the inverse of ``model_rows``.
+    def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(stage, index in its stack) of each of the model's blocks of a kind, int64[L] each: inverts ``model_index``.
 
         Of several that have a block, the first one.
         """
-        rows = self.model_rows(is_moe)
-        stage, row = np.nonzero(rows != PADDING)
-        _, first = np.unique(rows[stage, row], return_index=True)
-        return stage[first], row[first]
+        table = self.model_index(is_moe)
+        stage, layer = np.nonzero(table != PADDING)
+        _, first = np.unique(table[stage, layer], return_index=True)
+        return stage[first], layer[first]
 
     @cached_property
     def is_moe_PB(self) -> np.ndarray:
         """Whether each block of a stage is a mixture of experts; False for padding."""
-        table = np.zeros((len(self.blocks), self.num_rows()), bool)
+        table = np.zeros((len(self.blocks), self.stack_size()), bool)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = pattern
         return table
 
     @cached_property
-    def row_PB(self) -> np.ndarray:
-        """Row of each block of a stage among those of its kind, int32; 0 for padding."""
-        table = np.zeros((len(self.blocks), self.num_rows()), np.int32)
+    def stack_index_PB(self) -> np.ndarray:
+        """Index of each block of a stage in the stack of its kind, int32; 0 for padding."""
+        table = np.zeros((len(self.blocks), self.stack_size()), np.int32)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = [pattern[:block].count(kind) for block, kind in enumerate(pattern)]
         return table
 
-    def block_rows(self, is_moe: bool) -> np.ndarray:
-        """Index in its stage of each row's block of a kind, int32[P, rows]; 0 for padding."""
-        table = np.zeros((len(self.blocks), self.num_rows(is_moe)), np.int32)
+    def stage_index(self, is_moe: bool) -> np.ndarray:
+        """Index of each layer of a kind among the blocks of its stage, int32[P, layers]; 0 for padding."""
+        table = np.zeros((len(self.blocks), self.stack_size(is_moe)), np.int32)
         for stage, pattern in enumerate(self.stages):
             blocks = [block for block, kind in enumerate(pattern) if kind == is_moe]
             table[stage, : len(blocks)] = blocks
         return table
 
     @cached_property
-    def joined_rows_PB(self) -> np.ndarray:
-        """Row of each block of a stage where the rows of dense blocks are followed by those with experts, int32."""
-        return (self.row_PB + self.num_rows(False) * self.is_moe_PB).astype(np.int32)
+    def joined_index_PB(self) -> np.ndarray:
+        """Index of each block of a stage in a stack of the dense blocks followed by those with experts, int32."""
+        return (self.stack_index_PB + self.stack_size(False) * self.is_moe_PB).astype(np.int32)
 
     @cached_property
     def is_block_PB(self) -> np.ndarray:
         """False for padding."""
-        return np.arange(self.num_rows()) < np.array(self.counts())[:, None]
+        return np.arange(self.stack_size()) < np.array(self.counts())[:, None]
 
 
 def _of_kind(pattern: Sequence[bool], is_moe: bool | None) -> list[bool]:
