@@ -20,7 +20,6 @@ from swift.tools.report.sections import (
     draw_bars,
     draw_drops,
     draw_layer,
-    evaluations_section,
     layer_maps,
     new_figure,
     plans_section,
@@ -35,12 +34,12 @@ MAX_CELLS = 80_000
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:
-    """Makes the sections that show all runs together.
+    """Makes the sections that show all runs together: charts, where the time went, and answers of several runs.
 
     Raises:
         SettingError: the record of a run is damaged.
     """
-    return [Section("", list(pictures_together(runs))), _spending_section(runs)]
+    return [Section("", list(pictures_together(runs))), _spending_section(runs), *(_answers(runs) if len(runs) > 1 else ())]
 
 
 def sections_of(run: Run, index: int) -> list[Section]:
@@ -60,7 +59,7 @@ def sections_of(run: Run, index: int) -> list[Section]:
         timeline_section(run, history, prefix),
         plans_section(run, history, prefix),
         coverage_section(run, history, prefix),
-        *evaluations_section(run),
+        *_answers([run]),
     ]
 
 
@@ -103,6 +102,16 @@ def _spending_section(runs: Sequence[Run]) -> Section:
         rows.append([label, seconds_text(total), *texts])
     caption = "The whole time of a run, each moment counted once; the useful part is its goodput."
     return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
+
+
+def _answers(runs: Sequence[Run]) -> list[Section]:
+    """Makes the section on answers of one run, or of several side by side; none where they have none."""
+    if not any((run.path / "evaluations").is_dir() for run in runs):
+        return []
+    # Imported here, since it loads JAX, which a report on other runs does not need.
+    from swift.tools.report.sections.evaluations import answers_section, answers_together
+
+    return answers_section(runs[0]) if len(runs) == 1 else answers_together(runs, run_labels(runs))
 
 
 def _experts_section(run: Run, prefix: str) -> Section:

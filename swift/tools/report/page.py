@@ -62,17 +62,18 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
     """
     styles, groups = run_styles(runs), seed_groups(runs)
     title = html.escape("Swift: " + ", ".join(one.label for one in styles))
-    together, spending = sections_of_all(runs)
+    together, spending, *answers = sections_of_all(runs)
     charts = {picture.name: picture.chart for picture in together.pictures if picture.chart is not None}
     maps: dict[str, LayerMaps] = {}
     parts = [
-        f"<header><h1>{title}</h1>{_contents(styles)}</header>",
+        f"<header><h1>{title}</h1>{_contents(styles, has_answers=bool(answers))}</header>",
         "<main>",
         f'<div id="runs"><h2 class="unseen">All runs together</h2>{_comparison(runs, styles)}</div>',
         _seeds(runs, styles, groups),
         _controls(styles, has_seeds=bool(groups)),
         section_html(together, "charts"),
         section_html(spending, "time"),
+        *(section_html(one, "answers") for one in answers),
     ]
     for index, run in enumerate(runs):  # one after the other: figures are large
         sections = sections_of(run, index)
@@ -104,9 +105,10 @@ def _style() -> str:
     return f"\n{style()}:root {{ {own} }}\n{_asset('page.css')}{lists}"
 
 
-def _contents(styles: Sequence[RunStyle]) -> str:
+def _contents(styles: Sequence[RunStyle], *, has_answers: bool) -> str:
     """Formats links to the parts of the page."""
     links = [link("runs", "all runs"), link("time", "where the time went")]
+    links += [link("answers", "answers to tasks")] * has_answers
     links += [swatch(one.color) + link(f"run{index}", one.label) for index, one in enumerate(styles, start=1)]
     return f'<nav aria-label="Parts of the page">{"".join(f"<span>{one}</span>" for one in links)}</nav>'
 

@@ -3,7 +3,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -208,15 +207,16 @@ def test_the_maps_show_replicas_that_follow_popularity_and_those_that_do_not(mak
     assert follows["symi"] < follows["static"] / 3
 
 
-def test_long_runs_are_drawn_in_seconds(make_run):
+def test_long_runs_are_drawn_with_few_points(make_run):
     short = make_run(num_steps=100)
     records = [*short.metrics]
     metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(20_000))
-    start = time.perf_counter()
     run = dataclasses.replace(short, metrics=metrics)
     sections = sections_of_all([run]) + sections_of(run, 0)
-    assert sum(len(section.pictures) for section in sections) == 9
-    assert time.perf_counter() - start < 20
+    figures = [picture.figure for section in sections for picture in section.pictures]
+    assert len(figures) == 9
+    drawn = [len(line.get_xdata()) for figure in figures for axes in figure.axes for line in axes.lines]
+    assert max(drawn) == 1000
 
 
 def test_the_report_stands_alone():

@@ -7,7 +7,6 @@ for the names of its pictures. It raises SettingError if the record is damaged.
 from swift.tools.report.sections.axes import draw_bars, new_figure
 from swift.tools.report.sections.coverage import coverage_section
 from swift.tools.report.sections.curves import Band, Chart, Curve, draw_curves
-from swift.tools.report.sections.evaluations import evaluations_section
 from swift.tools.report.sections.layers import LayerMaps, draw_drops, draw_layer, layer_maps
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.plans import plans_section
@@ -32,7 +31,6 @@ __all__ = [
     "draw_curves",
     "draw_drops",
     "draw_layer",
-    "evaluations_section",
     "layer_maps",
     "mean_and_range",
     "new_figure",
