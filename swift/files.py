@@ -1,12 +1,20 @@
-"""Atomic replacement of files, room for them, and directory entries that survive a power failure."""
+"""Regular files alone, atomic replacement of files, room for them, directory entries that survive a power failure."""
 
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -66,3 +74,29 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises OSError unless a path is a regular file that exists; opens nothing."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a file")
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """Opens a regular file, as a descriptor; raises OSError for anything else, and never waits for a writer."""
+    check_regular(path)
+    # Opening a named pipe would wait for its writer, if the path has become one since.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return fd
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Reads a whole regular file; raises OSError for anything else."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()

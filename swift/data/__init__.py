@@ -2,7 +2,7 @@
 
 from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import reading
-from swift.data.files import DataError, read_regular
+from swift.data.files import DataError
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
 from swift.data.pipeline import InputPlan, Pipeline, Resources, Samples, plain_plan, plan_input
@@ -38,6 +38,5 @@ __all__ = [
     "plain_plan",
     "plan_input",
     "prompt_tokens",
-    "read_regular",
     "reading",
 ]

@@ -3,9 +3,7 @@
 A file that shrinks under a memory map ends the process with a signal; read by position, it raises an error.
 """
 
-import errno
 import os
-import stat
 import weakref
 import zlib
 from dataclasses import dataclass
@@ -13,13 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from swift.errors import RunError
+from swift.files import open_regular
 
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 _SAMPLE_PIECES = 64
 _SAMPLE_BYTES = 16384
 _MOST_BYTES = 1 << 30
@@ -32,32 +25,6 @@ class DataError(RunError):
 
 class BeyondVocabulary(DataError):
     """A token in the data for which the model has no embedding."""
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raises OSError unless a path is a regular file that exists; opens nothing."""
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a file")
-
-
-def open_regular(path: str | os.PathLike[str]) -> int:
-    """Opens a regular file, as a descriptor; raises OSError for anything else, and never waits for a writer."""
-    check_regular(path)
-    # Opening a named pipe would wait for its writer, if the path has become one since.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return fd
-
-
-def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Reads a whole regular file; raises OSError for anything else."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        return file.read()
 
 
 @dataclass(frozen=True)

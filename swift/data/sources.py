@@ -13,8 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from swift.data.files import TokenReader, check_regular, read_regular
+from swift.data.files import TokenReader
 from swift.errors import SettingError
+from swift.files import check_regular, read_regular
 
 BLOCK_TOKENS = 16384
 """Tokens of a document in a token file that does not mark the ends of its documents."""

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from swift.data.files import read_regular
 from swift.errors import SettingError
+from swift.files import read_regular
 
 
 class Tokenizer(Protocol):

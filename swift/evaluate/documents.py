@@ -10,10 +10,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from swift.data import read_regular
 from swift.errors import SettingError
 from swift.evaluate.results import Difference, Evaluation, Judgement, Score, differences
-from swift.files import replace_file
+from swift.files import read_regular, replace_file
 
 DIRECTORY = "evaluations"
 """Directory of a run or a model in which its results are."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.data import read_regular
 from swift.errors import SettingError
 from swift.evaluate.tasks import Completion, Question, Selection
+from swift.files import read_regular
 
 _SHOWN = 60
 """Letters of a value that a mistake shows at most."""

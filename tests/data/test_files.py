@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.data import StandardLibrary, TextFiles, TokenFile, TokenizerFile
-from swift.data.files import open_regular
 from swift.data.sources import are_halves
 from swift.errors import SettingError
+from swift.files import open_regular
 
 NO_FILES = {"pipe": "a named pipe", "socket": "a socket", "device": "a device"}
 
@@ -63,7 +63,7 @@ def test_a_text_that_becomes_a_pipe_before_it_is_read(tmp_path):
 
 def test_a_path_that_becomes_a_pipe_while_it_is_opened(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("swift.data.files.check_regular", lambda _: None)
+    monkeypatch.setattr("swift.files.check_regular", lambda _: None)
     with pytest.raises(OSError, match="it is not a regular file"):
         open_regular(tmp_path / "pipe")
 

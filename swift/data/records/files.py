@@ -16,8 +16,9 @@ from typing import Any
 
 from etils import epath
 
-from swift.data.files import DataError, FileState, check_regular, open_regular
+from swift.data.files import DataError, FileState
 from swift.errors import SettingError
+from swift.files import check_regular, open_regular
 
 _KEPT_PARTS = 4
 """Parts of files, such as row groups, that stay in memory."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from swift.data.files import DataError, open_regular
+from swift.data.files import DataError
 from swift.data.records.files import FileRecords, Parts, uncompressed
+from swift.files import open_regular
 
 _SCANNED = 1 << 24
 

@@ -15,6 +15,8 @@ from swift.tools.report.sections import (
     Picture,
     Section,
     Table,
+    answers_section,
+    answers_together,
     class_series,
     coverage_section,
     draw_bars,
@@ -39,7 +41,8 @@ def sections_of_all(runs: Sequence[Run]) -> list[Section]:
     Raises:
         SettingError: the record of a run is damaged.
     """
-    return [Section("", list(pictures_together(runs))), _spending_section(runs), *(_answers(runs) if len(runs) > 1 else ())]
+    together = Section("", list(pictures_together(runs)))
+    return [together, _spending_section(runs), *answers_together(runs, run_labels(runs))]
 
 
 def sections_of(run: Run, index: int) -> list[Section]:
@@ -59,7 +62,7 @@ def sections_of(run: Run, index: int) -> list[Section]:
         timeline_section(run, history, prefix),
         plans_section(run, history, prefix),
         coverage_section(run, history, prefix),
-        *_answers([run]),
+        *answers_section(run),
     ]
 
 
@@ -102,16 +105,6 @@ def _spending_section(runs: Sequence[Run]) -> Section:
         rows.append([label, seconds_text(total), *texts])
     caption = "The whole time of a run, each moment counted once; the useful part is its goodput."
     return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
-
-
-def _answers(runs: Sequence[Run]) -> list[Section]:
-    """Makes the section on answers of one run, or of several side by side; none where they have none."""
-    if not any((run.path / "evaluations").is_dir() for run in runs):
-        return []
-    # Imported here, since it loads JAX, which a report on other runs does not need.
-    from swift.tools.report.sections.evaluations import answers_section, answers_together
-
-    return answers_section(runs[0]) if len(runs) == 1 else answers_together(runs, run_labels(runs))
 
 
 def _experts_section(run: Run, prefix: str) -> Section:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from swift.data import read_regular
 from swift.errors import RunError, SettingError
-from swift.files import sync_file
+from swift.files import read_regular, sync_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _METADATA = {"format": "pt"}

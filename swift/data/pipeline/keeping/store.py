@@ -17,13 +17,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from swift.data.files import DataError, open_regular
+from swift.data.files import DataError
 from swift.data.pipeline.encoding import decoded
 from swift.data.pipeline.keeping.digests import NoDigest, survey_digest
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.survey import Survey, survey
 from swift.errors import SettingError
-from swift.files import new_directory, replace_file
+from swift.files import new_directory, open_regular, replace_file
 
 _VERSION = 1
 _HEAD = "survey.json"

@@ -7,6 +7,7 @@ for the names of its pictures. It raises SettingError if the record is damaged.
 from swift.tools.report.sections.axes import draw_bars, new_figure
 from swift.tools.report.sections.coverage import coverage_section
 from swift.tools.report.sections.curves import Band, Chart, Curve, draw_curves
+from swift.tools.report.sections.evaluations import answers_section, answers_together
 from swift.tools.report.sections.layers import LayerMaps, draw_drops, draw_layer, layer_maps
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.plans import plans_section
@@ -24,6 +25,8 @@ __all__ = [
     "Picture",
     "Section",
     "Table",
+    "answers_section",
+    "answers_together",
     "bins_of",
     "class_series",
     "coverage_section",
