@@ -7,6 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import load_experiment, load_stored
+from swift.cli.hosts import joined, place_of
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.generate import Sampling
@@ -23,7 +26,7 @@ from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
-from swift.train import Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
+from swift.train import ALONE, Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model, own_devices
 from swift.train import generate as generate_text
 from swift.train import train as run_training
 from swift.train.settings import GIN_NAME, OF_RUN
@@ -42,25 +45,26 @@ DEVICES_PER_CORE = 12
 def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
+    place = place_of(options)
     run_dir = run_dir_of(options)
     weights = weights_of(options, experiment)
-    prepare([experiment])
-    summary = run_training(
-        experiment,
-        TrainOptions(
-            run_dir,
-            resume=options.resume,
-            stop_at=options.stop_at,
-            profile=_profile_window(options.profile),
-            prepare=options.prepare,
-            init_from=weights,
-            log_every=options.log_every,
-            observers=observers_of(options),
-            stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
-            corpora=corpora_directory(),
-        ),
+    prepare([experiment], None if place is None else own_devices(experiment.topology, place))
+    run = TrainOptions(
+        run_dir,
+        resume=options.resume,
+        stop_at=options.stop_at,
+        profile=_profile_window(options.profile),
+        prepare=options.prepare,
+        init_from=weights,
+        log_every=options.log_every,
+        observers=observers_of(options),
+        stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
+        corpora=corpora_directory(),
     )
-    show_run(read_run(run_dir), summary, options.format)
+    with nullcontext(ALONE) if place is None else joined(place, options, experiment) as hosts:
+        summary = run_training(experiment, replace(run, hosts=hosts))
+    if hosts.is_first:
+        show_run(read_run(run_dir), summary, options.format)
 
 
 def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSource | None:

@@ -18,6 +18,7 @@ from swift.cli.console import (
     add_data,
     add_deadlines,
     add_evaluate,
+    add_hosts,
     add_init_from,
     add_place,
     add_plan,
@@ -27,6 +28,7 @@ from swift.cli.console import (
     add_simulate,
     add_stopping,
     path_of,
+    watched,
     with_negative_values,
     with_suggestion,
 )
@@ -69,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shell, 130 for Ctrl-C, or for SIGTERM once a run has saved a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
+    if getattr(options, "coordinator", None) is None:
+        return _run(options)
+    return watched(lambda link: _run(argparse.Namespace(**vars(options), link=link)), options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Runs a command in this process; returns its exit code."""
     # Ctrl-C ends the process at once, since an exception inside JAX can crash or get lost; see train.interrupt.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
     sys.unraisablehook = _ignore_late_writes
@@ -132,6 +141,7 @@ def command_line() -> argparse.ArgumentParser:
     add_progress(train)
     add_prepare(train)
     add_stopping(train)
+    add_hosts(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")

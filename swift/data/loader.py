@@ -7,6 +7,7 @@ from typing import Any, Self, get_args
 
 import grain
 import numpy as np
+from jaxtyping import Bool
 
 from swift.data.config import DataConfig, Mixture, Split
 from swift.data.files import BeyondVocabulary, DataError
@@ -94,6 +95,8 @@ class Loader(Iterator[Batch]):
             filled = JoinedWindows(parts, self._num_batches_per_epoch * num_sequences)
             endless = grain.MapDataset.source(filled).repeat()
         # An endless dataset has no remainder; without dropping it Grain's length overflows for batches of one.
+        self._windows, none_T = endless, np.zeros(sequence_length, np.int32)
+        self._padding = Batch(none_T, none_T, none_T.astype(bool))
         self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
         self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)
         self._next_step = 0
@@ -126,14 +129,22 @@ class Loader(Iterator[Batch]):
         """Number of batches in which every window occurs, rounded up."""
         return self._num_batches_per_epoch
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, is_read: Bool[np.ndarray, "M B"] | None = None) -> Batch:
         """Loads the batch of iteration ``step``, counted from 0: arrays [M, B, T].
+
+        Args:
+            step: iteration.
+            is_read: sequences to read, the others are padding; None: all.
 
         Raises:
             DataError: its file has changed or can no longer be read, or holds a token beyond the vocabulary.
         """
         assert step >= 0
-        return self._batches[step]
+        if is_read is None or is_read.all():
+            return self._batches[step]
+        first = step * is_read.size
+        found = [self._windows[first + nth] if one else self._padding for nth, one in enumerate(is_read.flat)]
+        return Batch(*(np.stack(leaves).reshape(*is_read.shape, -1) for leaves in zip(*found, strict=True)))
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""

@@ -1,12 +1,13 @@
 """Live meshes: run code written for one rank on all ranks, and move state between meshes.
 
-``live`` lays the live workers on devices; ``peer_reduce`` sums over the peers of a stage; ``state_transfer`` and
-``process_shards`` move state between meshes and between processes.
+``live`` lays the live workers on devices, and ``host_order`` those of several hosts; ``peer_reduce`` sums over the
+peers of a stage; ``state_transfer`` and ``process_shards`` move state between meshes and between processes.
 """
 
 from swift.mesh.chips import CHIPS, Chip, host_matmul_flops, peak_flops
 from swift.mesh.emulate import EmulationError, emulate_devices
 from swift.mesh.hlo_collectives import Collective, collective_bytes, collectives
+from swift.mesh.host_order import host_line, order_by_host
 from swift.mesh.live import (
     AXES,
     EXPERT_AXIS,
@@ -21,6 +22,7 @@ from swift.mesh.live import (
     live_mesh,
     map_specs,
     own_row,
+    own_rows,
     storage_mesh,
 )
 from swift.mesh.peer_reduce import PeerSum, Unequal, how_unequal
@@ -50,6 +52,7 @@ __all__ = [
     "copy_bits",
     "emulate_devices",
     "fetch_parts",
+    "host_line",
     "host_matmul_flops",
     "host_stages",
     "how_unequal",
@@ -59,7 +62,9 @@ __all__ = [
     "map_specs",
     "move_rows",
     "moved_bytes",
+    "order_by_host",
     "own_row",
+    "own_rows",
     "part_shapes",
     "peak_flops",
     "place_parts",

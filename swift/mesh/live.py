@@ -32,6 +32,7 @@ from jaxtyping import Array, Int
 from swift.errors import SettingError
 from swift.mesh.collective_order import in_order
 from swift.mesh.emulate import emulate_devices
+from swift.mesh.host_order import order_by_host
 from swift.topology import Topology, Worker
 
 WORKER_AXIS = "worker"
@@ -230,6 +231,12 @@ def own_row(tree: Any) -> Any:
     return jax.tree.map(lambda shard: shard[0], shards)
 
 
+def own_rows(leaf: jax.Array) -> list[np.ndarray]:
+    """Fetches this process's mesh rows of a SHARED array ``[worker, ...]`` to the host, ``[1, ...]`` each."""
+    shards = {str(shard.index): shard.data for shard in leaf.addressable_shards}
+    return [np.asarray(shard) for shard in jax.device_get(list(shards.values()))]
+
+
 def live_mesh(
     topology: Topology,
     ranks: RankKind,
@@ -248,8 +255,9 @@ def live_mesh(
         failed: failed workers.
         rows: mesh rows: every live worker once, every stage at least once. By default, the live
             workers in mesh order, each serving its own stage.
-        devices: available devices, in the order of the workers; by default JAX's own. They may belong to a pod that is
-            only described, for which programs can be compiled.
+        devices: available devices, in the order of the workers; by default JAX's own, those of several hosts in the
+            order of ``order_by_host``. They may belong to a pod that is only described, for which programs can be
+            compiled.
 
     Raises:
         SettingError: more ranks than devices, an unknown kind, virtual ranks with more than one worker, or failures
@@ -267,7 +275,9 @@ def live_mesh(
             raise SettingError("ranks", ranks, f"needs one pipeline of one stage, the topology has {shape}")
         grid = np.array(jax.devices()[:1]).reshape(1, 1)
         return LiveMesh(topology, rows, Mesh(grid, AXES), virtual=True)
-    if ranks == "emulated" and devices is None:
+    if devices is None and jax.distributed.is_initialized():
+        devices = order_by_host(topology, jax.devices())
+    elif ranks == "emulated" and devices is None:
         emulate_devices(topology.num_devices)
     devices, needed = devices or jax.devices(), topology.num_devices
     if needed > len(devices):

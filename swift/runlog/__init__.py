@@ -40,6 +40,7 @@ from swift.runlog.reading import (
     settings_in,
 )
 from swift.runlog.run_directory import RunDirectory, sync_record
+from swift.runlog.silent_directory import SilentDirectory
 from swift.runlog.trackers import TRACKERS
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Presence",
     "Run",
     "RunDirectory",
+    "SilentDirectory",
     "Stretch",
     "acquire_lease",
     "changed_settings",

@@ -7,6 +7,7 @@ from swift.train.checkpoints import ModelSource, WeightSource, check_new, is_mod
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated_cluster import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
+from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.settings import Experiment
@@ -30,8 +31,11 @@ from swift.train.trainer import check_before, train
 from swift.train.window_rules import is_due, window_length
 
 __all__ = [
+    "ALONE",
     "Down",
     "Experiment",
+    "HostPlace",
+    "Hosts",
     "Interrupt",
     "LiveWorkers",
     "ModelSource",
@@ -57,11 +61,13 @@ __all__ = [
     "is_due",
     "is_model",
     "is_to_conclude",
+    "join_hosts",
     "load_exported",
     "load_weights",
     "made_directory",
     "mean_loss",
     "open_run",
+    "own_devices",
     "own_run",
     "plan_facts",
     "progress_lines",

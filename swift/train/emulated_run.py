@@ -12,6 +12,7 @@ from swift.checkpoint import checkpoint_steps
 from swift.data import DataError, Loader
 from swift.errors import RunError
 from swift.experts.placement import unsound_placement
+from swift.mesh import own_rows
 from swift.pipeline import Steps, TrainState
 from swift.runlog import RunDirectory
 from swift.train.checkpoints import Checkpointer
@@ -188,7 +189,7 @@ class RunCheckpoints(StateKeeper):
         raise RunError(f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self.advice(remedy)}")
 
     def _misplaced(self, state: TrainState) -> str | None:
-        placement_PLNS = np.asarray(jax.device_get(state.placement))
+        placement_PLNS = np.concatenate(own_rows(state.placement))
         layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
         return unsound_placement(layers, self.experiment.experts.num_classes)
 
@@ -285,8 +286,13 @@ class EmulatedWorkers(LiveWorkers):
             self.record.progress.note(f"could not be prepared {why}")
         self.checkpoints.follow(wait=False)
         self.interrupt.hold()
-        if not self.interrupt.requested:
+        if not self.options.hosts.any(self.interrupt.requested):
             return
+        if self.options.hosts.count > 1:
+            self.record.directory.log_event("interrupt", done)
+            self.record.progress.note(f"interrupted after iteration {done}; nothing is saved on several hosts")
+            self.options.hosts.separate()
+            raise KeyboardInterrupt
         # Saved also where a run has no checkpoints otherwise: --resume needs one.
         self.record.progress.note(f"saving iteration {done}")
         self.checkpoints.save_last(state, done)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
 
-from swift.data import Batch, DataError, Loader
+from swift.data import Batch, DataError
 from swift.pipeline import Steps, Sums, TrainState, WindowResult
 from swift.pipeline.runtime import DeviceBatch
 from swift.train.settings import Experiment
-from swift.train.step_records import mean_loss, plan_record, step_record
+from swift.train.step_records import Batches, mean_loss, plan_record, step_record
 from swift.train.window_rules import is_due
 
 
@@ -119,8 +119,8 @@ class TrainLoop:
     """
 
     experiment: Experiment
-    train: Loader
-    validation: Loader
+    train: Batches
+    validation: Batches
     live: LiveWorkers
     keeper: StateKeeper
     record: Callable[[dict[str, Any]], None]

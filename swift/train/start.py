@@ -29,6 +29,7 @@ from swift.runlog import (
 )
 from swift.train.checkpoints import ModelPlan, WeightSource, load_state, put_state, take_back
 from swift.train.display import Series
+from swift.train.hosts import ALONE, Hosts
 from swift.train.settings import Experiment, defaults_in, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
@@ -65,6 +66,7 @@ class TrainOptions:
         observers: observers of the run besides TensorBoard.
         series: place of the run among several that run one after the other; None: it is alone.
         corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
+        hosts: hosts that the run is on.
     """
 
     run_dir: Path
@@ -79,6 +81,7 @@ class TrainOptions:
     observers: tuple[Observer, ...] = ()
     series: Series | None = None
     corpora: Path | None = None
+    hosts: Hosts = ALONE
 
 
 @contextmanager

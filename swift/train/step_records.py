@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from swift.data import Batch, Loader
+from swift.data import Batch
 from swift.experts.placement import unsound
 from swift.mesh import host_matmul_flops, peak_flops
 from swift.pipeline import Steps, StepSpec, Sums
@@ -102,7 +102,18 @@ def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any
     return {"bubble_share": steps.plan.bubble_share, "period_ratio": period_ratio, **more}
 
 
-def mean_loss(evaluate: Callable[[Batch], Sums], validation: Loader, num_batches: int) -> float:
+class Batches(Protocol):
+    """The batches of a split by number, as a ``Loader`` has them."""
+
+    def batch(self, step: int) -> Batch:
+        """Loads a batch, or as much of it as this process needs."""
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        """Number of batches in which every window occurs, rounded up."""
+
+
+def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batches: int) -> float:
     """Computes the mean loss of the first batches of a split, in nats per token.
 
     Args:

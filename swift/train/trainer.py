@@ -2,22 +2,25 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from swift.checkpoint import RestorePlan, restore_lines
 from swift.data import Loader, find_index
 from swift.errors import RunError, renamed_settings
-from swift.mesh import keep_programs
+from swift.mesh import host_line, keep_programs
 from swift.pipeline import TrainState
-from swift.runlog import Lease, check_new_run
+from swift.runlog import Lease, SilentDirectory, check_new_run
 from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after
 from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
+from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
 from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
@@ -49,7 +52,7 @@ def train(
         failures: failures by iteration; the experiment's list unless given.
 
     Returns:
-        The summary; ``summary.json`` is written at the end of the run only.
+        The summary; ``summary.json`` is written at the end of the run only. Empty on other hosts than the first.
 
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
@@ -61,8 +64,12 @@ def train(
     if not options.config_text:
         options = replace(options, config_text=config_text(experiment))
     keep_programs()
-    try_placement(experiment)
-    with renamed_settings({"planner": "Experiment.planner"}), own_run(options) as lease:
+    hosts = options.hosts
+    with renamed_settings({"planner": "Experiment.planner"}), ExitStack() as stack:
+        with hosts.together():
+            try_placement(experiment)
+            lease = stack.enter_context(own_run(options)) if hosts.is_first else None
+        hosts.check_shared(options.run_dir)
         return _train(experiment, options, failures, lease)
 
 
@@ -88,34 +95,59 @@ def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[
 
 
 def _train(
-    experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease
+    experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease | None
 ) -> dict[str, Any]:
-    last_step = experiment.num_steps if options.stop_at is None else options.stop_at
-    start = find_start(experiment, options)
+    last_step, hosts = experiment.num_steps if options.stop_at is None else options.stop_at, options.hosts
+    with hosts.together():
+        start = find_start(experiment, options)
+        done = 0 if start is None else start.step
+        is_left = not is_to_conclude(experiment, options, done)
+        if is_left:
+            check_range(experiment, options, done, last_step)
+        weights = find_weights(experiment, options)
+        if hosts.count > 1:
+            check_hosts(experiment, done)
+    if is_left:
+        return _continue(experiment, options, failures, lease, (start, weights), last_step)
+    hosts.separate()
+    return {} if lease is None else conclude(experiment, options, lease, jax.devices()[0].device_kind)
+
+
+def _continue(
+    experiment: Experiment,
+    options: TrainOptions,
+    failures: FailureSource | None,
+    lease: Lease | None,
+    found: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
+    last_step: int,
+) -> dict[str, Any]:
+    """Runs the iterations that are left, from a checkpoint of the run or other weights if one was found."""
+    hosts, (start, weights) = options.hosts, found
     done = 0 if start is None else start.step
-    if is_to_conclude(experiment, options, done):
-        return conclude(experiment, options, lease, jax.devices()[0].device_kind)
-    check_range(experiment, options, done, last_step)
-    weights = find_weights(experiment, options)
     listed = experiment.failure_list
-    failures = listed if failures is None else failures
     first = done + next_length(experiment, options, done, last_step)
-    with ProgressDisplay(
-        options.run_dir.name, last_step, done + 1, log_every=options.log_every, series=options.series
-    ) as progress:
+    with _display(options, last_step, done) as progress:
         progress.stage("reading the data")
-        loader, validation = _load_data(experiment, options, progress.note)
+        with hosts.together():
+            loaders = _load_data(experiment, options, progress.note)
+        hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
-        cluster = EmulatedCluster(experiment, options.prepare, failures, done + 1, first)
-        utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
+        with hosts.together():
+            how = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
+            cluster = EmulatedCluster(experiment, how, listed if failures is None else failures, done + 1, first)
+            utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
         with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
-            cluster.check(listed)
+            with hosts.together():
+                cluster.check(listed)
+                check_all_compute(cluster.engine.spec.live, hosts.count)
             spec = cluster.engine.spec
             progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
             first_state = [begin(experiment, spec, options, start, weights)]
-            changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
+            changes = [] if start is None else loaders[0].restore(start.manifest.extra["loader"])
             with (
-                open_run(experiment, options, done, lease) as directory,
+                (
+                    SilentDirectory(options.run_dir) if lease is None else open_run(experiment, options, done, lease)
+                ) as directory,
                 Checkpointer(experiment, spec, directory, start) as checkpointer,
             ):
                 record = RunRecord(directory, progress, utilization)
@@ -125,26 +157,47 @@ def _train(
                     cluster=cluster,
                     checkpointer=checkpointer,
                     record=record,
-                    train=loader,
+                    train=loaders[0],
                 )
                 _announce(experiment, cluster, record, done, start, changes)
                 if options.init_from is not None and weights is not None:
                     _announce_weights(options.init_from, weights, record)
-                if experiment.checkpoint.every:
-                    progress.saved(checkpointer.newest)
-                progress.stage("compiling the first step")
-                workers = EmulatedWorkers(
-                    experiment=experiment,
-                    options=options,
-                    cluster=cluster,
-                    checkpoints=checkpoints,
-                    record=record,
-                    interrupt=interrupt,
-                    last_step=last_step,
-                )
-                loop = TrainLoop(experiment, loader, validation, workers, checkpoints, record.step)
-                _run(loop, first_state, done, last_step, checkpoints)
+                _run(_loop(loaders, checkpoints, interrupt, last_step), first_state, done, last_step, checkpoints)
+                hosts.separate()
+                if lease is None:
+                    return {}
                 return summarize(experiment, directory, jax.devices()[0].device_kind)
+
+
+def _display(options: TrainOptions, last_step: int, done: int) -> ProgressDisplay:
+    """Makes the display of a run's progress; only its first host shows it."""
+    console = None if options.hosts.is_first else Console(stderr=True, quiet=True)
+    return ProgressDisplay(
+        options.run_dir.name, last_step, done + 1, console, log_every=options.log_every, series=options.series
+    )
+
+
+def _loop(
+    loaders: tuple[Loader, Loader], checkpoints: RunCheckpoints, interrupt: Interrupt, last_step: int
+) -> TrainLoop:
+    """Puts the parts of the training loop together; of several hosts, each reads its own sequences."""
+    experiment, options, record = checkpoints.experiment, checkpoints.options, checkpoints.record
+    if experiment.checkpoint.every:
+        record.progress.saved(checkpoints.checkpointer.newest)
+    record.progress.stage("compiling the first step")
+    workers = EmulatedWorkers(
+        experiment=experiment,
+        options=options,
+        cluster=checkpoints.cluster,
+        checkpoints=checkpoints,
+        record=record,
+        interrupt=interrupt,
+        last_step=last_step,
+    )
+    train, validation = (
+        loader if options.hosts.count == 1 else OwnSequences(loader, lambda: workers.steps) for loader in loaders
+    )
+    return TrainLoop(experiment, train, validation, workers, checkpoints, record.step)
 
 
 def _run(
@@ -218,6 +271,8 @@ def _announce(
         f"{parameters / 1e6:.1f}M parameters, {workers}{topology.num_expert_ranks} {experiment.ranks} expert "
         f"ranks; embedding, head and their moments: {spec.embedding_and_head_bytes / 1e6:.1f} MB per worker"
     )
+    if jax.process_count() > 1:
+        note(host_line(spec.live.workers, spec.live.mesh))
     if start is not None:
         for line in restore_lines(start, ledger_after(experiment, start)):
             note(line)

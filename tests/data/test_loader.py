@@ -78,6 +78,14 @@ def test_validation_comes_in_order_and_scores_every_token_once_a_pass(config, ma
         np.testing.assert_array_equal(np.concatenate([batch.inputs[batch.valid] for batch in batches]), tokens[:-1])
 
 
+def test_some_sequences_of_a_batch_are_those_of_the_whole_and_the_others_padding(config, make_loader):
+    is_read = np.array([[True, False, True], [False, True, False]])
+    for step in (0, 7):
+        part, whole = make_loader(config).batch(step, is_read), make_loader(config).batch(step)
+        assert_equal(part, swift.data.Batch(*((leaf * is_read[..., None]).astype(leaf.dtype) for leaf in whole)))
+    assert_equal(make_loader(config).batch(3, np.ones((2, 3), bool)), make_loader(config).batch(3))
+
+
 def test_random_access_equals_iteration(config, make_loader):
     loader, other = make_loader(config), make_loader(config)
     for step, batch in zip(range(2 * loader.num_batches_per_epoch), loader, strict=False):
@@ -199,6 +207,24 @@ def test_a_token_beyond_the_vocabulary_that_the_sample_misses_ends_the_run_where
     message = r"tokens.bin holds token 300 \(token 1000001 of the file\), the vocabulary ends at 255$"
     with pytest.raises(DataError, match=message):
         deque(map(loader.batch, range(loader.num_batches_per_epoch)), maxlen=0)
+
+
+def test_a_sequence_that_is_not_wanted_is_not_read(many_tokens, make_loader):
+    """A token beyond the vocabulary lies in one of two sequences: whoever reads only the other does not find it."""
+    path, config = many_tokens
+    overwrite(path, 1_000_001, 300)
+    loader, parts = make_loader(config, shape=(1, 2, 1000)), np.array([[[True, False]], [[False, True]]])
+
+    def finds(step, is_read):
+        try:
+            loader.batch(step, is_read)
+        except DataError:
+            return True
+        return False
+
+    steps = [step for step in range(loader.num_batches_per_epoch) if finds(step, np.ones((1, 2), bool))]
+    assert steps
+    assert all(sum(finds(step, part) for part in parts) == 1 for step in steps)
 
 
 def test_a_file_that_shrinks_is_told(many_tokens, make_loader):

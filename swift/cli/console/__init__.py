@@ -10,6 +10,7 @@ from swift.cli.console.planning import add_compile, add_place, add_plan, add_sim
 from swift.cli.console.shared_options import (
     add_config,
     add_deadlines,
+    add_hosts,
     add_init_from,
     add_prepare,
     add_progress,
@@ -17,9 +18,11 @@ from swift.cli.console.shared_options import (
     add_stopping,
 )
 from swift.cli.console.startup import Startup
+from swift.cli.console.watching import ParentLink, watched
 
 __all__ = [
     "OneLineParser",
+    "ParentLink",
     "ShowVersion",
     "Startup",
     "add_compile",
@@ -27,6 +30,7 @@ __all__ = [
     "add_data",
     "add_deadlines",
     "add_evaluate",
+    "add_hosts",
     "add_init_from",
     "add_place",
     "add_plan",
@@ -36,6 +40,7 @@ __all__ = [
     "add_simulate",
     "add_stopping",
     "path_of",
+    "watched",
     "with_negative_values",
     "with_suggestion",
 ]

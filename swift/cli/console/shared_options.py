@@ -45,6 +45,18 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a run on several hosts."""
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="run on several hosts, on each of which this command is started: where host 0 is found by the others; "
+        "auto: where JAX knows the surroundings (Slurm, Open MPI, TPU virtual machines, Kubernetes)",
+    )
+    parser.add_argument("--num-hosts", type=int, metavar="N", help="how many hosts there are")
+    parser.add_argument("--host", type=int, metavar="I", help="which of them this is, from 0")
+
+
 def add_prepare(parser: argparse.ArgumentParser) -> None:
     """Adds ``--prepare``."""
     parser.add_argument(

@@ -1,15 +1,17 @@
 """The compiled programs of one configuration on its mesh, each compiled when it is first needed."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled, Lowered, Wrapped
+from jaxtyping import Bool
 
 from swift.data import Batch
 from swift.mesh import RANKED, REPLICATED, SHARED, own_row
@@ -23,8 +25,8 @@ from swift.pipeline.runtime import (
     barrier_step,
     by_iteration,
     evaluation_step,
-    put_batch,
     sequences_per_rank,
+    single_worker_batch,
     single_worker_evaluation,
     single_worker_step,
     table_arrays,
@@ -137,12 +139,27 @@ class Steps:
 
     def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Puts host batches ``[D * M, B, T]`` of a window or one iteration on the devices of the rows that run them."""
+        return self.spec.live.put(self._host_rows(batches), RANKED)
+
+    def _host_rows(self, batches: Sequence[Batch]) -> Batch:
         live = self.spec.live
         if self.spec.is_single_worker:
-            return put_batch(batches[0], live)
+            return single_worker_batch(batches[0], live.num_ranks)
         plan, pipeline_D = self.configuration.plans[len(batches)], self.configuration.pipeline_D
         counts_D = plan.schedule.problem.microbatches
-        return live.put(batch_of_rows(batches, plan.table, pipeline_D, live.num_ranks, counts_D), RANKED)
+        return batch_of_rows(batches, plan.table, pipeline_D, live.num_ranks, counts_D)
+
+    @cached_property
+    def read_here(self) -> Bool[np.ndarray, "M B"]:
+        """The sequences of an iteration's batch that devices of this process compute on."""
+        live, shape_MB = self.spec.live, (self.spec.num_microbatches, self._num_sequences)
+        number_MBT = 1 + np.arange(math.prod(shape_MB), dtype=np.int32).reshape(*shape_MB, 1)
+        is_read = np.zeros(number_MBT.size + 1, bool)  # the first stands for padding
+        for num_iterations in self.configuration.plans if not self.spec.is_single_worker else (1,):
+            rows = self._host_rows([Batch(number_MBT, number_MBT, number_MBT)] * num_iterations).inputs
+            for part in live.shardings(RANKED).addressable_devices_indices_map(rows.shape).values():
+                is_read[rows[part]] = True
+        return is_read[1:].reshape(shape_MB)
 
     def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
         """Runs K iterations: the new state, metrics ``[worker, K, ...]``, and bool[worker], whether they count."""

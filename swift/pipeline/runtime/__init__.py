@@ -18,6 +18,7 @@ from swift.pipeline.runtime.costs import (
 from swift.pipeline.runtime.metrics import Sums, by_iteration
 from swift.pipeline.runtime.single_worker import (
     put_batch,
+    single_worker_batch,
     single_worker_evaluation,
     single_worker_gradients,
     single_worker_step,
@@ -52,6 +53,7 @@ __all__ = [
     "rank_weights",
     "sequences_per_rank",
     "share_sequences",
+    "single_worker_batch",
     "single_worker_evaluation",
     "single_worker_gradients",
     "single_worker_step",

@@ -28,9 +28,14 @@ from swift.pipeline.train_state import DeviceBatch, TrainState
 _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
+def single_worker_batch(batch: Batch, num_ranks: int) -> Batch:
+    """The rows of a host batch ``[M, B, T]`` for one worker: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
+    return Batch(*(share_sequences(leaf[None], num_ranks) for leaf in batch))
+
+
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
-    """Puts a host batch ``[M, B, T]`` on one worker's devices: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
-    return live.put(Batch(*(share_sequences(leaf[None], live.num_ranks) for leaf in batch)), RANKED)
+    """Puts the rows of ``single_worker_batch`` on one worker's devices."""
+    return live.put(single_worker_batch(batch, live.num_ranks), RANKED)
 
 
 def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:

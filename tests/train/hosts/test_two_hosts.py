@@ -1,0 +1,16 @@
+"""A run on two hosts, each a process with one emulated device: the smallest that goes the whole way."""
+
+import json
+
+from tests.elastic.runs import losses
+from tests.train.hosts.runs import ended, start, write_config
+
+
+def test_two_hosts_run_and_the_first_keeps_the_record(tmp_path):
+    settings = {"ModelConfig__num_layers": 1, "ModelConfig__moe_pattern": (True,), "Experiment__num_microbatches": 1}
+    config = write_config(tmp_path, (1, 1, 2), 3, **settings)
+    first, second = ended(start(config, tmp_path / "run", 2, "--format", "json"))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert json.loads(first.out)["num_steps"] == len(losses(tmp_path / "run")) == 3
+    assert "host 0 has 0:0; host 1 has 0:0" in first.err
+    assert (second.out, second.err) == ("", "")
