@@ -59,15 +59,22 @@ class DataConfig:
             is on either side, and a single document is cut, its end being for validation. A stream decides for itself.
         validation_source: source of all documents for validation, of the same kind as ``source``, all of which are
             then for training; None: see ``validation_share``.
+        locality: share of the training sequences that come by domain, from 0 (any order) to 1 (a batch is of one domain
+            but where two of them meet); the domains of a mixture are its sources.
+        domain: field of a pipeline's samples that names the domain of a document; None: its directory, or the file of
+            a record.
 
     Raises:
-        SettingError: ``validation_share`` is not between 0 and 1, or the sources are of two kinds.
+        SettingError: ``validation_share`` or ``locality`` is not between 0 and 1, the sources are of two kinds, or
+            their documents have no domains.
     """
 
     source: TextSource | TokenFile | StreamSource | Pipeline | Mixture = field(default_factory=StandardLibrary)
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     validation_share: float = 0.05
     validation_source: TextSource | TokenFile | StreamSource | Pipeline | None = None
+    locality: float = 0.0
+    domain: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.validation_source, Mixture) or (isinstance(self.source, Mixture) and len(self.sources) > 1):
@@ -83,13 +90,25 @@ class DataConfig:
         for name, source in zip(("source", "validation_source"), self.sources, strict=False):
             if isinstance(source, Pipeline):
                 _check_pipeline(f"DataConfig.{name}", source)
+        self._check_locality()
+
+    def _check_locality(self) -> None:
+        is_number = isinstance(self.locality, int | float) and not isinstance(self.locality, bool)
+        if not (is_number and 0 <= self.locality <= 1):
+            raise SettingError("DataConfig.locality", self.locality, "must be a number from 0 to 1")
+        if self.locality and isinstance(self.source, TokenFile | StreamSource):
+            allowed = f"must be 0 with a {type(self.source).__name__}: its documents have no domains; a mixture's do"
+            raise SettingError("DataConfig.locality", self.locality, allowed)
+        if self.domain is not None and not isinstance(self.source, Pipeline):
+            allowed = "must be None unless DataConfig.source is a pipeline: it names a field of its samples"
+            raise SettingError("DataConfig.domain", self.domain, allowed)
 
     @property
     def components(self) -> tuple["DataConfig", ...]:
         """The data of each source of a mixture; for other data, these."""
         if not isinstance(self.source, Mixture):
             return (self,)
-        return tuple(replace(self, source=source) for source in self.source.sources)
+        return tuple(replace(self, source=source, locality=0.0) for source in self.source.sources)
 
     @property
     def sources(self) -> tuple[TextSource | TokenFile | StreamSource | Pipeline | Mixture, ...]:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
-from swift.data.files import BeyondVocabulary
+from swift.data.files import BeyondVocabulary, DataError
+from swift.data.locality import domain_of
 from swift.data.pipeline import (
     CachePoint,
     InputPlan,
@@ -26,6 +27,8 @@ from swift.data.sources import TextSource
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError
 
+AddTokens = Callable[[Split, str, np.ndarray], None]
+"""Takes tokens: their split, the domain of their document, and themselves."""
 _AHEAD = 64
 """Documents that are ready before they are written to the index."""
 _FEW = 1000
@@ -38,15 +41,18 @@ class DocumentTokens:
 
     Args:
         tokenizer: tokenizer of a ``text``; ``tokens`` stay what they are.
+        domain: field that names the domain of the document, which stays, too; None: none.
     """
 
     tokenizer: Tokenizer
+    domain: str | None = None
 
     def __call__(self, sample: Sample) -> Sample:
         """Returns the tokens, in the smallest unsigned type.
 
         Raises:
             BeyondVocabulary: a token is outside the vocabulary.
+            DataError: there is no text, or no such field.
         """
         vocab_size = self.tokenizer.vocab_size
         given = sample["tokens"] if "tokens" in sample else sample.get("text")
@@ -58,7 +64,12 @@ class DocumentTokens:
             tokens = np.asarray(given)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
             raise BeyondVocabulary(f"a token is not from 0 to {vocab_size - 1}")
-        return {"tokens": tokens.astype(np.min_scalar_type(vocab_size - 1), copy=False)}
+        made = {"tokens": tokens.astype(np.min_scalar_type(vocab_size - 1), copy=False)}
+        if self.domain is None:
+            return made
+        if self.domain not in sample:
+            raise DataError(f"a document has no field {self.domain!r}, see DataConfig.domain, but {', '.join(sample)}")
+        return made | {self.domain: str(sample[self.domain])}
 
 
 class Corpus(NamedTuple):
@@ -70,7 +81,7 @@ class Corpus(NamedTuple):
 
 def corpora_of(config: DataConfig) -> list[Corpus]:
     """Returns the pipelines of a configuration, to the tokens of a document."""
-    tokens = Map(DocumentTokens(config.tokenizer), name="tokenize the documents")
+    tokens = Map(DocumentTokens(config.tokenizer, config.domain), name="tokenize the documents")
     pipelines = [source.then(tokens) for source in config.sources if isinstance(source, Pipeline)]
     if len(pipelines) == 1:
         return [Corpus(pipelines[0], ("train", "validation"))]
@@ -94,9 +105,10 @@ def reading(config: DataConfig) -> Pipeline:
 class _Splitter:
     """Sends the tokens of each document to its split; a place to keep samples, see ``survey``."""
 
-    def __init__(self, config: DataConfig, corpus: Corpus, add: Callable[[Split, np.ndarray], None]):
+    def __init__(self, config: DataConfig, corpus: Corpus, add: AddTokens):
         self._add, self._share, self._splits = add, config.validation_share, corpus.splits
         source, tokenizer = corpus.pipeline.source, config.tokenizer
+        self._source, self._domain = source, config.domain
         self._separator_1 = np.array([tokenizer.separator], np.min_scalar_type(tokenizer.vocab_size - 1))
         self._trains = np.ones(len(source), bool)
         if len(corpus.splits) > 1 and len(source) > 1:
@@ -104,28 +116,28 @@ class _Splitter:
         self._is_cut = len(corpus.splits) > 1 and len(source) == 1
 
     def add(self, number: int, content: bytes) -> None:
-        tokens = decoded(content)["tokens"]
+        sample = decoded(content)
+        tokens = sample["tokens"]
         if not len(tokens):
             return
+        domain = domain_of(self._source.name(number)) if self._domain is None else sample[self._domain]
         cut = cut_at(len(tokens), self._share)
         split: Split = self._splits[0] if self._trains[number] else "validation"
         halves: Iterable[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
         for side, part in halves if self._is_cut else [(split, tokens)]:
-            self._add(side, part)
-            self._add(side, self._separator_1)
+            self._add(side, domain, part)
+            self._add(side, domain, self._separator_1)
 
     def closed(self) -> Any:
         return None
 
 
-def pipeline_tokens(
-    config: DataConfig, add: Callable[[Split, np.ndarray], None], report: Callable[[int, int], None] | None = None
-) -> list[str]:
+def pipeline_tokens(config: DataConfig, add: AddTokens, report: Callable[[int, int], None] | None = None) -> list[str]:
     """Reads the documents of a configuration's pipelines once, in their order.
 
     Args:
         config: settings of the data, whose sources are pipelines.
-        add: called with the split and the tokens of each document that is not empty, and then with a separator.
+        add: takes the tokens of each document that is not empty, and then a separator.
         report: called with the number of records that are done, and that of all.
 
     Returns:

@@ -20,6 +20,7 @@ import numpy as np
 from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
 from swift.data.files import DataError, TokenReader
+from swift.data.locality import DomainRuns, RunsBuilder
 from swift.data.pipeline import NoDigest, Pipeline, survey_digest
 from swift.data.sequential import SequentialStream
 from swift.data.sources import StreamSource, TextSource, TokenFile
@@ -28,8 +29,8 @@ from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory
 
-_VERSION = 1
-_HEAD = "index.json"
+_VERSION = 2
+_HEAD, _RUNS = "index.json", "domains"
 _SETTLED_NS = 2_000_000_000
 """Seconds after a write in which another write may leave the time stamp as it is."""
 
@@ -122,8 +123,8 @@ def make_index(config: DataConfig, path: Path, report: Callable[[IndexProgress],
     made.mkdir(mode=0o700)
     try:
         begun = time.time_ns()
-        splits = (_write_spans if isinstance(config.source, TokenFile) else _write_texts)(config, made, report)
-        replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "splits": splits}).encode())
+        files = (_write_spans if isinstance(config.source, TokenFile) else _write_texts)(config, made, report)
+        replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "files": files}).encode())
         sync_directory(made)
         if not path.exists():
             made.rename(path)
@@ -150,7 +151,9 @@ def is_sound(path: Path, newest_ns: int) -> bool:
         head = _head(path)
         if newest_ns > head["begun"] - _SETTLED_NS:
             return False
-        return all(_digest(path / split) == head["splits"][split]["digest"] for split in get_args(Split))
+        files = head["files"]
+        is_whole = set(get_args(Split)) <= set(files)
+        return is_whole and all(_digest(path / name) == one["digest"] for name, one in files.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -163,16 +166,19 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
         SettingError: the source is a token file that cannot be read.
         DataError: a token is beyond the vocabulary.
     """
-    head = _head(path)["splits"][split]
-    if (path / split).stat().st_size != head["bytes"]:
-        raise OSError(f"{path / split} does not have the {head['bytes']} bytes that were written")
+    files = _head(path)["files"]
+    head = files[split]
+    for name in {split, _RUNS} & set(files):
+        if (path / name).stat().st_size != files[name]["bytes"]:
+            raise OSError(f"{path / name} does not have the {files[name]['bytes']} bytes that were written")
     source = config.source_of(split)
     if isinstance(source, TokenFile):
         starts_S, offsets_S = np.fromfile(path / split, np.int64).reshape(2, -1)
         return TokenStream(source.tokens(config.vocab_size), starts_S, offsets_S, head["num_tokens"])
     vocab_size = config.tokenizer.vocab_size
     tokens_N = TokenReader(str(path / split), np.min_scalar_type(vocab_size - 1), vocab_size)
-    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N), head["digest"])
+    runs = DomainRuns(*np.fromfile(path / _RUNS, np.int64).reshape(2, -1)) if split == "train" else None
+    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N), head["digest"], runs)
 
 
 def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[TokenStream | SequentialStream]:
@@ -229,31 +235,31 @@ class _Written:
 
 
 def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
-    dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
-    if isinstance(config.source, Pipeline):
-        return _write_pipeline(config, path, report)
-    documents, num_bytes = text_documents(config), 0
+    dtype, builder = np.min_scalar_type(config.tokenizer.vocab_size - 1), RunsBuilder()
     with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
         written = {"train": _Written(train), "validation": _Written(validation)}
-        for number, (document, side) in enumerate(documents):
-            for split, tokens in document_tokens(config, document, side):
-                written[split].add(tokens)
-                num_bytes += tokens.nbytes
-            report(IndexProgress(len(documents), number + 1, num_bytes))
-        return {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
 
-
-def _write_pipeline(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
-    dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
-    with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
-        written = {"train": _Written(train), "validation": _Written(validation)}
+        def add(split: Split, domain: str, tokens: np.ndarray) -> None:
+            written[split].add(tokens)
+            if split == "train":
+                builder.add(domain, len(tokens))
 
         def tell(num_done: int, num: int) -> None:
             report(IndexProgress(num, num_done, sum(one.num_bytes for one in written.values())))
 
-        for line in pipeline_tokens(config, lambda split, tokens: written[split].add(tokens), tell):
-            print(line, file=sys.stderr)
-        return {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
+        if isinstance(config.source, Pipeline):
+            for line in pipeline_tokens(config, add, tell):
+                print(line, file=sys.stderr)
+        else:
+            documents = text_documents(config)
+            for number, (document, side) in enumerate(documents):
+                document_tokens(config, document, side, add)
+                tell(number + 1, len(documents))
+        files = {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
+    with (path / _RUNS).open("wb") as file:
+        runs = _Written(file)
+        runs.add(np.stack(builder.runs()))
+        return files | {_RUNS: runs.close(0)}
 
 
 def _write_spans(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Batches by iteration number: the windows of a split, shuffled, repeated and batched by Grain."""
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +17,12 @@ from swift.data.sequential import SequentialStream
 from swift.data.sources import TokenFile
 from swift.data.stream import TokenStream
 from swift.data.tokenizer import Tokenizer
-from swift.data.windows import Batch, JoinedWindows, Windows, count_windows
+from swift.data.windows import Batch, JoinedWindows, Windows, count_windows, training_order
 from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
+_ADDED: dict[str, Any] = {"locality": 0.0}
+"""What older states did not say, since it was always so."""
 
 
 class Loader(Iterator[Batch]):
@@ -90,7 +93,7 @@ class Loader(Iterator[Batch]):
         if self._sequential is not None:  # endless, and with an order of its own
             endless = grain.MapDataset.source(parts[0])
         elif split == "train":
-            endless = _mixed(config, parts, seed)
+            endless = training_order(config, parts, seed, num_sequences)
         else:
             filled = JoinedWindows(parts, self._num_batches_per_epoch * num_sequences)
             endless = grain.MapDataset.source(filled).repeat()
@@ -106,6 +109,7 @@ class Loader(Iterator[Batch]):
             "sequences_per_microbatch": sequences_per_microbatch,
             "sequence_length": sequence_length,
             "seed": seed,
+            "locality": float(config.locality) if split == "train" else 0.0,
         } | identity
         self._file = streams[0].file if len(streams) == 1 else None
 
@@ -199,17 +203,6 @@ class Loader(Iterator[Batch]):
         ]
 
 
-def _mixed(config: DataConfig, parts: Sequence[Windows], seed: int) -> grain.MapDataset:
-    """Returns the windows for training, without end: those of each source shuffled anew in every epoch of it."""
-    shuffled = [
-        grain.MapDataset.source(part).shuffle(seed=_spread_seed(seed, place)).repeat()
-        for place, part in enumerate(parts)
-    ]
-    if not isinstance(config.source, Mixture):
-        return shuffled[0]
-    return grain.MapDataset.mix(shuffled, weights=[float(weight) for weight in config.source.weights])
-
-
 def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialStream]) -> dict[str, Any]:
     """Returns what a resumed run compares: of a mixture the weights, and the same of each source."""
     each = [
@@ -217,7 +210,8 @@ def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialS
         for stream in streams
     ]
     if not isinstance(config.source, Mixture):
-        return each[0]
+        runs = streams[0].runs if isinstance(streams[0], TokenStream) and config.locality else None
+        return each[0] if runs is None else each[0] | {"domains": zlib.crc32(np.stack(runs).tobytes())}
     weights = [float(weight) for weight in config.source.weights]
     return {"num_tokens": sum(stream.num_tokens for stream in streams), "weights": weights, "sources": each}
 
@@ -228,7 +222,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
         raise SettingError("version of the saved data state", saved.get("version"), allowed)
     # An older state lacks fields that were added later.
-    before = {name: saved["data"].get(name, value) for name, value in now["data"].items()}
+    before = {name: saved["data"].get(name, _ADDED.get(name, value)) for name, value in now["data"].items()}
     names = [name for name, value in now["data"].items() if before[name] != value]
     if names:
         this = ", ".join(f"{name} = {now['data'][name]!r}" for name in names)
@@ -253,8 +247,3 @@ def _check_one_window(num_tokens: int, split: Split, sequence_length: int) -> No
         if split == "validation":
             allowed += ", or a larger DataConfig.validation_share"
         raise SettingError("Loader.sequence_length", sequence_length, allowed)
-
-
-def _spread_seed(seed: int, source: int = 0) -> int:
-    # Grain shuffles epoch e with seed + e: unspread, epoch 1 of seed 0 would be epoch 0 of seed 1.
-    return int(np.random.SeedSequence(seed).generate_state(source + 1)[source])

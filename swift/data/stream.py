@@ -12,8 +12,9 @@ from typing import get_args
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
-from swift.data.corpus import pipeline_tokens
+from swift.data.corpus import AddTokens, pipeline_tokens
 from swift.data.files import BeyondVocabulary, FileState, TokenReader
+from swift.data.locality import DomainRuns, RunsBuilder, domain_of
 from swift.data.pipeline import Pipeline
 from swift.data.sequential import SequentialStream
 from swift.data.sources import Document, StreamSource, Text, TextSource, TokenFile
@@ -32,6 +33,7 @@ class TokenStream:
         offsets_S: int64, start of each span in the stream, ascending from 0.
         num_tokens: length of the stream.
         known_digest: digest of all its tokens, known from an index of texts.
+        runs: domains of the documents of texts for training; their positions are those of the stream.
     """
 
     tokens_N: np.ndarray | TokenReader
@@ -39,6 +41,7 @@ class TokenStream:
     offsets_S: np.ndarray
     num_tokens: int
     known_digest: str | None = None
+    runs: DomainRuns | None = None
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Reads the tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer or none past its end."""
@@ -59,6 +62,21 @@ class TokenStream:
     def file(self) -> FileState | None:
         """State of the token file; None if the tokens are those of texts."""
         return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) and self.known_digest is None else None
+
+    def by_domain(self) -> tuple["TokenStream", np.ndarray]:
+        """Joins the documents of each domain end to end, in their order.
+
+        Returns:
+            The stream, and where each domain ends in it, int64[num_domains].
+        """
+        assert self.runs is not None, "only texts for training have domains"
+        assert len(self.starts_S) == 1, "the tokens of texts are one span"
+        lengths_R = np.diff(self.runs.starts_R, append=self.num_tokens)
+        order_R = np.argsort(self.runs.domains_R, kind="stable")
+        ends_R = np.cumsum(lengths_R[order_R])
+        last_R = np.flatnonzero(np.diff(self.runs.domains_R[order_R], append=-1))
+        joined = TokenStream(self.tokens_N, self.runs.starts_R[order_R], ends_R - lengths_R[order_R], self.num_tokens)
+        return joined, ends_R[last_R]
 
     def digest(self) -> str | None:
         """Digest of all tokens of the stream; None for a token file, which is too large to be read for it."""
@@ -97,19 +115,21 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
         tokens_N = source.tokens(config.vocab_size)
         return TokenStream(tokens_N, *spans_of(config, source.document_bounds(tokens_N), split))
     dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
-    pieces = [np.empty(0, dtype)]
+    pieces, builder = [np.empty(0, dtype)], RunsBuilder()
+
+    def add(side: Split, domain: str, tokens: np.ndarray) -> None:
+        if side == split:
+            pieces.append(tokens)
+            builder.add(domain, len(tokens))
+
     if isinstance(source, Pipeline):
-        pipeline_tokens(config, lambda side, tokens: pieces.append(tokens) if side == split else None)
-        return _joined(pieces)
-    for document, side in text_documents(config):
-        if side in (split, None):
-            pieces += [tokens for part, tokens in document_tokens(config, document, side) if part == split]
-    return _joined(pieces)
-
-
-def _joined(pieces: list[np.ndarray]) -> TokenStream:
-    tokens_N = np.concatenate(pieces)
-    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N))
+        pipeline_tokens(config, add)
+    else:
+        for document, side in text_documents(config):
+            if side in (split, None):
+                document_tokens(config, document, side, add)
+    joined_N, zero_1 = np.concatenate(pieces), np.zeros(1, np.int64)
+    return TokenStream(joined_N, zero_1, zero_1, len(joined_N), runs=builder.runs())
 
 
 def text_documents(config: DataConfig) -> list[tuple[Document, Split | None]]:
@@ -125,22 +145,23 @@ def text_documents(config: DataConfig) -> list[tuple[Document, Split | None]]:
     return [(document, whole[0 if member else 1]) for document, member in zip(documents, trains, strict=True)]
 
 
-def document_tokens(config: DataConfig, document: Document, split: Split | None) -> Iterator[tuple[Split, np.ndarray]]:
-    """Yields the tokens of a document that is not empty, then its separator, in the smallest unsigned type.
+def document_tokens(config: DataConfig, document: Document, split: Split | None, add: AddTokens) -> None:
+    """Adds the tokens of a document that is not empty, then its separator, in the smallest unsigned type.
 
     Args:
         config: settings of the data.
         document: document to read.
         split: split that it belongs to; None: it is cut, and each part has a separator.
+        add: takes the split, the domain and the tokens of each part.
     """
     tokens, separator_1 = _tokens(config, document.read(), document.name)
     if not len(tokens):
         return
-    cut = cut_at(len(tokens), config.validation_share)
+    cut, domain = cut_at(len(tokens), config.validation_share), domain_of(document.name)
     halves: list[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
     for side, part in halves if split is None else [(split, tokens)]:
-        yield side, part
-        yield side, separator_1
+        add(side, domain, part)
+        add(side, domain, separator_1)
 
 
 def _streamed(config: DataConfig, texts: Iterator[Text]) -> Iterator[np.ndarray]:

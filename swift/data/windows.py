@@ -1,16 +1,20 @@
-"""Windows of a stream of tokens, and batches of them.
+"""Windows of a stream of tokens, batches of them, and their order for training.
 
 Shapes: M micro-batches, B sequences per micro-batch, T positions.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import grain
 import numpy as np
 
+from swift.data.config import DataConfig, Mixture
+from swift.data.locality import LocalOrder
 from swift.data.sequential import SequentialStream
 from swift.data.stream import TokenStream
+from swift.errors import SettingError
 
 
 class Batch(NamedTuple):
@@ -76,3 +80,67 @@ class JoinedWindows:
 def count_windows(num_tokens: int, sequence_length: int) -> int:
     """Number of windows of ``sequence_length`` labels with at least one label of a stream of ``num_tokens``."""
     return -(-(num_tokens - 1) // sequence_length)
+
+
+def training_order(
+    config: DataConfig, parts: Sequence[Windows], seed: int, sequences_per_batch: int
+) -> grain.MapDataset:
+    """Returns the windows for training, without end: those of each source shuffled anew in every epoch of it.
+
+    Args:
+        config: settings of the data, of which the weights of a mixture and the locality count.
+        parts: windows of each source.
+        seed: seed of the order.
+        sequences_per_batch: windows of a batch.
+
+    Raises:
+        SettingError: the windows are to come by domain, and there is one domain only.
+    """
+    shuffled = [
+        grain.MapDataset.range(len(part))
+        .shuffle(seed=_spread_seed(seed, place))
+        .repeat()
+        .map(lambda number, place=place: (place, number))
+        for place, part in enumerate(parts)
+    ]
+    order, epoch = shuffled[0], len(parts[0])
+    if isinstance(config.source, Mixture):
+        order, epoch = grain.MapDataset.mix(shuffled, weights=[float(weight) for weight in config.source.weights]), 0
+    if config.locality:
+        parts, domain = _by_domain(config, parts)
+        windows = LocalOrder(
+            order,
+            domain,
+            locality=config.locality,
+            sequences_per_batch=sequences_per_batch,
+            epoch=epoch,
+            seed=_spread_seed(seed),
+        )
+        order = grain.MapDataset.source(windows)
+    return order.map(lambda window: parts[window[0]][window[1]])
+
+
+def _by_domain(config: DataConfig, parts: Sequence[Windows]) -> tuple[Sequence[Windows], Callable[[int, int], int]]:
+    """Returns the windows with the documents of a domain end to end, and the function of a window's domain."""
+    if isinstance(config.source, Mixture):
+        ends_D, num_domains = None, len(parts)
+    else:
+        (part,) = parts
+        assert isinstance(part.stream, TokenStream)
+        stream, ends_D = part.stream.by_domain()
+        parts, num_domains = [replace(part, stream=stream)], len(ends_D)
+    if num_domains < 2:
+        allowed = "must be 0 where all documents are of one domain: see DataConfig.domain, or use a mixture"
+        raise SettingError("DataConfig.locality", config.locality, allowed)
+    length = parts[0].sequence_length
+
+    def domain(source: int, number: int) -> int:
+        """Finds the domain in which a window begins."""
+        return source if ends_D is None else int(np.searchsorted(ends_D, number * length, side="right"))
+
+    return parts, domain
+
+
+def _spread_seed(seed: int, source: int = 0) -> int:
+    # Grain shuffles epoch e with seed + e: unspread, epoch 1 of seed 0 would be epoch 0 of seed 1.
+    return int(np.random.SeedSequence(seed).generate_state(source + 1)[source])
