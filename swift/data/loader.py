@@ -22,7 +22,7 @@ from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
 _ADDED: dict[str, Any] = {"locality": 0.0}
-"""What older states did not say, since it was always so."""
+"""Values of what older states do not say."""
 
 
 class Loader(Iterator[Batch]):
