@@ -166,11 +166,16 @@ def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.
         split: split to select.
         validation_share: expected share of the documents used for validation.
     """
-    places = np.array([_hash_to_unit(name) for name in names])
+    places = split_places(names)
     validates = places < validation_share
     assert len(places) > 1, "a single document is cut, see cut_at"
     validates[places.argmin()], validates[places.argmax()] = True, False
     return validates if split == "validation" else ~validates
+
+
+def split_places(names: Iterable[str]) -> np.ndarray:
+    """Returns the hash of each name as a number from 0 to 1: below the share for validation a document validates."""
+    return np.fromiter(map(_hash_to_unit, names), float)
 
 
 def cut_at(num_tokens: int, validation_share: float) -> int:

@@ -24,7 +24,7 @@ from swift.data.locality import DomainRuns, RunsBuilder
 from swift.data.pipeline import NoDigest, Pipeline, survey_digest
 from swift.data.sequential import SequentialStream
 from swift.data.sources import StreamSource, TextSource, TokenFile
-from swift.data.stream import TokenStream, document_tokens, new_digest, open_stream, spans_of, text_documents
+from swift.data.stream import Spans, TokenStream, document_tokens, new_digest, open_stream, spans_of, text_documents
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory
@@ -264,19 +264,19 @@ def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress
 
 def _write_spans(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
     splits: dict[str, Any] = {}
-    found: dict[Any, np.ndarray] = {}
+    found: dict[Any, dict[Split, Spans]] = {}
     for split in get_args(Split):
         source = config.source_of(split)
         assert isinstance(source, TokenFile)
         if source not in found:
-            found[source] = source.document_bounds(source.tokens(config.vocab_size))
-        bounds = found[source]
-        starts_S, offsets_S, num_tokens = spans_of(config, bounds, split)
+            found[source] = spans_of(config, source.document_ends(source.tokens(config.vocab_size)))
+        spans = found[source][split]
         with (path / split).open("wb") as file:
             one = _Written(file)
-            one.add(np.stack([starts_S, offsets_S]))
-            splits[split] = one.close(num_tokens)
-        report(IndexProgress(len(bounds) - 1, len(bounds) - 1, one.num_bytes))
+            one.add(spans.starts_S)
+            one.add(spans.offsets_S)
+            splits[split] = one.close(spans.num_tokens)
+        report(IndexProgress(len(spans.starts_S), len(spans.starts_S), one.num_bytes))
     return splits
 
 

@@ -20,7 +20,7 @@ from swift.files import check_regular, read_regular
 BLOCK_TOKENS = 16384
 """Tokens of a document in a token file that does not mark the ends of its documents."""
 
-_SCAN_TOKENS = 1 << 22
+_SCAN_TOKENS, _SCAN_BLOCKS = 1 << 22, 1 << 16
 _LEAST_LOW_HALVES = 64
 _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
@@ -224,25 +224,31 @@ class TokenFile:
             raise SettingError("TokenFile.dtype", self.dtype, allowed)
         return reader
 
-    def document_bounds(self, tokens_N: np.ndarray | TokenReader) -> np.ndarray:
-        """Finds the starts of the documents in the file, then its end: int64[num_documents + 1].
+    def document_ends(self, tokens_N: np.ndarray | TokenReader) -> Iterator[np.ndarray]:
+        """Yields the ends of the documents in the file, ascending, a piece at a time: int64[num].
 
-        A document includes the token that ends it; what follows the last such token is a document too.
+        A document includes the token that ends it; what follows the last such token is a document too. Pieces, since
+        the ends of a large file would take more memory than all else together.
 
         Raises:
             SettingError: ``end_of_document`` occurs nowhere.
         """
-        num_tokens = len(tokens_N)
+        num_tokens, last = len(tokens_N), 0
         if self.end_of_document is None:
-            return np.append(np.arange(0, num_tokens, BLOCK_TOKENS), num_tokens)
-        # Piece by piece, so that the comparison's result stays small for a file of any size.
-        pieces = range(0, num_tokens, _SCAN_TOKENS)
-        ends = [np.flatnonzero(tokens_N[i : i + _SCAN_TOKENS] == self.end_of_document) + i + 1 for i in pieces]
-        bounds = np.unique(np.concatenate([[0], *ends, [num_tokens]]))
-        if not any(len(piece) for piece in ends):
+            for start in range(0, num_tokens, _SCAN_BLOCKS * BLOCK_TOKENS):
+                stop = min(num_tokens, start + _SCAN_BLOCKS * BLOCK_TOKENS)
+                yield np.append(np.arange(start + BLOCK_TOKENS, stop, BLOCK_TOKENS), stop)
+            return
+        for start in range(0, num_tokens, _SCAN_TOKENS):
+            ends = np.flatnonzero(tokens_N[start : start + _SCAN_TOKENS] == self.end_of_document) + start + 1
+            if len(ends):
+                last = int(ends[-1])
+                yield ends
+        if not last:
             allowed = f"{self.path} holds no such token"
             raise SettingError("TokenFile.end_of_document", self.end_of_document, allowed)
-        return bounds
+        if last < num_tokens:
+            yield np.array([num_tokens])
 
 
 def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:

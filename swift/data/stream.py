@@ -5,13 +5,13 @@ Shapes: N tokens at hand, S spans of them that belong to the split.
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from swift.data.config import DataConfig, Split, cut_at, in_split
+from swift.data.config import DataConfig, Split, cut_at, in_split, split_places
 from swift.data.corpus import AddTokens, pipeline_tokens
 from swift.data.files import BeyondVocabulary, FileState, TokenReader
 from swift.data.locality import DomainRuns, RunsBuilder, domain_of
@@ -113,7 +113,7 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
         return SequentialStream(lambda: _streamed(config, source.stream(split)), repr(source))
     if isinstance(source, TokenFile):
         tokens_N = source.tokens(config.vocab_size)
-        return TokenStream(tokens_N, *spans_of(config, source.document_bounds(tokens_N), split))
+        return TokenStream(tokens_N, *spans_of(config, source.document_ends(tokens_N))[split])
     dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
     pieces, builder = [np.empty(0, dtype)], RunsBuilder()
 
@@ -185,27 +185,61 @@ def _tokens(config: DataConfig, text: Text, name: str) -> tuple[np.ndarray, np.n
     return tokens.astype(dtype, copy=False), np.array([config.tokenizer.separator], dtype)
 
 
-def spans_of(config: DataConfig, bounds: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, int]:
-    """Finds the spans of a split's documents in a token file.
+class Spans(NamedTuple):
+    """Spans of a token file that belong to a split, see ``TokenStream``."""
+
+    starts_S: np.ndarray
+    offsets_S: np.ndarray
+    num_tokens: int
+
+
+def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Spans]:
+    """Finds the spans of each split's documents in a token file; only these are held, and not the documents.
 
     Args:
         config: settings of the data.
-        bounds: int64[num_documents + 1], starts of all documents, then the end of the file.
-        split: split to select.
-
-    Returns:
-        (``starts_S``, ``offsets_S``, ``num_tokens``), see ``TokenStream``.
+        ends: ends of all documents, see ``TokenFile.document_ends``.
     """
-    num_documents = len(bounds) - 1
     if config.validation_source is not None:
-        members = np.ones(num_documents, bool)
-    elif num_documents == 1:
-        bounds = np.insert(bounds, 1, cut_at(int(bounds[-1]), config.validation_share))
-        members = np.array([split == "train", split == "validation"])
-    else:
-        members = in_split((str(number) for number in range(num_documents)), split, config.validation_share)
-    # Neighbours of the same split are one span: a span begins and ends where membership changes.
-    changes = np.flatnonzero(np.diff(members, prepend=False, append=False))
-    starts_S, ends_S = bounds[changes[0::2]], bounds[changes[1::2]]
+        *_, last = ends
+        whole = _spans(np.array([0, last[-1]]))
+        return {"train": whole, "validation": whole}
+    bounds, nearest, begin, number, validated = [np.zeros(1, np.int64)], list[_Document](), 0, 0, False
+    for ends_K in ends:
+        starts_K = np.concatenate([[begin], ends_K[:-1]])
+        places_K = split_places(str(one) for one in range(number, number + len(ends_K)))
+        validates_K = places_K < config.validation_share
+        bounds.append(starts_K[np.diff(validates_K, prepend=validated)])  # where the split changes
+        found = [_Document(places_K[at], int(starts_K[at]), int(ends_K[at])) for at in _extremes(places_K)]
+        nearest = [min(found[0], *nearest[:1]), max(found[1], *nearest[1:])] if nearest else found
+        begin, validated, number = int(ends_K[-1]), bool(validates_K[-1]), number + len(ends_K)
+    if number == 1:
+        bounds = [np.array([0, cut_at(begin, config.validation_share)])]
+    elif nearest[0].place >= config.validation_share:  # no document validates: the nearest one does
+        bounds = [np.array([0, *nearest[0][1:]])]
+    elif nearest[1].place < config.validation_share:
+        bounds = [np.array([0, 0, *nearest[1][1:]])]
+    joined = np.concatenate([*bounds, [begin]])
+    return {"train": _spans(joined), "validation": _spans(joined[1:])}
+
+
+class _Document(NamedTuple):
+    """A document of a token file: the hash of its name, and where it begins and ends."""
+
+    place: float
+    start: int
+    end: int
+
+
+def _extremes(places_K: np.ndarray) -> tuple[int, int]:
+    return int(places_K.argmin()), int(places_K.argmax())
+
+
+def _spans(bounds: np.ndarray) -> Spans:
+    """Returns every second part between bounds, the first one and so on; an empty one is left out."""
+    starts_S, ends_S = bounds[:-1:2], bounds[1::2]
+    starts_S, ends_S = starts_S[: len(ends_S)], ends_S
+    is_some = ends_S > starts_S
+    starts_S, ends_S = starts_S[is_some], ends_S[is_some]
     ends_in_stream = np.cumsum(ends_S - starts_S)
-    return starts_S, ends_in_stream - (ends_S - starts_S), int(ends_in_stream[-1])
+    return Spans(starts_S, ends_in_stream - (ends_S - starts_S), int(ends_in_stream[-1]))

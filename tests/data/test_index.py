@@ -4,18 +4,20 @@ import os
 import shutil
 import threading
 import time
+import tracemalloc
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, Document, TextFiles, TokenFile
+from swift.data import DataConfig, Document, Loader, TextFiles, TokenFile
 from swift.data import index_cache as cache_module
-from swift.data.files import BeyondVocabulary
+from swift.data.files import BeyondVocabulary, TokenReader
 from swift.data.index import corpus_stream, indexed_stream, is_sound
 from swift.data.index_cache import find_index
-from swift.data.stream import open_stream
+from swift.data.stream import open_stream, spans_of
 
 LONG_AGO = 1_000_000_000
 
@@ -244,3 +246,57 @@ def test_an_index_that_nobody_uses_is_removed(texts, cache):
     find(texts, cache)
     assert path.exists()
     assert not old.exists()
+
+
+def test_a_large_token_file_is_never_held_whole(tmp_path, monkeypatch):
+    """A sparse file of 2 GB: the largest read, and all memory at once, are a small part of it."""
+    path, longest = tmp_path / "tokens.bin", 0
+    with path.open("wb") as file:
+        file.truncate(2 * 10**9)
+    read = TokenReader._read
+
+    def noted(self, start, stop):
+        nonlocal longest
+        longest = max(longest, stop - start)
+        return read(self, start, stop)
+
+    monkeypatch.setattr(TokenReader, "_read", noted)
+    config = DataConfig(TokenFile(str(path), vocab_size=2))
+    tracemalloc.start()
+    try:
+        index = find_index(config, tmp_path / "cache", print)
+        loader = Loader(
+            config, "train", num_microbatches=1, sequences_per_microbatch=4, sequence_length=64, seed=0, corpus=index
+        )
+        assert loader.batch(1000).valid.all()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert longest <= 16384
+    assert most < 5 * 2**20
+
+
+def test_ends_of_documents_come_in_pieces(tmp_path, monkeypatch):
+    """Spans that are found piece by piece are those of the whole."""
+    tokens = np.random.default_rng(3).integers(0, 5, 4000, np.uint16)
+    tokens[-1] = 1
+    write(tmp_path / "t.bin", tokens.tobytes())
+    source = TokenFile(str(tmp_path / "t.bin"), end_of_document=0, vocab_size=5)
+    config = DataConfig(source, validation_share=0.4)
+    whole = spans_of(config, [np.concatenate(list(source.document_ends(tokens)))])
+    monkeypatch.setattr("swift.data.sources._SCAN_TOKENS", 7)
+    pieces = list(source.document_ends(tokens))
+    assert len(pieces) > 100
+    held = list[weakref.ref]()
+
+    def one_by_one():
+        for piece in map(np.copy, pieces):
+            held.append(weakref.ref(piece))
+            yield piece
+            assert sum(one() is not None for one in held) <= 2, "documents are held"
+
+    parts = spans_of(config, one_by_one())
+    for split in ("train", "validation"):
+        for one, other in zip(parts[split], whole[split], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert parts["train"].num_tokens + parts["validation"].num_tokens == len(tokens)

@@ -78,11 +78,16 @@ def test_a_token_file_is_read_by_position(tmp_path, dtype):
 def test_documents_of_a_token_file(monkeypatch):
     tokens = np.array([9, 1, 1, 9, 2, 9, 9, 3])
     monkeypatch.setattr("swift.data.sources._SCAN_TOKENS", 3)
-    assert TokenFile("x", end_of_document=9).document_bounds(tokens).tolist() == [0, 1, 4, 6, 7, 8]
-    assert TokenFile("x", end_of_document=3).document_bounds(tokens).tolist() == [0, 8]
+    monkeypatch.setattr("swift.data.sources._SCAN_BLOCKS", 2)
+
+    def ends(source, tokens):
+        return np.concatenate(list(source.document_ends(tokens))).tolist()
+
+    assert ends(TokenFile("x", end_of_document=9), tokens) == [1, 4, 6, 7, 8]
+    assert ends(TokenFile("x", end_of_document=3), tokens) == [8]
     many = np.zeros(2 * BLOCK_TOKENS + 1, np.uint16)
-    assert TokenFile("x").document_bounds(many).tolist() == [0, BLOCK_TOKENS, 2 * BLOCK_TOKENS, len(many)]
-    assert TokenFile("x").document_bounds(many[:BLOCK_TOKENS]).tolist() == [0, BLOCK_TOKENS]
+    assert ends(TokenFile("x"), many) == [BLOCK_TOKENS, 2 * BLOCK_TOKENS, len(many)]
+    assert ends(TokenFile("x"), many[:BLOCK_TOKENS]) == [BLOCK_TOKENS]
 
 
 def test_token_file_errors(tmp_path):
@@ -102,7 +107,7 @@ def test_token_file_errors(tmp_path):
     with pytest.raises(SettingError, match=r"TokenFile.dtype = 'uint32': .*tokens.bin holds 6 bytes, no multiple of 4"):
         TokenFile(path, "uint32").tokens(256)
     with pytest.raises(SettingError, match=r"TokenFile.end_of_document = 70000: .*tokens.bin holds no such token"):
-        TokenFile(path, end_of_document=70000).document_bounds(TokenFile(path).tokens(256))
+        list(TokenFile(path, end_of_document=70000).document_ends(TokenFile(path).tokens(256)))
 
 
 def test_the_default_source_is_the_standard_library():
