@@ -203,7 +203,7 @@ MUTATIONS = (
         ("tests/pipeline/test_transactions.py", "tests/pipeline/test_barrier.py"),
     ),
     Mutation(
-        "pipeline/runtime/train_step.py",
+        "pipeline/runtime/rank_context.py",
         "auxiliary_weight * self.divisor_K / spec.num_microbatches",
         "auxiliary_weight * self.divisor_K",
         LAW,
@@ -219,7 +219,7 @@ MUTATIONS = (
     Mutation("pipeline/runtime/chunk_layers.py", "leaf.at[index].set(0, mode", "leaf.at[index].add(0, mode", CHUNKS),
     Mutation("pipeline/chunk_rounds.py", "self.turn == turn, peer_sum,", "self.turn < turn, peer_sum,", CHUNKS),
     Mutation(
-        "pipeline/runtime/train_step.py",
+        "pipeline/runtime/rank_context.py",
         "jnp.where(ends.is_first, g, jnp.zeros_like(g))",
         "g",
         ("tests/pipeline/test_barrier.py",),

@@ -158,10 +158,10 @@ def _groups(rest: str) -> tuple[tuple[int, ...], ...]:
     if not iota:
         return ()
     dims = [int(dim) for dim in iota[3].split(",")]
-    places = np.arange(math.prod(dims)).reshape(dims)
+    positions = np.arange(math.prod(dims)).reshape(dims)
     if iota[4]:
-        places = places.transpose([int(dim) for dim in iota[4].split(",")])
-    return tuple(tuple(map(int, group)) for group in places.reshape(int(iota[1]), int(iota[2])))
+        positions = positions.transpose([int(dim) for dim in iota[4].split(",")])
+    return tuple(tuple(map(int, group)) for group in positions.reshape(int(iota[1]), int(iota[2])))
 
 
 def _tuples(text: str) -> tuple[tuple[int, ...], ...]:

@@ -14,7 +14,7 @@ from swift.cli.configuration import load_stored
 from swift.cli.main import main
 from swift.data import prompt_tokens
 from swift.models import GPT
-from swift.models.hugging_face import TensorPlace, read_decoder, tensor_places
+from swift.models.hugging_face import TensorLocation, read_decoder, tensor_locations
 from swift.train.hugging_face import import_hugging_face
 
 numpy_files = pytest.importorskip("safetensors.numpy")
@@ -53,7 +53,7 @@ def write(path, config=CONFIG, files=2):
     """A directory of the hub with random weights, in several files."""
     path.mkdir()
     decoder = read_decoder(config, "")
-    places = list(tensor_places(decoder.family, GPT(decoder.model, decoder.vocab_size, decoder.num_experts)))
+    places = list(tensor_locations(decoder.family, GPT(decoder.model, decoder.vocab_size, decoder.num_experts)))
     random, weight_map = np.random.default_rng(0), {}
     for number in range(files):
         name = f"model-{number + 1:05}-of-{files:05}.safetensors"
@@ -270,7 +270,7 @@ def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, cap
 
 def test_a_signal_leaves_nothing_of_a_model(hub, imported, tmp_path, monkeypatch, capfd):
     """Between two tensors: what is there already is removed."""
-    calls, part_of = [], TensorPlace.part_of
+    calls, part_of = [], TensorLocation.part_of
 
     def kill_at_the_fifth(place, parameter):
         calls.append(place)
@@ -279,7 +279,7 @@ def test_a_signal_leaves_nothing_of_a_model(hub, imported, tmp_path, monkeypatch
             os.kill(os.getpid(), signal.SIGTERM)
         return part_of(place, parameter)
 
-    monkeypatch.setattr(TensorPlace, "part_of", kill_at_the_fifth)
+    monkeypatch.setattr(TensorLocation, "part_of", kill_at_the_fifth)
     out = ["--out", str(tmp_path / "model")]
     for command in (["import", str(hub), *out], ["export", str(imported), "--format", "hf", *out]):
         calls.clear()

@@ -13,7 +13,7 @@ from swift.cli.configuration import load_stored
 from swift.cli.main import main
 from swift.experts import ExpertConfig, dropless_moe
 from swift.models import plain_logits
-from swift.models.hugging_face import FAMILIES, tensor_places
+from swift.models.hugging_face import FAMILIES, tensor_locations
 from swift.train import load_exported
 from swift.train.checkpoints import pure
 
@@ -142,7 +142,7 @@ def test_loss_and_gradients_are_theirs(hub, ours):
     np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
     arrays = {name: np.asarray(leaf) for name, leaf in by_name(pure(gradients)).items()}
     family = FAMILIES[json.loads((hub[0] / "config.json").read_text())["model_type"]]
-    places = list(tensor_places(family, gpt))
+    places = list(tensor_locations(family, gpt))
     assert {place.name for place in places} == set(theirs)
     for place in places:
         part = place.part_of(arrays[place.parameter])

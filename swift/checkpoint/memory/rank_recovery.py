@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint.memory.message_texts import RankSource, kept_lines, rank_facts, rank_lines
-from swift.checkpoint.memory.slice_search import RankCopy, SlicePart, SliceSearch, lost_parts, slice_names, slice_of
+from swift.checkpoint.memory.slice_search import LostSlices, RankCopy, SliceSearch, lost_slices, slice_names, slice_of
 from swift.checkpoint.partial import StateSplit, by_name
 from swift.checkpoint.storage import Ledger, RestorePlan
 
@@ -82,11 +82,11 @@ def recover_ranks(
         ledger=ledger,
     )
     sources, lost_LE = list[RankSource](), np.zeros_like(ledger.tally.contained_LE)
-    for part in lost_parts(split, lost):
-        source, num_lost = _fill(search, arrays, part)
+    for wanted in lost_slices(split, lost):
+        source, num_lost = _fill(search, arrays, wanted)
         sources.append(source)
-        if part.unit is not None:
-            lost_LE[part.unit] += num_lost
+        if wanted.unit is not None:
+            lost_LE[wanted.unit] += num_lost
     lost_LE = -(-lost_LE // split.num_ranks)  # rounded up; only one slice of each expert, one Nth, fell back
     tally = ledger.tally.fell_back(lost_LE)
     passed_over = [f"passed over: {why}" for why in _passed_over(stored)]
@@ -99,17 +99,17 @@ def recover_ranks(
     )
 
 
-def _fill(search: SliceSearch, arrays: Mapping[str, np.ndarray], part: SlicePart) -> tuple[RankSource, int]:
-    """Fills in a part from its best copies; returns their origins, and the token updates that they lack."""
-    weights, moments = search.find(part)
-    weight_names, moment_names = slice_names(search.split, part.unit)
+def _fill(search: SliceSearch, arrays: Mapping[str, np.ndarray], wanted: LostSlices) -> tuple[RankSource, int]:
+    """Fills in lost slices from their best copies; returns their origins, and the token updates that they lack."""
+    weights, moments = search.find(wanted)
+    weight_names, moment_names = slice_names(search.split, wanted.unit)
     for found, names in ((weights, weight_names), (moments, moment_names)):
         for name in names:
-            slice_of(search.split, arrays[name], part)[...] = found.read(name)
+            slice_of(search.split, arrays[name], wanted)[...] = found.read(name)
     num_lost = 0
-    if part.unit is not None and weights.contained is not None:
-        num_lost = max(0, int(search.ledger.tally.contained_LE[part.unit]) - weights.contained)
-    source = RankSource(*part, weights.origin, moments.origin if moment_names else None)
+    if wanted.unit is not None and weights.contained is not None:
+        num_lost = max(0, int(search.ledger.tally.contained_LE[wanted.unit]) - weights.contained)
+    source = RankSource(*wanted, weights.origin, moments.origin if moment_names else None)
     return source.named(search.names), num_lost
 
 

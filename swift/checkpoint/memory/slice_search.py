@@ -38,8 +38,8 @@ class RankCopy:
     contained_LE: np.ndarray
 
 
-class SlicePart(NamedTuple):
-    """A part recovered on its own: a rank's slices of a stage's dense part (unit None), or of an expert."""
+class LostSlices(NamedTuple):
+    """A rank's slices of a stage's dense part (unit None), or of an expert, which are recovered on their own."""
 
     stage: int
     rank: int
@@ -48,7 +48,7 @@ class SlicePart(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundCopy:
-    """A copy of a part: its origin, a reader of its values by array, and the token updates it contains; None: all."""
+    """A copy of lost slices: its origin, a reader of its values by array, and its token updates; None: all."""
 
     origin: Origin
     read: Callable[[str], np.ndarray]
@@ -57,7 +57,7 @@ class FoundCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class SliceSearch:
-    """The places to search for lost parts; see ``recover_ranks``."""
+    """The copies to search for lost slices; see ``recover_ranks``."""
 
     split: StateSplit
     placement_PLNS: np.ndarray
@@ -69,32 +69,32 @@ class SliceSearch:
     names: Sequence[int]
     ledger: Ledger
 
-    def find(self, part: SlicePart) -> tuple[FoundCopy, FoundCopy]:
-        """The best copies of a part's weights, and of its moments."""
-        newest = self._newest(part)
+    def find(self, wanted: LostSlices) -> tuple[FoundCopy, FoundCopy]:
+        """The best copies of the weights of lost slices, and of their moments."""
+        newest = self._newest(wanted)
         if newest is not None and newest.origin.step == self.step:
             return newest, newest
-        weights = self._in_slots(part) or newest or self._in_storage(part)
-        _, moment_names = slice_names(self.split, part.unit)
-        return weights, newest or (self._in_storage(part) if moment_names else weights)
+        weights = self._in_slots(wanted) or newest or self._in_storage(wanted)
+        _, moment_names = slice_names(self.split, wanted.unit)
+        return weights, newest or (self._in_storage(wanted) if moment_names else weights)
 
-    def _newest(self, part: SlicePart) -> FoundCopy | None:
-        """The newest snapshot of a part, or its copy in a newer checkpoint; None: there is no snapshot."""
-        snapshot = next(filter(None, (self._in_snapshot(part, copy) for copy in self.copies)), None)
-        if snapshot is None or snapshot.origin.step >= self._saved_step(part):
+    def _newest(self, wanted: LostSlices) -> FoundCopy | None:
+        """The newest snapshot of lost slices, or their copy in a newer checkpoint; None: there is no snapshot."""
+        snapshot = next(filter(None, (self._in_snapshot(wanted, copy) for copy in self.copies)), None)
+        if snapshot is None or snapshot.origin.step >= self._saved_step(wanted):
             return snapshot
         with suppress(RunError):  # the checkpoint may be damaged by now
-            return max(snapshot, self._in_storage(part), key=lambda found: found.origin.step)
+            return max(snapshot, self._in_storage(wanted), key=lambda found: found.origin.step)
         return snapshot
 
-    def _saved_step(self, part: SlicePart) -> int:
-        """The step of the newest checkpoint that has a part; -1: none."""
-        if part.unit is None:
+    def _saved_step(self, wanted: LostSlices) -> int:
+        """The step of the newest checkpoint that has these slices; -1: none."""
+        if wanted.unit is None:
             return max(self.ledger.common, default=-1)
-        return next((copy.step for copy in self.ledger.copies.get(part.unit, ())), -1)
+        return next((copy.step for copy in self.ledger.copies.get(wanted.unit, ())), -1)
 
-    def _in_snapshot(self, part: SlicePart, copy: RankCopy) -> FoundCopy | None:
-        stage, rank, unit = part
+    def _in_snapshot(self, wanted: LostSlices, copy: RankCopy) -> FoundCopy | None:
+        stage, rank, unit = wanted
         if copy.rank != rank or (stage, copy.holder) in self.lost:
             return None
         origin = Origin("snapshot", copy.step, copy.holder)
@@ -116,52 +116,52 @@ class SliceSearch:
         width = self.split.shapes[f"{_MASTER}expert"].shape[-1]
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
-    def _in_slots(self, part: SlicePart) -> FoundCopy | None:
+    def _in_slots(self, wanted: LostSlices) -> FoundCopy | None:
         """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
-        stage, rank, unit = part
+        stage, rank, unit = wanted
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
         if not self.slots or not living:
             return None
-        row: int | slice = slice(None)
+        layer: int | slice = slice(None)
         holder, slot = living[0], 0
         if unit is not None:
             if not self._has_whole_experts:
                 return None
-            _, row = self.split.place(unit[0])
-            places = np.argwhere(self.placement_PLNS[stage, row, living] == unit[1])
-            if not places.size:
+            _, layer = self.split.location(unit[0])
+            found = np.argwhere(self.placement_PLNS[stage, layer, living] == unit[1])
+            if not found.size:
                 return None
-            holder, slot = living[places[0, 0]], places[0, 1]
+            holder, slot = living[found[0, 0]], found[0, 1]
 
         def read(name: str) -> np.ndarray:
-            whole = self.slots[name.removeprefix(_MASTER)][stage, row, holder, slot]
+            whole = self.slots[name.removeprefix(_MASTER)][stage, layer, holder, slot]
             width = self.split.shapes[name].shape[-1]
             mine = whole[..., rank * width : (rank + 1) * width]
             return mine if unit is not None else mine[:, None]
 
         return FoundCopy(Origin("replica", self.step, holder), read, None)
 
-    def _in_storage(self, part: SlicePart) -> FoundCopy:
+    def _in_storage(self, wanted: LostSlices) -> FoundCopy:
         found = self.stored()
         if found is None:
-            what = "the dense part" if part.unit is None else f"expert {part.unit[1]} of layer {part.unit[0]}"
+            what = "the dense part" if wanted.unit is None else f"expert {wanted.unit[1]} of layer {wanted.unit[0]}"
             missing = f"no memory and no checkpoint has a copy of its slice of {what}"
-            raise RunError(f"rank {self.names[part.rank]} is lost, and {missing}")
+            raise RunError(f"rank {self.names[wanted.rank]} is lost, and {missing}")
         state, plan = found
         arrays = by_name(state)
         origin, contained = Origin("storage", plan.step), None
-        if part.unit is not None:
-            copy = plan.sources[part.unit]
+        if wanted.unit is not None:
+            copy = plan.sources[wanted.unit]
             origin, contained = Origin("storage", copy.step), copy.contained
-        return FoundCopy(origin, lambda name: slice_of(self.split, arrays[name], part), contained)
+        return FoundCopy(origin, lambda name: slice_of(self.split, arrays[name], wanted), contained)
 
 
-def lost_parts(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[SlicePart]:
-    """The parts that lost ranks had, given as pairs (stage, rank)."""
+def lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[LostSlices]:
+    """The slices that lost ranks had; ``lost`` has pairs (stage, rank)."""
     for stage, rank in sorted(lost):
-        yield SlicePart(stage, rank, None)
+        yield LostSlices(stage, rank, None)
         for layer, class_ in product(split.layers_of_stages[stage], range(split.num_classes)):
-            yield SlicePart(stage, rank, (layer, class_))
+            yield LostSlices(stage, rank, (layer, class_))
 
 
 def slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
@@ -171,8 +171,8 @@ def slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[s
     return masters, [name for name in among if name not in masters]
 
 
-def slice_of(split: StateSplit, array: np.ndarray, part: SlicePart) -> np.ndarray:
-    """A view of a part in an array ``[P, layer, N, ...]``."""
-    if part.unit is None:
-        return array[part.stage, :, part.rank]
-    return array[part.stage, split.place(part.unit[0])[1], part.rank, part.unit[1]]
+def slice_of(split: StateSplit, array: np.ndarray, wanted: LostSlices) -> np.ndarray:
+    """A view of lost slices in an array ``[P, layer, N, ...]``."""
+    if wanted.unit is None:
+        return array[wanted.stage, :, wanted.rank]
+    return array[wanted.stage, split.location(wanted.unit[0])[1], wanted.rank, wanted.unit[1]]

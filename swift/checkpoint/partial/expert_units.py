@@ -1,7 +1,7 @@
 """Division of a training state into a dense part and experts, each of which is saved and restored on its own.
 
-An expert's state is its master weights and moments: its part, by class, of every array in the group ``expert``. Where
-the optimizer's state is tied to slots instead of experts (the layout ``coupled``), everything is in the dense part.
+An expert's state is its master weights and moments: its entry in every array of the group ``expert``. Where the
+optimizer's state is tied to slots instead of experts (the layout ``coupled``), everything is in the dense part.
 
 Legend: P stages, L MoE layers of a stage, N ranks, E expert classes, K chosen classes of a layer, w values of a rank's
 slice, V arrays of an expert's state that have the same dtype.
@@ -65,8 +65,8 @@ class StateSplit:
         abstract: the state as a tree of shapes and dtypes: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         has_classes: whether the arrays of the experts have a dim of classes: ``[P, L, N, E, w]``.
-        layers_P: MoE layers of each stage, at most L, in the first rows of its arrays; the others are padding, which is
-            zeros. None: L layers.
+        layers_P: MoE layers of each stage, at most L, first in its stacks; the others are padding, which is zeros.
+            None: L layers.
     """
 
     abstract: Any
@@ -120,9 +120,9 @@ class StateSplit:
 
     @cached_property
     def layers_of_stages(self) -> tuple[range, ...]:
-        """MoE layers of the model that each stage has in its first rows, whose experts are saved one by one."""
-        num_stages, num_rows = self._expert_shape[:2]
-        counts = (num_rows,) * num_stages if self.layers_P is None or not self.expert_names else self.layers_P
+        """MoE layers of the model that each stage has first in its stacks, whose experts are saved one by one."""
+        num_stages, num_layers = self._expert_shape[:2]
+        counts = (num_layers,) * num_stages if self.layers_P is None or not self.expert_names else self.layers_P
         ends = list(accumulate(counts, initial=0))
         return tuple(range(first, end) for first, end in pairwise(ends))
 
@@ -131,8 +131,8 @@ class StateSplit:
         """MoE layers of the model whose experts are saved one by one."""
         return sum(map(len, self.layers_of_stages))
 
-    def place(self, layer: int) -> tuple[int, int]:
-        """(stage, row) of a MoE layer of the model."""
+    def location(self, layer: int) -> tuple[int, int]:
+        """(stage, index in its stack) of a MoE layer of the model."""
         return next((p, layer - mine[0]) for p, mine in enumerate(self.layers_of_stages) if layer in mine)
 
     @property
@@ -150,9 +150,9 @@ class StateSplit:
         }
 
     def by_stage(self, chosen_LK: Int[np.ndarray, "layers K"]) -> Int[np.ndarray, "P L K"]:
-        """Chosen classes ``[P, L, K]``; zeros in rows that are padding."""
-        num_stages, num_rows = self._expert_shape[:2]
-        chosen_PLK = np.zeros((num_stages, num_rows, chosen_LK.shape[-1]), chosen_LK.dtype)
+        """Chosen classes ``[P, L, K]``; zeros in layers that are padding."""
+        num_stages, num_layers = self._expert_shape[:2]
+        chosen_PLK = np.zeros((num_stages, num_layers, chosen_LK.shape[-1]), chosen_LK.dtype)
         for stage, layers in enumerate(self.layers_of_stages):
             chosen_PLK[stage, : len(layers)] = chosen_LK[layers.start : layers.stop]
         return chosen_PLK
@@ -165,7 +165,7 @@ class StateSplit:
         }
 
     def view(self, blocks: Mapping[str, np.ndarray], name: str) -> Shaped[np.ndarray, "layers N K w"]:
-        """A view of an array's part of the blocks, ``[layers, N, K, w]``."""
+        """A view of the blocks of an array, ``[layers, N, K, w]``."""
         dtype = str(self.shapes[name].dtype)
         block, nth = blocks[dtype], self.names_of_type[dtype].index(name)
         of_array = block[:, :, nth].transpose(0, 2, 1, 3)
@@ -175,7 +175,7 @@ class StateSplit:
     def put(
         self, blocks: Mapping[str, np.ndarray], name: str, array_PLNKw: np.ndarray, index: tuple[slice, ...] = ()
     ) -> None:
-        """Writes an array of chosen experts ``[P, L, N, K, w]``, or its part at ``index``, into blocks."""
+        """Writes an array of chosen experts ``[P, L, N, K, w]``, or its slice at ``index``, into blocks."""
         stages, _, *others = index or (slice(None),) * 5
         view = self.view(blocks, name)
         for layers, array in zip(self.layers_of_stages[stages], array_PLNKw, strict=True):

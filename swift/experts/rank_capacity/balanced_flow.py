@@ -28,20 +28,20 @@ class Holders(NamedTuple):
 
     class_NS: jax.Array  # int32
     slot_M: jax.Array  # int32, the slots in the order of their experts
-    place_M: jax.Array  # int32, the place of each slot in that order
-    first_M: jax.Array  # int32, for each place the first one of the same expert
-    last_M: jax.Array  # int32, for each place the last one of the same expert
+    position_M: jax.Array  # int32, the position of each slot in that order
+    first_M: jax.Array  # int32, for each position the first one of the same expert
+    last_M: jax.Array  # int32, for each position the last one of the same expert
 
     @classmethod
     def of(cls, placement_NS: Int[Array, "N S"]) -> "Holders":
         """Makes them from a placement; experts may be placed in any order."""
         class_M = placement_NS.reshape(-1).astype(jnp.int32)
         slot_M = jnp.argsort(class_M, stable=True).astype(jnp.int32)
-        place_M = jnp.argsort(slot_M).astype(jnp.int32)
+        position_M = jnp.argsort(slot_M).astype(jnp.int32)
         sorted_M = class_M[slot_M]
         first_M = jnp.searchsorted(sorted_M, sorted_M, side="left").astype(jnp.int32)
         last_M = jnp.searchsorted(sorted_M, sorted_M, side="right").astype(jnp.int32) - 1
-        return cls(placement_NS.astype(jnp.int32), slot_M, place_M, first_M, last_M)
+        return cls(placement_NS.astype(jnp.int32), slot_M, position_M, first_M, last_M)
 
     def sums(self, values_NS: Int[Array, "N S"]) -> tuple[Int[Array, "N S"], Int[Array, "N S"]]:
         """Sums over the slots of the same expert, for every slot: over those before it, and over all of them."""
@@ -50,7 +50,7 @@ class Holders(NamedTuple):
         before_M = up_to_M - sorted_M
         start_M = before_M[self.first_M]
         before_NS, all_NS = (
-            sums_M[self.place_M].reshape(values_NS.shape)
+            sums_M[self.position_M].reshape(values_NS.shape)
             for sums_M in (before_M - start_M, up_to_M[self.last_M] - start_M)
         )
         return before_NS, all_NS

@@ -16,7 +16,7 @@ from swift.experts.slot_capacity import Pairs
 
 
 def sent_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Ends:
-    """Finds the rank that every pair goes to, and its place among the rows for that rank.
+    """Finds the rank that every pair goes to, and its position among the rows for that rank.
 
     Args:
         pairs: (token, choice) pairs of this rank.
@@ -48,7 +48,7 @@ def received_rows(kept_NS: Int[Array, "N S"], num_rows: int, block: int) -> tupl
         block: rows of a block.
 
     Returns:
-        (for each row of the matmul the rank that sends it, and its place among that rank's rows; the rows of each
+        (for each row of the matmul the rank that sends it, and its position among that rank's rows; the rows of each
         slot).
     """
     num_ranks = kept_NS.shape[0]
@@ -56,14 +56,14 @@ def received_rows(kept_NS: Int[Array, "N S"], num_rows: int, block: int) -> tupl
     size_S = (in_slot_S + (block - 1)) // block * block
     start_S = jnp.cumsum(size_S, dtype=jnp.int32) - size_S
     first_NS = start_S[None] + jnp.cumsum(kept_NS, axis=0, dtype=jnp.int32) - kept_NS
-    place_NS = jnp.cumsum(kept_NS, axis=1, dtype=jnp.int32) - kept_NS
+    position_NS = jnp.cumsum(kept_NS, axis=1, dtype=jnp.int32) - kept_NS
 
     row_P11 = jnp.arange(num_rows, dtype=jnp.int32)[:, None, None]
     is_from_PNS = (row_P11 >= first_NS[None]) & (row_P11 < (first_NS + kept_NS)[None])
     rank_N1 = jnp.arange(num_ranks, dtype=jnp.int32)[:, None]
     peer_P, offset_P = (
         jnp.sum(jnp.where(is_from_PNS, values_NS[None], 0), axis=(1, 2), dtype=jnp.int32)
-        for values_NS in (jnp.broadcast_to(rank_N1, kept_NS.shape), place_NS - first_NS)
+        for values_NS in (jnp.broadcast_to(rank_N1, kept_NS.shape), position_NS - first_NS)
     )
-    place_P = jnp.where(jnp.any(is_from_PNS, axis=(1, 2)), offset_P + row_P11[:, 0, 0], -1)
-    return Ends(peer_P, place_P), Groups(start_S, size_S)
+    position_P = jnp.where(jnp.any(is_from_PNS, axis=(1, 2)), offset_P + row_P11[:, 0, 0], -1)
+    return Ends(peer_P, position_P), Groups(start_S, size_S)

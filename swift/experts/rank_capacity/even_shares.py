@@ -74,8 +74,8 @@ def assign_slots(tokens_E: Int[Array, " E"], num_ranks: int, num_slots: int) -> 
         up_to_I = jnp.cumsum(sorted_I, dtype=jnp.int32)
         of_window_I = up_to_I[num_slots - 1 :] - (up_to_I - sorted_I)[: num_items - num_slots + 1]
         # The smallest are those that went to the ranks before: S - 1 for each of them.
-        place_I = jnp.arange(of_window_I.size, dtype=jnp.int32)
-        is_enough_I = (of_window_I >= share) & (place_I >= (num_slots - 1) * rank)
+        position_I = jnp.arange(of_window_I.size, dtype=jnp.int32)
+        is_enough_I = (of_window_I >= share) & (position_I >= (num_slots - 1) * rank)
         first = jnp.where(jnp.any(is_enough_I), jnp.argmax(is_enough_I).astype(jnp.int32), of_window_I.size - 1)
         item_S = lax.dynamic_slice_in_dim(order_I, first, num_slots)
         whole_S = left_I[item_S]

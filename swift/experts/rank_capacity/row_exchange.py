@@ -1,6 +1,6 @@
 """Exchange of rows between ranks that have different numbers of them for each other, in rounds of even buffers.
 
-Every row has a place among those that its rank sends to another; the receiver knows the places, too. The first round
+Every row has a position among those that its rank sends to another, which the receiver knows, too. The first round
 sends the first rows of all pairs of ranks, in buffers large enough for most; what is left follows in rounds of small
 buffers, as many as the pair needs that has most. All ranks know that number from the counts.
 
@@ -24,7 +24,7 @@ class Ends(NamedTuple):
     """The other end of each of a rank's rows."""
 
     peer_X: jax.Array  # int32, rank that it is sent to, or comes from
-    place_X: jax.Array  # int32, its place among the rows of the two ranks; negative for an empty row
+    position_X: jax.Array  # int32, its position among the rows of the two ranks; negative for an empty row
 
 
 def further_rounds(buffers: Buffers, most: Int[Array, ""]) -> Int[Array, ""]:
@@ -82,7 +82,7 @@ exchange_rows.defvjp(_forward, _backward)
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:
-    """Row of each row in the buffers of a round, which begin at a place; N * Q if it is in another round, or empty."""
-    place_X = ends.place_X - first
-    is_in_X = (ends.place_X >= 0) & (place_X >= 0) & (place_X < size)
-    return jnp.where(is_in_X, ends.peer_X * size + place_X, num_ranks * size)
+    """Row of each row in a round's buffers, which begin at position ``first``; N * Q if in another round, or empty."""
+    position_X = ends.position_X - first
+    is_in_X = (ends.position_X >= 0) & (position_X >= 0) & (position_X < size)
+    return jnp.where(is_in_X, ends.peer_X * size + position_X, num_ranks * size)

@@ -51,7 +51,7 @@ def by_source(
     last_XM = jnp.cumsum(flat_XM, axis=0, dtype=jnp.int32)
     dealt_XM = jnp.minimum(last_XM, end_M[None]) - jnp.maximum(last_XM - flat_XM, start_M[None])
     dealt_NM = jnp.sum(jnp.maximum(dealt_XM, 0).reshape(parts_RNM.shape), axis=0, dtype=jnp.int32)
-    return (floor_NM + dealt_NM)[:, holders.place_M]
+    return (floor_NM + dealt_NM)[:, holders.position_M]
 
 
 def _up_to(values_M: jax.Array, holders: Holders) -> jax.Array:

@@ -141,10 +141,10 @@ def _mix_backward(kept: tuple, d_mixed: jax.Array) -> tuple[_Inputs, None]:
         d_query = jnp.einsum("bkgts,bksc->bkgtc", narrow, key, preferred_element_type=wide)
         d_key = jnp.einsum("bkgts,bkgtc->bksc", narrow, query, preferred_element_type=wide)
         d_value = jnp.einsum("bkgts,bkgtc->bksc", weights.astype(dy.dtype), dy, preferred_element_type=wide)
-        places = _Inputs(here, there, there)
-        rows = [_take(total, at) for total, at in zip(totals, places, strict=True)]
-        added = [row + more for row, more in zip(rows, (d_query, d_key, d_value), strict=True)]
-        return _Inputs(*(_put(*of) for of in zip(totals, places, added, strict=True))), None
+        blocks = _Inputs(here, there, there)
+        before = [_take(total, at) for total, at in zip(totals, blocks, strict=True)]
+        added = [old + more for old, more in zip(before, (d_query, d_key, d_value), strict=True)]
+        return _Inputs(*(_put(*of) for of in zip(totals, blocks, added, strict=True))), None
 
     totals, _ = lax.scan(step, start, _pairs(len(d_mixed)))
     return jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), totals, inputs), None

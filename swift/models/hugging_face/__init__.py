@@ -6,6 +6,6 @@ tensor of a checkpoint is which part of which of our parameters. Nothing here re
 
 from swift.models.hugging_face.configuration import Decoder, read_decoder, write_decoder
 from swift.models.hugging_face.families import FAMILIES, Family
-from swift.models.hugging_face.tensors import TensorPlace, tensor_places
+from swift.models.hugging_face.tensors import TensorLocation, tensor_locations
 
-__all__ = ["FAMILIES", "Decoder", "Family", "TensorPlace", "read_decoder", "tensor_places", "write_decoder"]
+__all__ = ["FAMILIES", "Decoder", "Family", "TensorLocation", "read_decoder", "tensor_locations", "write_decoder"]

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
@@ -15,23 +14,21 @@ from jaxtyping import Array, Int
 from swift.errors import SettingError
 from swift.experts import ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
-from swift.mesh import RANKED, SHARED, LiveMesh, how_unequal
-from swift.models import GPT, Chunks, Cut, make_cut
-from swift.pipeline.chunk_rounds import Rounds
-from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS, TrainState
+from swift.mesh import RANKED, SHARED, LiveMesh
+from swift.models import Chunks, Cut, make_cut
+from swift.pipeline.runtime.worker_chunks import WorkerChunks
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
 
 Remat: TypeAlias = Literal["none", "attention", "block"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSpec:
-    """The static part of an iteration: everything but arrays.
+class StepSpec(WorkerChunks):
+    """The static description of an iteration: everything but arrays.
 
-    Attributes:
-        gpt: model architecture.
+    Attributes, beside the model, the mesh and the chunks of ``WorkerChunks``:
         experts: settings of the expert layers.
         policy: placement policy.
-        live: mesh of the live workers.
         optimizer: elementwise optax transformation, without clipping.
         learning_rate: learning rate by iteration, for the record.
         clip_norm: largest global gradient norm, or None.
@@ -45,10 +42,8 @@ class StepSpec:
         worker_shapes: shapes of a worker's state; found by tracing unless given.
     """
 
-    gpt: GPT
     experts: ExpertConfig
     policy: PlacementPolicy
-    live: LiveMesh
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
     clip_norm: float | None
@@ -104,66 +99,9 @@ class StepSpec:
         return len(self.live.topology.workers) == 1
 
     @property
-    def num_stages(self) -> int:
-        """P."""
-        return self.live.topology.num_stages
-
-    @cached_property
-    def num_moe_layers(self) -> int:
-        """L, layers with experts in a worker's stacks: as many as the worker has that has most."""
-        return self.chunks.stack_size(True)
-
-    @property
     def accumulate_dtype(self) -> DTypeLike:
         """Type of master weights, moments and sums of gradients."""
         return jnp.promote_types(self.compute_dtype, jnp.float32)
-
-    @cached_property
-    def model_index(self) -> dict[str, np.ndarray]:
-        """Index in the model of each layer of each holding, int64[H, layers] by group; negative: padding.
-
-        Where pipelines are cut alike and a chunk is a stage, the holdings are the stages.
-        """
-        ends = np.zeros((len(self.chunks.holdings), 1), int)
-        return {
-            name: ends if name in EMBEDDING_AND_HEAD else self.chunks.model_index(KINDS[name])
-            for name in self.gpt.groups
-        }
-
-    @cached_property
-    def num_layers(self) -> dict[str, int]:
-        """Layers of a worker's stack, by group."""
-        return {name: index.shape[1] for name, index in self.model_index.items()}
-
-    @cached_property
-    def holding_R(self) -> np.ndarray:
-        """The holding of the worker of each mesh row, int32."""
-        return np.array([self.chunks.holding(*row.role) for row in self.live.rows], np.int32)
-
-    @cached_property
-    def peers_C(self) -> tuple[tuple[int, ...], ...]:
-        """Mesh rows whose workers hold each chunk, ascending: peers, as to this chunk."""
-        holds_RC = self.chunks.holds_HC[self.holding_R]
-        return tuple(tuple(np.flatnonzero(holds_R).tolist()) for holds_R in holds_RC.T)
-
-    @cached_property
-    def rounds(self) -> Rounds:
-        """The sums over the workers that hold the same chunk."""
-        unequal = how_unequal(self.live.mesh.devices.flat[0].platform)
-        return Rounds.of(self.peers_C, self.chunks.holds_HC, unequal)
-
-    @property
-    def sums_need_all(self) -> bool:
-        """Whether all workers take part in a sum over some of them."""
-        return self.ties_stages or any(peer_sum.is_tree for peer_sum in self.rounds.sums)
-
-    @property
-    def ties_stages(self) -> bool:
-        """Whether the head reads the embedding, and they are in different chunks.
-
-        Then every worker keeps an embedding that is up to date: its gradient is the sum over all workers.
-        """
-        return self.gpt.config.tied_embeddings and len(self.chunks.sizes) > 1
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage, which a checkpoint's state is on."""
@@ -252,16 +190,6 @@ class StepSpec:
             )
 
         return {name: classes(name) for name in self.gpt.groups}
-
-    def locations(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(lowest mesh row that has it, index in its stack) of each of the model's layers of a group, int64[L] each."""
-        index_RL = self.model_index[name][self.holding_R]
-        if name in EMBEDDING_AND_HEAD:
-            chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
-            return np.array([self.peers_C[chunk][0]]), np.zeros(1, int)
-        worker, layer = np.nonzero(index_RL >= 0)
-        _, first = np.unique(index_RL[worker, layer], return_index=True)
-        return worker[first], layer[first]
 
     @cached_property
     def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:

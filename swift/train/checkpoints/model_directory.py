@@ -54,7 +54,7 @@ def write_model(made: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None
     Args:
         made: directory of ``new_model``.
         gpt: architecture.
-        arrays: parameters by group, row and name.
+        arrays: parameters by group, layer and name.
         step: iteration that they are of.
 
     Raises:
@@ -118,9 +118,9 @@ def check_new(path: Path) -> None:
 
 
 def pure(weights: Weights) -> dict[str, Any]:
-    """The parameters as a tree by group, row and the parts of their names."""
+    """The parameters as a tree by group, layer and the components of their names."""
     return {
-        name: {row: nnx.to_pure_dict(state) for row, state in enumerate(states)} for name, states in weights.items()
+        name: {layer: nnx.to_pure_dict(state) for layer, state in enumerate(states)} for name, states in weights.items()
     }
 
 

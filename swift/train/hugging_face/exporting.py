@@ -15,7 +15,7 @@ from swift.data import TokenizerFile
 from swift.errors import SettingError
 from swift.files import check_room
 from swift.models import GPT, Weights
-from swift.models.hugging_face import FAMILIES, Decoder, TensorPlace, read_decoder, tensor_places, write_decoder
+from swift.models.hugging_face import FAMILIES, Decoder, TensorLocation, read_decoder, tensor_locations, write_decoder
 from swift.train.checkpoints import check_new, new_model, pure
 from swift.train.hugging_face.importing import BEGIN, CONFIG, END, TOKENIZER
 from swift.train.hugging_face.tensor_files import write_tensors
@@ -52,9 +52,9 @@ def export_hugging_face(
     decoder = decoder_of(experiment)
     gpt, weights = load()
     arrays = {name: np.asarray(leaf) for name, leaf in by_name(pure(weights)).items()}
-    places = list(tensor_places(decoder.family, gpt))
-    types = [np.dtype(dtype or arrays[place.parameter].dtype) for place in places]
-    sizes = [int(np.prod(place.shape)) * kind.itemsize for place, kind in zip(places, types, strict=True)]
+    locations = list(tensor_locations(decoder.family, gpt))
+    types = [np.dtype(dtype or arrays[location.parameter].dtype) for location in locations]
+    sizes = [int(np.prod(location.shape)) * kind.itemsize for location, kind in zip(locations, types, strict=True)]
     config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
     tokenizer, ends = experiment.data.tokenizer, dict[str, int]()
     if isinstance(tokenizer, TokenizerFile):
@@ -62,7 +62,7 @@ def export_hugging_face(
         ends = begin | {END: tokenizer.separator}
     with new_model(out) as (made, interrupt):
         check_room(made, sum(sizes))
-        write_tensors(made, _tensors(arrays, places, types, interrupt), sizes, most)
+        write_tensors(made, _tensors(arrays, locations, types, interrupt), sizes, most)
         (made / CONFIG).write_text(json.dumps(config | ends, indent=2) + "\n")
         if isinstance(tokenizer, TokenizerFile):
             shutil.copyfile(tokenizer.path, made / TOKENIZER)
@@ -108,8 +108,11 @@ def _said(decoder: Decoder) -> Any:
 
 
 def _tensors(
-    arrays: Mapping[str, np.ndarray], places: Sequence[TensorPlace], types: Sequence[np.dtype], interrupt: Interrupt
+    arrays: Mapping[str, np.ndarray],
+    locations: Sequence[TensorLocation],
+    types: Sequence[np.dtype],
+    interrupt: Interrupt,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    for place, kind in zip(places, types, strict=True):
+    for location, kind in zip(locations, types, strict=True):
         interrupt.check()
-        yield place.name, np.ascontiguousarray(place.part_of(arrays[place.parameter]), dtype=kind)
+        yield location.name, np.ascontiguousarray(location.part_of(arrays[location.parameter]), dtype=kind)

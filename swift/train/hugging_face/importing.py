@@ -15,7 +15,7 @@ from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.files import replace_file
 from swift.models import GPT
-from swift.models.hugging_face import Decoder, TensorPlace, read_decoder, tensor_places
+from swift.models.hugging_face import Decoder, TensorLocation, read_decoder, tensor_locations
 from swift.train.checkpoints import check_new, new_model, pure, write_model
 from swift.train.hugging_face.tensor_files import TensorFiles, read_object
 from swift.train.interrupt import Interrupt
@@ -45,8 +45,8 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     decoder = read_decoder(config, str(directory / CONFIG))
     files = TensorFiles.of(directory)
     gpt = GPT(decoder.model, decoder.vocab_size, decoder.num_experts)
-    places = list(tensor_places(decoder.family, gpt))
-    _check_tensors(files, places)
+    locations = list(tensor_locations(decoder.family, gpt))
+    _check_tensors(files, locations)
     tokenizer = _read_tokenizer(config, directory / TOKENIZER)
     if tokenizer.vocab_size > decoder.vocab_size:
         allowed = f"has {tokenizer.vocab_size} tokens, and vocab_size is {decoder.vocab_size} in {CONFIG}"
@@ -56,7 +56,7 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     except SettingError as error:
         raise SettingError("DIR", str(directory / CONFIG), f"has sizes that do not fit: {error}") from error
     with new_model(out) as (made, interrupt):
-        write_model(made, gpt, _read_parameters(files, gpt, places, interrupt), step=0)
+        write_model(made, gpt, _read_parameters(files, gpt, locations, interrupt), step=0)
         shutil.copyfile(directory / TOKENIZER, made / TOKENIZER)
         replace_file(made / GIN_NAME, config_text(experiment).encode())
         write_config(made, experiment)
@@ -77,8 +77,8 @@ def experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
     return Experiment(model=decoder.model, experts=experts, data=DataConfig(tokenizer=tokenizer))
 
 
-def _check_tensors(files: TensorFiles, places: Sequence[TensorPlace]) -> None:
-    wanted = {place.name: place.shape for place in places}
+def _check_tensors(files: TensorFiles, locations: Sequence[TensorLocation]) -> None:
+    wanted = {location.name: location.shape for location in locations}
     for name in sorted({*wanted, *files.shapes}):
         there, here = (str(shapes.get(name, "nothing")) for shapes in (files.shapes, wanted))
         if there != here:
@@ -87,22 +87,22 @@ def _check_tensors(files: TensorFiles, places: Sequence[TensorPlace]) -> None:
 
 
 def _read_parameters(
-    files: TensorFiles, gpt: GPT, places: Sequence[TensorPlace], interrupt: Interrupt
+    files: TensorFiles, gpt: GPT, locations: Sequence[TensorLocation], interrupt: Interrupt
 ) -> dict[str, Any]:
-    """Our parameters by group, row and name, in the types of the tensors."""
-    place_of, tree = {place.name: place for place in places}, pure(gpt.weight_shapes)
+    """Our parameters by group, layer and name, in the types of the tensors."""
+    location_of, tree = {location.name: location for location in locations}, pure(gpt.weight_shapes)
     shapes, arrays = by_name(tree), dict[str, np.ndarray]()
     for tensor, value in files.read():
         interrupt.check()
-        place = place_of[tensor]
-        name = place.parameter
+        location = location_of[tensor]
+        name = location.parameter
         if name not in arrays:
             arrays[name] = np.empty(shapes[name].shape, value.dtype)
         array = arrays[name]
         if value.dtype != array.dtype:
             allowed = f"has {tensor} as {value.dtype} and other parts of the same parameter as {array.dtype}"
             raise SettingError("DIR", str(files.directory), allowed)
-        place.part_of(array)[...] = value
+        location.part_of(array)[...] = value
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in shapes])
 
 
