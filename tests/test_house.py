@@ -113,7 +113,9 @@ def test_the_reference_lists_packages_from_the_highest_to_the_lowest():
 
 def test_a_docstring_begins_with_a_verb_or_a_noun_phrase():
     """It never begins with a question or a genitive, as in "What the run does" and "Of the run"."""
-    begins = re.compile(r"(What|How|Where|Who|Whom|Whose|Why|Which|Whoever|Whatever|Nobody|Everybody|Of|As|To|Is)\b")
+    begins = re.compile(
+        r"(What|How|Where|Who|Whom|Whose|Why|Which|Whoever|Whatever|Nobody|Everybody|Of|As|To|Is|On|For|Those|These|By|At|In)\b"
+    )
     found = []
     for folder in ("swift", "benchmarks", "examples", "experiments"):
         for path in sorted((ROOT / folder).rglob("*.py")):

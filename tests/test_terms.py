@@ -17,6 +17,13 @@ EMPHASIS = {"all", "first", "last", "shorter", "tokens"}
 """Words in italics that are stressed; any other is taken for a term that a document introduces."""
 ELSEWHERE = {
     "swift/runlog": ("rows?", "an entry of the file of counts"),
+    "swift/models/cuts": ("rows?", "a layer of a stack"),
+    "swift/pipeline/stacks.py": ("rows?", "a layer of a stack"),
+    "swift/pipeline/stage_weights.py": ("rows?", "a layer of a stack"),
+    "swift/pipeline/runtime/stage": ("rows?", "a layer of a stack"),
+    "swift/mesh/live.py": ("places?", "a mesh row"),
+    "swift/experts/rank_capacity": ("places?", "a position"),
+    "swift/checkpoint/memory/slice_search.py": ("places?", "a copy or a location"),
     "swift/train/checkpoints/rescue.py": ("places?", "a refuge"),
     "swift/checkpoint/storage/verification.py": ("numbers", "values of an array"),
 }

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from swift.checkpoint import checkpoint_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
-from swift.cli.configuration import all_installed, config_text, load_experiment
-from swift.cli.options import OF_ONE, Written, deadlines_of
+from swift.cli.configuration import config_text, load_experiment
+from swift.cli.options import OF_ONE, Written, all_installed, deadlines_of
 from swift.errors import SettingError
 from swift.runlog import CONFIG, Run, is_run, read_run
 from swift.tools.report import comparison_rows, comparison_table

@@ -7,12 +7,9 @@ gin names are the names of the frozen dataclasses. The text kept with a run is w
 all its settings, so that it does not depend on defaults, and reading it back gives an equal Experiment.
 """
 
-import importlib
 import inspect
-import os
 import re
 import tokenize
-import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +18,8 @@ from typing import Any
 
 import gin
 
-import swift
 from swift.checkpoint import CheckpointConfig
-from swift.cli.options import Source, Written, build_mistake, checked, fitting, nearest, parse_mistake
+from swift.cli.options import Source, Written, build_mistake, checked, fitting, gin_texts, nearest, parse_mistake
 from swift.data import (
     ByteTokenizer,
     DataConfig,
@@ -37,7 +33,7 @@ from swift.data import (
 )
 from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
 from swift.data.records import ArrayRecords, DatasetDirectory, Documents, JsonLines, ParquetFiles
-from swift.errors import SettingError, error_line, first_line
+from swift.errors import SettingError
 from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
 from swift.models import ModelConfig, model_size
@@ -47,9 +43,7 @@ from swift.train.settings import StoredObject, UnreadableConfig, config_text, ma
 
 __all__ = [
     "CONFIGURABLES",
-    "all_installed",
     "config_text",
-    "installed",
     "load_experiment",
     "load_pipeline",
     "load_stored",
@@ -182,72 +176,9 @@ def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
     return replace(experiment, data=replace(data, tokenizer=replace(data.tokenizer, path=str(own))))
 
 
-def _parse_file(path: Path, including: tuple[Path, ...] = ()) -> None:
-    """Parses a gin file; ``include`` names a file beside it, while gin would look in the working directory."""
-    path = installed(path)
-    lines, first = _read(path, including).splitlines(), 0
-    for number, line in enumerate(lines):
-        imported = re.fullmatch(r"\s*import\s+([\w.]+)\s*(#.*)?", line)
-        if imported:
-            _import(imported[1], number + 1, path)
-        include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
-        if include:
-            _parse_lines(lines, first, number, path)
-            _parse_file(_beside(path, include[1]), (*including, path))
-            first = number + 1
-    _parse_lines(lines, first, len(lines), path)
-
-
-def installed(path: Path) -> Path:
-    """Returns the path of an experiment: where the working directory has no ``experiments/...``, the package has it."""
-    package = Path(swift.__file__).parent
-    if path.exists() or path.parts[:1] != ("experiments",):
-        return path
-    return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
-
-
-def all_installed(paths: Sequence[Path]) -> list[Path]:
-    """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
-    found = []
-    for path in paths:
-        folder = installed(path.parent)
-        matching = sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else []
-        found += matching or [path]
-    return found
-
-
-def _beside(path: Path, name: str) -> Path:
-    """Returns the file that a file includes: beside it, or of the package."""
-    included, shipped = path.parent / name, installed(Path(name))
-    return shipped if shipped != Path(name) and not included.exists() else included
-
-
-def _import(name: str, line: int, path: Path) -> None:
-    """Imports a module that a file names, before gin does: gin would take its errors for those of the file."""
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
-        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        why = f"{where} raises {error_line(error)}" if own else first_line(error)
-        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
-
-
-def _read(path: Path, including: tuple[Path, ...]) -> str:
-    names = " includes ".join(map(str, (*including, path)))
-    if os.path.realpath(path) in map(os.path.realpath, including):
-        raise SettingError("CONFIG", names, "a file cannot include itself")
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError("CONFIG", names, f"is not UTF-8 text (byte {error.start})") from error
-
-
-def _parse_lines(lines: Sequence[str], first: int, end: int, path: Path) -> None:
-    # Line feeds in front, so that errors name the right line.
-    _parse("\n" * first + "\n".join(lines[first:end]), Source("CONFIG", str(path)))
+def _parse_file(path: Path) -> None:
+    for text, file in gin_texts(path):
+        _parse(text, Source("CONFIG", str(file)))
 
 
 def _parse(text: str, source: Source) -> None:

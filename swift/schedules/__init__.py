@@ -1,7 +1,8 @@
 """Pipeline schedules that survive failures, in plain Python and NumPy: usable as a separate library.
 
-A ``Problem`` says what is to be planned, a planner from ``planners`` makes a ``Schedule`` of it, ``verify`` checks it,
-``plans`` stores it for every failure, and ``lowering`` turns it into the tick table that an SPMD program runs.
+A ``Problem`` says what is to be planned. A planner from ``planners`` makes a ``Schedule`` of it, in which peers run the
+micro-batches of failed workers (re-routing); ``adapt`` weighs that against pipelines cut anew. ``verify`` checks a
+schedule, ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD program.
 """
 
 from swift.schedules.bounds import lower_bound, tight_bound

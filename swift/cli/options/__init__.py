@@ -1,8 +1,9 @@
-"""Values of the command line: checked types, named numbers and workers, and errors that explain a mistake."""
+"""Values of the command line: checked types, named numbers and workers, gin files, and errors that explain mistakes."""
 
 from swift.cli.options.adapting import adapted, adapted_lines, check_adapt
 from swift.cli.options.cuts import BlockOptions, microbatches_of
 from swift.cli.options.deadlines import OF_ONE, OF_PROCESSES, deadlines_of
+from swift.cli.options.gin_files import all_installed, gin_texts
 from swift.cli.options.kinds import Written, checked, described, fitting
 from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
 from swift.cli.options.named import costs_of, named_numbers, seconds_of, workers_of
@@ -15,6 +16,7 @@ __all__ = [
     "Written",
     "adapted",
     "adapted_lines",
+    "all_installed",
     "build_mistake",
     "check_adapt",
     "checked",
@@ -22,6 +24,7 @@ __all__ = [
     "deadlines_of",
     "described",
     "fitting",
+    "gin_texts",
     "microbatches_of",
     "named_numbers",
     "nearest",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from swift.elastic.membership import PARTS, Member, Membership, Process, ProcessState
 
 BEFORE_LIVE = ("leave", "link", "program")
-"""Those of ``PARTS`` that precede a member's ``Formed``."""
+"""``PARTS`` that precede a member's ``Formed``."""
 
 
 class Failure(NamedTuple):

@@ -34,7 +34,7 @@ class EmbeddingAndHead(NamedTuple):
 
     @classmethod
     def of(cls, spec: StepSpec, chunk: Index) -> "EmbeddingAndHead":
-        """Those of a chunk."""
+        """Compares a chunk, which may be data, with the first and the last one."""
         return cls(chunk == 0, chunk == len(spec.chunks.sizes) - 1)
 
 

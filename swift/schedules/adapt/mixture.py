@@ -57,7 +57,7 @@ class BlockMixture:
 
     @cached_property
     def planned_as(self) -> tuple[int, ...]:
-        """For each pipeline the one whose schedule it runs; itself unless an earlier one is alike."""
+        """Pipeline whose schedule each pipeline runs; itself unless an earlier one is alike."""
         stages, found = self.layout.stages(self.bounds), dict[object, int]()
         visited = {d for e, routes in enumerate(self.routes_D) for d in np.unique(routes).tolist() if d != e}
         as_D = []

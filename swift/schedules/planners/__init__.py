@@ -1,8 +1,9 @@
 """Planners, from a problem to a schedule.
 
-``adaptive`` is ReCycle's planner, built on ``list_scheduling`` and ``search``; ``lockstep`` plans for execution as one
-SPMD program; ``milp`` is exact; ``baselines`` plan without failures; ``two_runs`` has the planner ``v``, for two runs
-of blocks a worker. ``registry`` lists them by name.
+``adaptive`` is ReCycle's planner, built on ``list_scheduling`` and on ``search``, whose ``share_out`` re-routes the
+micro-batches of failed workers to their peers; ``lockstep`` plans for execution as one SPMD program; ``milp`` is exact;
+``baselines`` plan without failures; ``two_runs`` has the planner ``v``, for two runs of blocks a worker. ``registry``
+lists them by name.
 """
 
 from swift.schedules.planners.adaptive import adaptive

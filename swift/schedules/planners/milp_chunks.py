@@ -26,9 +26,7 @@ from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round
 
 F, B, W, U = Kind
-_MAX_COLUMNS = 30_000
-_LARGEST_DENOMINATOR = 100
-_SAME = 1e-9
+_MAX_COLUMNS, _LARGEST_DENOMINATOR, _SAME = 30_000, 100, 1e-9
 
 _Ran = tuple[Kind, int, int, int]
 """(kind, micro-batch, chunk, pipeline whose worker runs it)."""

@@ -103,7 +103,7 @@ def _line(curve: Curve) -> dict[str, Any]:
 
 
 def _band(band: Band, axes: Sequence[Axes], binned: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-    """On every axis, a step stands at the mean of its positions in the runs."""
+    """Positions of steps on every axis, the mean of those in the runs."""
     of_members = [axes[index] for index in band.members]
     names = [name for name in of_members[0] if all(name in one for one in of_members)]
     x = {}

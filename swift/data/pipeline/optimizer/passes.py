@@ -12,7 +12,7 @@ from swift.data.pipeline.pipeline import Pipeline
 from swift.data.pipeline.plan import InputPlan, plain_plan
 
 CHECK_EVERY = 1000
-"""One sample in so many is compared with that of the plain order."""
+"""Number of samples of which one is compared with that of the plain order."""
 PASSES = (reorder, add_cache, add_workers, add_prefetch)
 
 

@@ -31,7 +31,7 @@ class Extras(NamedTuple):
 
     @classmethod
     def of(cls, spec: StepSpec, placement_LNS: jax.Array, data: DeviceBatch) -> "Extras":
-        """Those of a stage for a micro-batch."""
+        """The extras of a stage for a micro-batch."""
         return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs))
 
 
