@@ -12,7 +12,7 @@ from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
 from swift.pipeline import barrier_step
-from swift.pipeline.runtime import step_spec as program_module
+from swift.pipeline.runtime import worker_chunks as program_module
 from swift.topology import Topology
 from swift.train import Experiment
 

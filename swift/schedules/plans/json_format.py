@@ -96,13 +96,18 @@ def fault_free_periods(problem: Problem) -> dict[str, float]:
     }
 
 
-def _describe(problem: Problem) -> dict[str, Any]:
-    limit, number = problem.memory_limit, problem.num_microbatches
-    of_chunks: dict[str, Any] = {}
+def chunk_fields(problem: Problem) -> dict[str, Any]:
+    """Describes the chunks of a problem, and the stages that hold them, where the problem names them."""
+    fields: dict[str, Any] = {}
     if problem.chunks:
-        of_chunks["chunks"] = [asdict(chunk) for chunk in problem.chunks]
+        fields["chunks"] = [asdict(chunk) for chunk in problem.chunks]
     if problem.stage_of_chunk:
-        of_chunks["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
+        fields["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
+    return fields
+
+
+def _describe(problem: Problem) -> dict[str, Any]:
+    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, chunk_fields(problem)
     runs = {f"{d}:{p}": problem.runs_of((d, p)) for d, p in problem.live_workers}
     if any(runs.values()):
         of_chunks["blocks"] = {worker: [list(run) for run in found] for worker, found in runs.items()}

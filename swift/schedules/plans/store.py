@@ -24,6 +24,7 @@ from swift.errors import SettingError
 from swift.files import replace_file
 from swift.schedules.chunks import Chunk
 from swift.schedules.planners import Planner
+from swift.schedules.plans.json_format import chunk_fields
 from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.rounds import round_of
@@ -219,12 +220,7 @@ def _flat(values: np.ndarray) -> list[Any]:
 
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
     """Describes a problem and its planner, identically for all problems with the same normalized form."""
-    limit, number = problem.memory_limit, problem.num_microbatches
-    of_chunks: dict[str, Any] = {}
-    if problem.chunks:
-        of_chunks["chunks"] = [asdict(chunk) for chunk in problem.chunks]
-    if problem.stage_of_chunk:
-        of_chunks["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
+    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, chunk_fields(problem)
     if not problem.is_alike:
         of_chunks["failed"] = [list(worker) for worker in sorted(problem.failed)]
     return {
