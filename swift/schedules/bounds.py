@@ -11,7 +11,10 @@ Some worker of stage p runs at least n_p = ceil(M D / survivors) micro-batches: 
   travel back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
 
 The first wait gives ``lower_bound``, which matches ReCycle's setting and which every gap refers to; both together give
-``tight_bound``. Where stages hold several chunks, or pipelines are cut differently, only work counts: that of any
+``tight_bound``. So does memory that turns over: a worker that holds k micro-batches at once and runs n > k starts the
+last F only after n - k others have been to the last stage and back, and its B comes as much later as theirs did.
+
+Where stages hold several chunks, or pipelines are cut differently, only work counts: that of any
 consecutive chunks, or of those of one stage, divided among all workers that hold one of them.
 
 Shape suffixes: W live workers, P chunks.
@@ -41,8 +44,7 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
         )
     f_P, b_P, w_P, u_P = problem.time_4P.tolist()
     num_microbatches, comm = problem.most_loaded(num_survivors), problem.costs.t_comm
-    behind = problem.num_stages - 1 - stage
-    first_b = sum(f_P[stage:]) + sum(_backward(problem)[stage + 1 :]) + 2 * behind * comm
+    first_b = _until_b(problem, stage)
     held = max_held(problem, float(problem.stash_2P[0, stage]))
     wait = max(0.0, first_b - min(num_microbatches, held) * f_P[stage])
     bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
@@ -54,15 +56,24 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 
 def tight_bound(problem: Problem) -> float:
-    """Lower bound of the period that also counts the wait after the last B; at least ``lower_bound``."""
-    if problem.has_equal_updates:
-        problem = problem.if_drained()
+    """Lower bound of the period that also counts the wait after the last B and how memory turns over.
+
+    At least ``lower_bound``.
+    """
     if not problem.is_plain:
         return _work_bound(problem)
-    return max(
-        stage_bound(problem, p, len(peers)) + _wait_after_last_b(problem, p, len(peers))
-        for p, peers in enumerate(problem.survivors)
-    )
+    return max(tight_stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
+
+
+def tight_stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
+    """Lower bound of the period by what a stage with ``num_survivors`` live workers waits for; pipelines are alike."""
+    if not problem.is_plain:
+        return stage_bound(problem, stage, num_survivors)
+    if problem.num_iterations == 1 and problem.has_equal_updates:
+        problem = problem.if_drained()
+    bound = stage_bound(problem, stage, num_survivors)
+    waiting = bound + _wait_after_last_b(problem, stage, num_survivors)
+    return max(waiting, _turnover_bound(problem, stage, num_survivors))
 
 
 def max_held(problem: Problem, stash: float) -> float:
@@ -84,6 +95,40 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     if problem.staggered:
         return max(0.0, there_and_back + own + u_P[0] - u_P[stage])
     return max(0.0, sum(b_P[:stage]) + stage * comm + own)
+
+
+def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
+    """Lower bound by the last F, which finds room only once others are through; 0 if there is room for all at once.
+
+    In the order of a worker's Fs, number m + k starts after m Ws. Of any m micro-batches one has an F that is not among
+    the first m - 1, so each k Fs start a way there and back later than the k before. In the last of these rounds all
+    that is beyond k has to run between the first B and the last F.
+    """
+    f_P, _, w_P, u_P = problem.time_4P.tolist()
+    n, k = problem.most_loaded(num_survivors), max_held(problem, float(problem.stash_2P[0, stage]))
+    if n <= k:
+        return 0.0
+    comm, back_P, until_b = problem.costs.t_comm, _backward(problem), _until_b(problem, stage)
+    # A smaller stash for W leaves room for the next F from the end of B on.
+    frees_with_w = problem.decoupled and problem.stash_2P[1, stage] >= problem.stash_2P[0, stage]
+    turn = back_P[stage] + (w_P[stage] if frees_with_w else 0.0)
+    last_f = max(
+        before * (until_b + turn) + until_b + left * turn + (left - 1) * f_P[stage]
+        for before, left in enumerate(range(n - int(k), 0, -int(k)))
+    )
+    own, first = (w_P[stage], w_P[0]) if problem.decoupled else (0.0, 0.0)
+    there, back = sum(f_P[:stage]) + stage * comm, sum(back_P[:stage]) + stage * comm
+    end_of_b = last_f + until_b + back_P[stage]
+    if problem.staggered:
+        return end_of_b + max(own + u_P[stage], back + first + u_P[0] + there)
+    return there + end_of_b + max(own, back + first) + u_P[stage]
+
+
+def _until_b(problem: Problem, stage: int) -> float:
+    """Time from the start of a micro-batch's F at a stage to the earliest start of its B there."""
+    behind = problem.num_stages - 1 - stage
+    forward, backward = sum(problem.time_4P[Kind.F, stage:].tolist()), sum(_backward(problem)[stage + 1 :])
+    return forward + backward + 2 * behind * problem.costs.t_comm
 
 
 def _backward(problem: Problem) -> list[float]:

@@ -38,3 +38,19 @@ def test_unit_times_without_failure(P, M):
 def test_the_paper_s_example():
     for worker in Topology(3, 4).workers:
         assert lower_bound(Problem(Topology(3, 4), 6, frozenset({worker}))) == 27.0
+
+
+TURNS = [  # D, P, M, failed, costs, limit: more micro-batches than fit at once
+    (1, 3, 4, (), Costs(1, 1, 2, 0, 1), 3.0),
+    (2, 2, 2, ((0, 0),), Costs(2, 1, 1, 1, 1), 2.0),
+    (1, 3, 3, (), Costs(1, 2, 1), 1.0),
+    (1, 3, 3, (), Costs(1, 2, 1, 1, 0.5), 2.0),
+]
+
+
+@pytest.mark.parametrize(("D", "P", "M", "failed", "costs", "limit"), TURNS)
+def test_memory_that_turns_over_sets_the_optimum(D, P, M, failed, costs, limit):
+    problem = Problem(Topology(D, P), M, frozenset(failed), costs, limit)
+    proof = milp_proof(problem, use_bound=False)
+    assert proof.proven
+    assert lower_bound(problem) < tight_bound(problem) == pytest.approx(period(proof.schedule))
