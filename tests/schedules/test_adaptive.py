@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -92,6 +93,26 @@ def test_one_iteration_is_as_short_as_zb_h1(P, factor):
     assert makespan(adaptive(Problem(Topology(2, P), M, memory_limit=P + 2, num_iterations=1))) <= 3 * M + P - 1
 
 
+TURNS = [  # D, P, M, failed, costs, the gap to the tight bound
+    (1, 8, 9, (), Costs(1.0, 1.08, 1.07, t_comm=0.1), 0.0),
+    (6, 12, 12, ((0, 0),), Costs(1.0, 1.3, 0.8, t_comm=0.1), 0.0),
+    (4, 8, 8, ((0, 0),), Costs(1.0, 1.3, 0.8, t_comm=0.1), 0.015),
+    (4, 8, 16, ((0, 3),), Costs(1.0, 1.3, 0.8, t_comm=0.1), 0.015),
+    pytest.param(16, 32, 32, ((0, 0),), Costs(1.0, 1.3, 0.8, t_comm=0.1), 0.01, marks=pytest.mark.slow),
+    pytest.param(24, 64, 64, ((0, 0),), Costs(1.0, 1.3, 0.8, t_comm=0.1), 0.005, marks=pytest.mark.slow),
+    pytest.param(24, 64, 128, ((0, 0),), Costs(1.0, 1.3, 0.8, t_comm=0.1), 0.03, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("D", "P", "M", "failed", "costs", "gap"), TURNS)
+def test_more_microbatches_than_fit_at_once(D, P, M, failed, costs, gap):
+    """Stashes for as many micro-batches as there are stages, as 1F1B needs."""
+    problem = Problem(Topology(D, P), M, frozenset(failed), costs, float(P))
+    schedule = adaptive(problem)
+    verify(schedule)
+    assert period(schedule) <= (1 + gap) * tight_bound(problem) * (1 + 1e-9)
+
+
 @st.composite
 def several_failures(draw) -> Problem:
     """Two to D - 1 failures in one stage or in different ones, measured costs, M of any remainder."""
@@ -150,6 +171,26 @@ def test_inboxes_count_within_the_limit():
 def test_messages_that_take_memory_leave_a_good_plan(D, P, M, failed, inbox, limit):
     problem = Problem(Topology(D, P), M, frozenset({failed}), Costs(inbox=inbox), limit)
     assert period(adaptive(problem)) <= 1.15 * tight_bound(problem)
+
+
+def test_more_memory_with_messages_never_makes_a_plan_longer():
+    """With stashes for two or three micro-batches no plan fits beside its messages; with one, one does."""
+    problem = Problem(Topology(4, 4), 8, frozenset({(1, 2)}), Costs(inbox=0.5))
+    periods = [period(adaptive(replace(problem, memory_limit=limit))) for limit in (2.0, 2.5, 3.0, 3.5, 4.5)]
+    assert periods == sorted(periods, reverse=True)
+    assert periods[2] < 80
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.sampled_from([0.25, 0.5, 1.0]), st.data())
+def test_a_plan_with_messages_for_less_memory_is_one_for_more(D, P, M, inbox, data):
+    failed = frozenset(data.draw(st.sets(st.tuples(st.integers(0, D - 1), st.integers(0, P - 1)), max_size=D - 1)))
+    problem = Problem(Topology(D, P), M, failed, Costs(1.0, 1.3, 0.8, inbox=inbox))
+    limits = sorted(data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=3, unique=True)))
+    plans = [adaptive(replace(problem, memory_limit=1.0 + inbox + more / 4)) for more in limits]
+    for plan, later in pairwise(plans):
+        assert period(later) <= period(plan) * (1 + 1e-9)
+        verify(later)
 
 
 @pytest.mark.parametrize("costs", [Costs(inbox=0.5), Costs(0.1, 0.1, 0.1, 0.3, 0.2, 0.25, 0.0, 0.25)])

@@ -28,7 +28,9 @@ def adaptive(problem: Problem) -> Schedule:
 def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
     """Plans the round that ``adaptive`` repeats.
 
-    With messages, this is planned with a reduced memory limit for stashes: the largest with which both fit together.
+    With messages, stashes for fixed numbers of micro-batches are planned, the largest first, and the shortest plan that
+    fits together with its messages counts. No plan depends on the limit, so that more memory never makes it longer.
+    Only where planning all of them would take too long are the numbers those that suit the limit.
 
     Args:
         problem: problem to plan.
@@ -40,25 +42,31 @@ def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
     stash = float(problem.stash_2P.max())
     # What a single micro-batch takes without its message.
     alone = problem.microbatch_peak - costs.inbox
-    least, most = 1, int(max_held(problem, stash))
-    most = min(
-        problem.total_microbatches * problem.num_chunks if problem.stage_of_chunk else problem.total_microbatches, most
-    )
-    num_tries = max(2, min(most.bit_length(), 5 * max_ops // problem.num_ops // LEAST_TRIALS))
-    held, best = most, _one_after_another(problem)
-    for _ in range(num_tries):
-        if least > most:
-            break
+    best, (numbers, num_tries) = _one_after_another(problem), _numbers_held(problem, stash, max_ops)
+    for held in numbers:
         # Messages are counted afterwards, because their times are not known earlier.
         stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=max(alone, held * stash))
+        if tight_bound(stashes) >= best.period * (1 - 1e-9):
+            break
         found = _plan(stashes, max_ops // num_tries)
-        if fits(problem, found):
-            least = held + 1
-            best = min(best, found, key=lambda one: one.period)
-        else:
-            most = held - 1
-        held = (least + most + 1) // 2
+        if found.period < best.period and fits(problem, found):
+            best = found
     return best
+
+
+def _numbers_held(problem: Problem, stash: float, max_ops: int) -> tuple[list[int], int]:
+    """Chooses numbers of micro-batches to plan memory for, descending, and how many share the limit on ops."""
+    fewest_peers, chunks = min(map(len, problem.survivors)), problem.num_chunks if problem.stage_of_chunk else 1
+    # Nobody has use for more than what the most loaded worker runs.
+    useful = max(problem.most_loaded(fewest_peers), problem.most_microbatches) * chunks
+    most = min(int(max_held(problem, stash)), useful)
+    steps = [1]
+    while steps[-1] < useful:
+        steps.append(min(steps[-1] + max(1, steps[-1] // 8), useful))
+    affordable = max(2, 5 * max_ops // problem.num_ops // LEAST_TRIALS)
+    if len(steps) > affordable:
+        steps = sorted({max(1, most >> halvings) for halvings in range(affordable)})
+    return [held for held in reversed(steps) if held <= most], len(steps)
 
 
 def _one_after_another(problem: Problem) -> Round:

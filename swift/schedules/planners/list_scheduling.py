@@ -30,6 +30,8 @@ class Policy:
         patience: a W is postponed if a message will arrive before the W has run for this share of its time.
         reserves: whether the first F of a micro-batch on a worker takes the memory for all its chunks there. Otherwise
             that has only to be free then, and other micro-batches may take it: more of them fit, or none can go on.
+        pace: least time between the starts of two Fs of the first chunk on a worker. The rhythm travels with the
+            micro-batches, so that on every worker Fs and Bs arrive in turns, and none waits for an op that began early.
         begins: time before which each worker d * P + p does nothing; empty: all begin at 0. A worker with chunks of
             several stages begins an iteration only after the updates of all of them.
     """
@@ -40,6 +42,7 @@ class Policy:
     patience: float = 0.0
     reserves: bool = True
     begins: Sequence[float] = ()
+    pace: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class _Simulation:
         self.coming: list[list[float]] = [[] for _ in range(num_workers)]  # arrival times of messages in flight
         self.events: list[tuple[float, int]] = []  # (time, op that arrives) or (time, -1 - worker that becomes free)
         self.start = [0.0] * (3 * num_x)
+        self.paced = [0.0] * num_workers  # time before which no F of the first chunk starts
         self.first, self.end = [math.inf] * num_workers, [0.0] * self.C
         self.room = [self.f_stash[x % self.C] for x in range(num_x)]
         self.stash, self.f_rank, self.share = self.room, self.rank, [1.0] * num_x
@@ -201,7 +205,8 @@ class _Simulation:
     def choose(self, w: int, now: float) -> None:
         f_waits, b_waits, w_waits = self.f_ready[w], self.b_ready[w], self.w_ready[w]
         if f_waits:
-            room = self.held[w] + self.room[f_waits[0][1]] <= self.limit[w]
+            x = f_waits[0][1]
+            room = self.held[w] + self.room[x] <= self.limit[w] and not (x % self.C == 0 and now < self.paced[w])
             if self.flying[w] < self.policy.in_flight[w]:
                 if room:
                     return self.run_f(w, now)
@@ -227,6 +232,9 @@ class _Simulation:
         self.start[3 * x] = now
         if now < self.first[w]:
             self.first[w] = now
+        if self.policy.pace and not k:
+            self.paced[w] = now + self.policy.pace * (1 - 1e-12)
+            heapq.heappush(self.events, (now + self.policy.pace, -1 - w))
         self.held[w] += self.stash[x]
         self.flying[w] += self.share[x]
         end = self.occupy(w, now + self.t_f[k])

@@ -11,10 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swift.schedules.bounds import max_held, tight_bound
+from swift.schedules.ops import Kind
 from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
 from swift.schedules.problem import Problem
 
 _PATIENCE = (0.3, 0.6, 0.0)
+_CALM_PATIENCE = (1.0, 0.3, 0.6)
+_HURRIED_PER_CALM = 8
+"""Where memory turns over a calm policy is tried first; elsewhere one after so many hurried ones."""
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
 _SHARE_OF_FIRST_POLICIES = 0.3
 LEAST_TRIALS = 5
@@ -79,6 +83,42 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
         pilot: good policy for one pipeline without a failure.
     """
     executor = share_out(problem)
+    hurried, calm = _hurried(problem, executor, pilot), _calm(problem, executor)
+    if _memory_turns_over(problem):
+        yield from itertools.islice(calm, 1)
+    while True:
+        some = [*itertools.islice(hurried, _HURRIED_PER_CALM), *itertools.islice(calm, 1)]
+        if not some:
+            return
+        yield from some
+
+
+def _memory_turns_over(problem: Problem) -> bool:
+    """Whether some worker has to run more micro-batches than it may hold at once."""
+    num_loaded = problem.most_loaded(min(map(len, problem.survivors)))
+    return num_loaded > max_held(problem, float(problem.stash_2P[0].max()))
+
+
+def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
+    """Yields policies in whose rhythm a worker has room for the Fs that follow when it meets Bs that return.
+
+    An F travels on as a B returns: between the Bs of two micro-batches a worker has time for one F and its message
+    there and back. Whoever sends Fs faster waits for memory afterwards, and the last ones are held up on every worker.
+    """
+    if not problem.is_plain:
+        return
+    P, comm, (f_P, b_P, w_P) = problem.num_stages, problem.costs.t_comm, problem.time_4P[: Kind.U]
+    turn = float((f_P + b_P + (0.0 if problem.decoupled else w_P)).max())
+    paces = tuple(dict.fromkeys((turn + 2 * comm, turn)))
+    depths = [math.inf] * P, [float(P - p) for p in range(P)]
+    choices = paces, _CALM_PATIENCE, depths, (None, 0.0, 0.5) if problem.failed else (None,)
+    for i, j, k, r in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
+        rank, in_flight = line_up(problem, executor, choices[3][r]), depths[k] * problem.num_pipelines
+        yield Policy(executor, rank, in_flight, _CALM_PATIENCE[j], pace=paces[i])
+
+
+def _hurried(problem: Problem, executor: list[int], pilot: Policy | None) -> Iterator[Policy]:
+    """Yields policies by which every op is as early as possible."""
     depths, patience = list(_in_flight_by_stage(problem)), list(_PATIENCE if _is_uneven(problem) else (0.0,))
     if pilot is not None:
         depths.insert(2, list(pilot.in_flight))
