@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swift.errors import SettingError, check_count
-from swift.schedules.bounds import stage_bound
+from swift.schedules.bounds import tight_stage_bound
 from swift.schedules.ops import Kind
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
@@ -124,10 +124,9 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
 def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
     """Distributes failures over the stages, where roles can be moved, so that the bound of the period is smallest.
 
-    ReCycle's dynamic program. Among the counts that minimize the largest ``stage_bound`` it takes those with the
+    ReCycle's dynamic program. Among the counts that minimize the largest ``tight_stage_bound`` it takes those with the
     smallest sum of bounds, because a planner gets closer to the bound the more slack the other stages have; among
-    these, those with more failures in the earlier stages, because after its last B a stage waits for all earlier ones
-    (``tight_bound``).
+    these, those with more failures in the earlier stages.
 
     Args:
         problem: problem to plan; its own failures do not matter.
@@ -147,7 +146,8 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
     if num_failures > P * (D - 1):
         allowed = f"at most {P * (D - 1)} failures leave each of {P} stages one of {D} workers"
         raise SettingError("num_failures", num_failures, allowed)
-    bounds_PD = [[stage_bound(problem, p, D - count) for count in range(D)] for p in range(P)]
+    most = min(num_failures, D - 1)
+    bounds_PD = [[tight_stage_bound(problem, p, D - count) for count in range(most + 1)] for p in range(P)]
     # Rounded decimals, so that the last bits of a bound or of a sum do not break ties.
     cost_PD = [[Decimal(f"{bound:.12g}") for bound in row] for row in bounds_PD]
     # Bounds grow with the failures, so taking the cheapest failures one by one minimizes the largest bound.
