@@ -34,8 +34,10 @@ from swift.topology import Topology
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
 _OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
-MAX_OPS = 20_000_000
-"""Operations beyond which a plan takes more than a few gigabytes."""
+MAX_OPS = 3_000_000
+"""Operations beyond which a plan, its ticks and its picture take more than a few minutes."""
+MAX_CELLS = 20_000_000
+"""Ticks of the window times workers beyond which their table takes more than a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -114,9 +116,13 @@ def _problem(options: argparse.Namespace) -> Problem:
     most = microbatches if isinstance(microbatches, int) else max(microbatches)
     num_parts = max(len(shape), len(chunks), options.blocks or 0 if options.adapt else 0)
     num_ops = 3 * options.pipelines * num_parts * most * options.iterations
-    if num_ops > MAX_OPS:
+    # The pipeline fills and drains once, and a worker has to run its own ops.
+    num_cells = options.pipelines * options.stages * 3 * (most * options.iterations + num_parts)
+    if num_ops > MAX_OPS or num_cells > MAX_CELLS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
         allowed = f"makes {num_ops:,} ops in the window; at most {MAX_OPS:,} can be planned"
+        if num_ops <= MAX_OPS:
+            allowed = f"makes about {num_cells:,} ticks of workers; at most {MAX_CELLS:,} can be planned"
         raise SettingError("--pipelines x --stages x --microbatches x --iterations", Written(size), allowed)
     problem = Problem(
         topology,

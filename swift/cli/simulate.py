@@ -46,6 +46,8 @@ JOB_NAMES = {
 """Fields of ``Job`` by the names that users write."""
 _WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
 MAX_FAILURES = 1_000_000
+MAX_OPS = 5_000_000
+"""Operations of an iteration beyond which a strategy's periods take minutes and gigabytes."""
 _SETTINGS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -89,6 +91,11 @@ def simulate(options: argparse.Namespace) -> None:
 
 def _job(options: argparse.Namespace) -> Job:
     topology = Topology(options.pipelines, options.stages, options.expert_ranks)
+    num_ops = 3 * options.pipelines * options.stages * options.microbatches
+    if num_ops > MAX_OPS:
+        size = Written(f"{options.pipelines} x {options.stages} x {options.microbatches}")
+        allowed = f"makes {num_ops:,} ops an iteration; at most {MAX_OPS:,} can be simulated"
+        raise SettingError("--pipelines x --stages x --microbatches", size, allowed)
     problem = Problem(topology, options.microbatches, costs=costs_of(options.costs)).limited(options.memory_limit)
     values: dict[str, Any] = named_numbers("--job", options.job, JOB_NAMES, "iteration=2")
     for name in _WHOLE:

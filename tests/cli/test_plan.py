@@ -131,7 +131,9 @@ REFUSED = {
     "--out corpus": "--out = 'corpus': is a directory, not a file",
     "--format json --out a.svg": "--out = 'a.svg': such a file holds a picture, not --format json",
     "--iterations 9999999": "--pipelines x --stages x --microbatches x --iterations = 3 x 4 x 6 x 9999999: makes "
-    "2,159,999,784 ops in the window; at most 20,000,000 can be planned",
+    "2,159,999,784 ops in the window; at most 3,000,000 can be planned",
+    "--pipelines 20 --stages 1000": "--pipelines x --stages x --microbatches x --iterations = 20 x 1000 x 6 x 3: "
+    "makes about 61,080,000 ticks of workers; at most 20,000,000 can be planned",
     "--format json --out a.png": "--out = 'a.png': such a file holds a picture, not --format json",
     "--store tiny.gin": "--store = 'tiny.gin': must be a directory that can be written to: File exists",
 }
@@ -147,6 +149,7 @@ OPTIONS = {
     f"{SOUND} --memory-limit much": "argument --memory-limit: invalid float value: 'much'",
     f"{SOUND} --iterations 1.5": "argument --iterations: invalid int value: '1.5'",
     f"{SOUND} --format yaml": "invalid choice: 'yaml'",
+    f"{SOUND} --store=": "argument --store: '': must name a file or a directory",
     f"{SOUND} --fail": "argument --fail: expected at least one argument",
 }
 

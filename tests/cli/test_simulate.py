@@ -134,6 +134,9 @@ REFUSED = {
     f"{RANDOM} --strategy oobleck": "--strategy = 'oobleck': uses published figures of a model, and none is given",
     f"{RANDOM} --model gpt-5": f"--model = 'gpt-5': there are figures of {', '.join(MODELS)}",
     f"{RANDOM} --pipelines 0": "--pipelines = 0: must be a whole number of at least 1",
+    f"{RANDOM} --pipelines 1000000000": "--pipelines x --stages x --microbatches = 1000000000 x 2 x 4: makes "
+    "24,000,000,000 ops an iteration; at most 5,000,000 can be simulated",
+    f"{RANDOM} --microbatches 1000000000": "--pipelines x --stages x --microbatches = 3 x 2 x 1000000000: makes ",
     f"{RANDOM} --expert-ranks 0": "--expert-ranks = 0: must be a whole number of at least 1",
     f"{RANDOM} --microbatches 0": "--microbatches = 0: must be a whole number of at least 1",
     f"{RANDOM} --memory-limit 0.5": "--memory-limit = 0.5: must be at least 1, which a single micro-batch takes",

@@ -66,7 +66,10 @@ class ShowVersion(argparse.Action):
 
 
 def path_of(text: str) -> Path:
-    """Returns the path that an option gives; refuses names too long for the file system."""
+    """Returns the path that an option gives; refuses no name at all, and names too long for the file system."""
+    if not text:
+        # As a path it would be the working directory.
+        raise argparse.ArgumentTypeError("'': must name a file or a directory")
     try:
         os.lstat(text)
     except OSError as error:

@@ -1,5 +1,7 @@
 """Traces in files: what is read, what is sorted, and what is refused with its line."""
 
+import sys
+
 import pytest
 
 from swift.errors import SettingError
@@ -86,7 +88,7 @@ REFUSED = {
     "2021-12-11, 10:00:00, 3\n2021-12-11, 25:00:00, 3": "line 2, '2021-12-11, 25:00:00, 3': must be YYYY-MM-DD, "
     "HH:MM:SS, COUNT",
     "2021-12-11, 10:00:00, 3\n2021-12-11, 10:00:10, -3": "line 2, '2021-12-11, 10:00:10, -3': the count must be 0 to "
-    "1,000,000",
+    "100,000",
     "2021-12-11, 10:00:00, 3\n2021-12-11, 10:00:10, many": "line 2, '2021-12-11, 10:00:10, many': must be YYYY-MM-DD, "
     "HH:MM:SS, COUNT",
 }
@@ -97,6 +99,20 @@ def test_a_row_that_cannot_be_is_told_by_its_line(read, text):
     with pytest.raises(SettingError) as told:
         read(text)
     assert told.value.allowed == REFUSED[text]
+
+
+def test_a_trace_that_would_take_gigabytes_is_told(read):
+    whole = [f"2021-12-11, 10:00:{second:02}, {100_000 * (second % 2)}" for second in range(20)]
+    with pytest.raises(SettingError, match="at most 1,000,000 rows and changes of nodes, in 64 MB"):
+        read("\n".join(whole))
+    assert read("\n".join(whole[:3]))[0].most_nodes == 100_000
+
+
+@pytest.mark.parametrize(("limit", "most"), [("_MAX_EVENTS", 5), ("_MAX_BYTES", 100)])
+def test_a_long_file_is_told(read, monkeypatch, limit, most):
+    monkeypatch.setattr(sys.modules[read_trace.__module__], limit, most)
+    with pytest.raises(SettingError, match="must have at most"):
+        read(EVENTS * 2)
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):

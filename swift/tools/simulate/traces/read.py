@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,10 @@ from swift.tools.simulate.traces.trace import Event, Trace
 
 SETTING = "trace"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_MAX_NODES = 1_000_000
+_MAX_NODES = 100_000
+_MAX_EVENTS = 1_000_000
+_MAX_BYTES = 64_000_000
+_TOO_LONG = f"must have at most {_MAX_EVENTS:,} rows and changes of nodes, in {_MAX_BYTES // 1_000_000} MB"
 
 
 class _Row(NamedTuple):
@@ -38,13 +42,16 @@ def read_trace(path: Path, warn: Callable[[str], None], seed: int = 0) -> Trace:
         SettingError: the file or a row cannot be read; the message has the line number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SettingError(SETTING, str(path), f"cannot be read: {reason}") from error
-    rows = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if not rows:
         raise SettingError(SETTING, str(path), "has no rows")
+    if len(rows) > _MAX_EVENTS or len(text) > _MAX_BYTES:
+        raise SettingError(SETTING, str(path), _TOO_LONG)
     if _DATE.match(rows[0][1].strip()):
         return _availability(path, rows, warn, seed)
     return _events(path, rows, warn)
@@ -91,6 +98,9 @@ def _availability(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[s
     ordered = _sorted(path, parsed, warn)
     begin, last = ordered[0].time_s, ordered[-1].time_s
     counts = {row.time_s - begin: int(row.fields[0]) for row in ordered}  # of several at one time the last one counts
+    changes = (abs(count - before) for before, count in pairwise([0, *counts.values()]))
+    if sum(changes) > _MAX_EVENTS:
+        raise SettingError(SETTING, str(path), _TOO_LONG)
     return _trace(path, _come_and_go(counts.items(), random.Random(seed)), last - begin)
 
 
