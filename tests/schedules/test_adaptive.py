@@ -113,6 +113,18 @@ def test_more_microbatches_than_fit_at_once(D, P, M, failed, costs, gap):
     assert period(schedule) <= (1 + gap) * tight_bound(problem) * (1 + 1e-9)
 
 
+PROVED = [  # D, P, M, failed, costs, limit, the optimum by CP-SAT
+    (3, 5, 5, ((0, 1), (1, 4), (2, 0)), Costs(t_b=2.0, t_comm=0.1), 3.0, 54.4),
+    (3, 4, 5, (), Costs(t_w=1.5, t_comm=0.1), 4.0, 21.1),
+]
+
+
+@pytest.mark.parametrize(("D", "P", "M", "failed", "costs", "limit", "optimum"), PROVED)
+def test_near_an_optimum_that_another_solver_proved(D, P, M, failed, costs, limit, optimum):
+    found = period(adaptive(Problem(Topology(D, P), M, frozenset(failed), costs, limit)))
+    assert optimum * (1 - 1e-9) <= found <= 1.03 * optimum
+
+
 @st.composite
 def several_failures(draw) -> Problem:
     """Two to D - 1 failures in one stage or in different ones, measured costs, M of any remainder."""

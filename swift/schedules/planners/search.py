@@ -18,9 +18,11 @@ from swift.schedules.problem import Problem
 _PATIENCE = (0.3, 0.6, 0.0)
 _CALM_PATIENCE = (1.0, 0.3, 0.6)
 _HURRIED_PER_CALM = 8
-"""Where memory turns over a calm policy is tried first; elsewhere one after so many hurried ones."""
+"""Hurried policies tried before a calm one; if memory turns over, a calm one comes ahead of them."""
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
 _SHARE_OF_FIRST_POLICIES = 0.3
+_MANY_TRIALS = 1_000
+_FIRST_OF_MANY_TRIALS = 50
 LEAST_TRIALS = 5
 _NUM_LEADERS = 3
 _MOST_IN_VAIN = 400
@@ -46,7 +48,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     num_trials = max(LEAST_TRIALS, max_ops // problem.num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
-    num_in_vain = 0
+    num_in_vain, climbs_twice = 0, _climbs_twice(problem, num_trials)
     # A policy that suits the stages without a failure is found cheaply on one pipeline.
     lone = problem.single_pipeline()
     is_reduced = problem.failed and problem.is_alike
@@ -59,20 +61,36 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
         leaders.sort(key=lambda candidate: candidate.cost)
         if leaders[0].cost[0] <= goal or num_in_vain == _MOST_IN_VAIN:
             break
-        del leaders[_NUM_LEADERS:]
+        leaders[:] = _best_of_each_kind(leaders) if climbs_twice else leaders[:_NUM_LEADERS]
     return leaders[0]
+
+
+def _best_of_each_kind(leaders: Sequence[Candidate]) -> list[Candidate]:
+    """Keeps the best hurried and the best calm policy: small changes rarely lead from one kind to the other."""
+    firsts = (next((one for one in leaders if bool(one.policy.pace) == calm), None) for calm in (False, True))
+    return sorted((one for one in firsts if one is not None), key=lambda one: one.cost)
 
 
 def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
     """Yields the first policies, then random changes to the current leaders."""
     num_first = max(LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
+    climbs_twice = _climbs_twice(problem, num_trials)
+    if climbs_twice:
+        num_first = _FIRST_OF_MANY_TRIALS
     yield from itertools.islice(first_policies(problem, pilot), num_first)
     source = random.Random(0)
     while True:
         policy = leaders[source.randrange(len(leaders))].policy
         for _ in range(source.choice((1, 1, 2, 3))):
             policy = _change(problem, policy, source)
+        if climbs_twice and policy.pace and source.random() < 0.1:
+            policy = replace(policy, pace=policy.pace * source.uniform(0.7, 1.3))
         yield policy
+
+
+def _climbs_twice(problem: Problem, num_trials: int) -> bool:
+    """Whether a hurried and a calm policy are changed in turns, early on, as suits small problems."""
+    return num_trials >= _MANY_TRIALS and _memory_turns_over(problem)
 
 
 def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Policy]:

@@ -21,7 +21,8 @@ class Periods:
     """Periods of one problem under any failures, each computed once.
 
     A problem of at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. For a larger one the tight bound is used,
-    which plans of such sizes exceed by a few thousandths.
+    which plans of 1,536 workers exceed by 0.3 % with M = P and by 2.4 % with M = 2P, in 1F1B's memory and with unequal
+    costs: a trace has thousands of failure sets, and each plan would take seconds.
 
     Attributes:
         problem: problem without failures.
