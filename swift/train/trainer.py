@@ -21,7 +21,7 @@ from swift.train.display import ProgressDisplay
 from swift.train.emulated_cluster import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
-from swift.train.interrupt import STOPPING, Interrupt
+from swift.train.interrupt import STOPPING, STOPPING_HOSTS, Interrupt
 from swift.train.loop import TrainLoop
 from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
 from swift.train.start import (
@@ -136,7 +136,8 @@ def _continue(
             how = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
             cluster = EmulatedCluster(experiment, how, listed if failures is None else failures, done + 1, first)
             utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
-        with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
+        stopping = STOPPING if hosts.count == 1 else STOPPING_HOSTS
+        with cluster, Interrupt(options.stopping_s, lambda: progress.note(stopping)) as interrupt:
             with hosts.together():
                 cluster.check(listed)
                 check_all_compute(cluster.engine.spec.live, hosts.count)

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _REASONS = {
     "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
 }
 """Causes of a failure to join, by the status that JAX reports."""
+_AGAIN, _MAX_WHY = "runs on several hosts save nothing so far: start again in another --run-dir", 300
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
         child = os.fork()
         if child == 0:
             os.close(alive)
-            _be_child(lambda: run(ParentLink(writer, said)), watch)
+            _be_child(lambda: run(ParentLink(writer, said)), watch, _own(options))
         os.close(watch)
         os.close(writer)
         status, was_signalled = _wait(child)
@@ -102,13 +104,13 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
     how = signal.Signals(os.WTERMSIG(status)).name
     print(
         f"swift: host {_own(options)}: another host has died or been silent, or this one has crashed ({how}): stopped; "
-        f"continue with --run-dir {options.run_dir} --resume on all hosts that are to take part",
+        f"{_AGAIN}",
         file=sys.stderr,
     )
     return STOPPED
 
 
-def _be_child(run: Callable[[], int], watch: int) -> NoReturn:
+def _be_child(run: Callable[[], int], watch: int, own: str) -> NoReturn:
     """Runs as the child, in a process group of its own: so the terminal's Ctrl-C comes once, from the parent."""
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
@@ -117,8 +119,14 @@ def _be_child(run: Callable[[], int], watch: int) -> NoReturn:
         code = run()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else STOPPED
-    except BaseException as error:
-        print(f"swift: {type(error).__name__}: {' '.join(str(error).split())[:500]}", file=sys.stderr)
+    except Exception as error:
+        if type(error).__name__ != "JaxRuntimeError":
+            traceback.print_exc()
+        why = " ".join(str(error).split())[:_MAX_WHY]
+        print(
+            f"swift: host {own}: another host is gone, or this one has failed ({why}): stopped; {_AGAIN}",
+            file=sys.stderr,
+        )
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

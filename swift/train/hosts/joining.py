@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax
 
-from swift.errors import SettingError
+from swift.errors import SettingError, first_line
 from swift.topology import Topology
 from swift.train.hosts.agreement import Hosts
 
@@ -48,7 +48,7 @@ def join_hosts(place: HostPlace) -> Hosts:
     JAX ends the process with an abort, and a page of its own, where that is not possible, and later where a host dies.
 
     Raises:
-        SettingError: the surroundings do not say where the other hosts are.
+        SettingError: the surroundings do not say where the other hosts are, or host 0 cannot listen there.
     """
     try:
         jax.distributed.initialize(
@@ -62,4 +62,7 @@ def join_hosts(place: HostPlace) -> Hosts:
     except ValueError as error:
         allowed = f"JAX does not find the other hosts in these surroundings ({error}): give HOST:PORT"
         raise SettingError("--coordinator", "auto", allowed) from error
+    except RuntimeError as error:
+        allowed = f"host {place.own} cannot use it: {first_line(error)}"
+        raise SettingError("--coordinator", place.coordinator or "auto", allowed) from error
     return Hosts(jax.process_count(), jax.process_index())
